@@ -57,9 +57,9 @@ class Case:
         return self.turns[-1].value
 
 
-def read_case(row: Row, pictures: Mapping[str, str]) -> Case:
-    """Return a row with its group. pictures: the SHA-256 of every picture, by its name in the store."""
-    return Case(row, group_of(row, pictures), tuple(pictures[name] for name in row.images))
+def read_case(row: Row, pictures: Mapping[str, str], one_prompt: bool = False) -> Case:
+    """Return a row with its group. pictures: the SHA-256 of every picture, by its name in the store; see `group_of`."""
+    return Case(row, group_of(row, pictures, one_prompt), tuple(pictures[name] for name in row.images))
 
 
 def with_right_last(case: Case) -> Case | LeftOut:

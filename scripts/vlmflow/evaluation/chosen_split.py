@@ -88,11 +88,12 @@ def choose_from_split(
     refuse_changed_pictures(store, entries.values())
     has = has_feedback(account.kind) if feedback is None else feedback
     last_answer_only = account.form == "timestep"
-    read_gold = form_of(account.kind).gold
+    form = form_of(account.kind)
+    read_gold = form.gold
     ids = (row.id for row in lines_of(file, Row))
     gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
     digests = dict(map(name_and_digest, entries.values()))
-    half = half_of((group_of(row, digests) for row in lines_of(file, Row)), part) if part else None
+    half = half_of((group_of(row, digests, form.one_prompt) for row in lines_of(file, Row)), part) if part else None
     rows, out = choose_rows(
         lines_of(file, Row),
         digests,
@@ -103,6 +104,7 @@ def choose_from_split(
         key=key,
         seed=seed,
         half=half,
+        one_prompt=form.one_prompt,
     )
     refuse_none(rows, file, out)
     return ChosenSplit(

@@ -57,6 +57,7 @@ def choose_rows(
     key: str,
     seed: int,
     half: frozenset[str] | None = None,
+    one_prompt: bool = False,
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
@@ -64,8 +65,9 @@ def choose_rows(
     their turns, by the ids of rows. feedback: whether the human's later turns are feedback. last_answer_only: whether a
     trajectory is one row per attempt. count: how many rows are wanted. key: the one of the configuration that says so.
     seed: of the draw and of the donors. half: the groups of which rows are wanted; the others only give controls.
+    one_prompt: all questions are the same (`halves.group_of`).
     """
-    cases = [read_case(row, pictures) for row in rows]
+    cases = [read_case(row, pictures, one_prompt) for row in rows]
     cases, out = without_single_turns(cases)
     if last_answer_only:
         cases, earlier = last_attempts(cases)

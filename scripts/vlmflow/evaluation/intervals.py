@@ -1,19 +1,22 @@
 """95 % intervals of means and shares whose rows come in groups: closed formulas, so nothing is drawn.
 
 Rows of one picture are alike, so every variance is that of groups: of the sums of what their rows have above the mean
-(the linearised variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4). Quantiles are Student's, with as
-many degrees of freedom as there are groups, less one. Values may be one column (rows,) or many (rows, columns): then
-each column has an interval of its own. `docs/evaluation.md` has how often these intervals hold the truth.
+(the linearised variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4). Two rows that have each other's
+feedback or picture as a control are alike, too: what they have above the mean, multiplied, is added to the variance
+(dyadic dependence; Aronow, Samii and Assenova, Cluster-robust variance estimation for dyadic data, 2015). Quantiles are
+Student's, with as many degrees of freedom as there are effective groups, less one. Values may be one column (rows,) or
+many (rows, columns): then each column has an interval of its own. `docs/evaluation.md` has how often these intervals
+hold the truth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from vlmflow.evaluation.accounts import FEWEST_GROUPS, Interval
+from vlmflow.evaluation.accounts import FEWEST_EFFECTIVE, FEWEST_GROUPS, Interval
 
 COVERED = 0.95
 
@@ -22,7 +25,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Bounds:
-    """Means and the ends of their intervals, one per column; low, high: nan with fewer groups than FEWEST_GROUPS."""
+    """Means and the ends of their intervals, one per column; low, high: nan if the groups do not suffice."""
 
     mean: Values
     low: Values
@@ -36,14 +39,26 @@ def intervals_of(bounds: Bounds) -> list[Interval]:
 
 
 class Groups:
-    """The groups of rows, by the group's name of each row. count: how many groups there are."""
+    """The groups of rows, by the group's name of each row.
 
-    def __init__(self, of_row: Sequence[str]) -> None:
+    links: the places of two rows that are alike without being of one group; each pair once. count: how many groups
+    there are. effective: as many groups of the same size would say as much (Kish, Survey Sampling, 1965).
+    """
+
+    def __init__(self, of_row: Sequence[str], links: Collection[tuple[int, int]] = ()) -> None:
         names, number = np.unique(np.asarray(of_row), return_inverse=True)
         self.count = len(names)
         self._order = np.argsort(number, kind="stable")
         self._starts = np.searchsorted(number[self._order], np.arange(self.count))
         self._sizes = np.bincount(number, minlength=self.count).astype(float)
+        self.effective = float(self._sizes.sum() ** 2 / np.sum(self._sizes**2))
+        across = [(one, other) for one, other in links if number[one] != number[other]]
+        self._links = np.array(across, dtype=int).reshape(-1, 2)
+
+    @property
+    def suffice(self) -> bool:
+        """Whether an interval may rest on them."""
+        return self.count >= FEWEST_GROUPS and self.effective >= FEWEST_EFFECTIVE
 
     def influence(self, values: Values) -> Values:
         """Return what each group adds to the mean's error: (groups, columns), in the unit of the values, 0 in sum."""
@@ -51,9 +66,16 @@ class Groups:
         found: Values = (sums - self._sizes[:, None] * values.mean(axis=0)) * (self.count / len(values))
         return found
 
+    def variance(self, values: Values) -> Values:
+        """Return the variance of the mean of each column, at least that of its groups alone."""
+        above = values - values.mean(axis=0)
+        shared = 2 * np.sum(above[self._links[:, 0]] * above[self._links[:, 1]], axis=0) / len(values) ** 2
+        found: Values = self.influence(values).var(axis=0, ddof=1) / self.count + np.maximum(shared, 0.0)
+        return found
+
     def quantile(self) -> float:
         """Return Student's quantile of a two-sided interval."""
-        return float(stdtrit(self.count - 1, (1 + COVERED) / 2))
+        return float(stdtrit(self.effective - 1, (1 + COVERED) / 2))
 
 
 def mean_interval(values: Values, groups: Groups) -> Bounds:
@@ -63,7 +85,7 @@ def mean_interval(values: Values, groups: Groups) -> Bounds:
     takes the skewness out (Hall, On the removal of skewness by transformation, 1992). Student's alone misses with
     skewed values and with effects in few rows, Hall's with heavy tails, where skewness is known badly.
     """
-    if groups.count < FEWEST_GROUPS:
+    if not groups.suffice:
         return _without_ends(values)
     columns = values.reshape(len(values), -1)
     influence = groups.influence(columns)
@@ -72,7 +94,7 @@ def mean_interval(values: Values, groups: Groups) -> Bounds:
     known = np.where(deviation > 0, deviation, 1.0)
     # The adjusted Fisher-Pearson coefficient: without its factor samples are less skewed than what they come from.
     skewness = np.mean(influence**2 * influence, axis=0) / known**3 * np.sqrt(count * (count - 1)) / (count - 2)
-    mean, error = columns.mean(axis=0), deviation / np.sqrt(count)
+    mean, error = columns.mean(axis=0), np.sqrt(groups.variance(columns))
     low = mean - np.maximum(_hall(quantile, skewness / np.sqrt(count)), quantile) * error
     high = mean - np.minimum(_hall(-quantile, skewness / np.sqrt(count)), -quantile) * error
     return _bounds(values, mean, low, high)
@@ -103,16 +125,15 @@ def _of_signs(values: Values, groups: Groups, added: int) -> Bounds:
 
     The effective number of rows is their number divided by the design effect (Kish, Survey Sampling, 1965): how much
     the variance of groups exceeds that of as many independent rows. It is at least 1; where all rows are equal it is
-    unknown, and the number of groups counts.
+    unknown, and the effective groups count.
     """
-    if groups.count < FEWEST_GROUPS:
+    if not groups.suffice:
         return _without_ends(values)
     columns = values.reshape(len(values), -1)
     rows, mean, square = len(columns), columns.mean(axis=0), np.mean(columns**2, axis=0)
     independent = (square - mean**2) / rows
-    of_groups = groups.influence(columns).var(axis=0, ddof=1) / groups.count
     equal = independent <= np.finfo(float).eps
-    effect = np.where(equal, rows / groups.count, of_groups / np.where(equal, 1.0, independent))
+    effect = np.where(equal, rows / groups.effective, groups.variance(columns) / np.where(equal, 1.0, independent))
     effective = rows / np.maximum(effect, 1.0)
     total = effective + added
     centre = effective * mean / total

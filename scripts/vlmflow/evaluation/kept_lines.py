@@ -55,7 +55,7 @@ class KeptLines(Generic[Line]):
                     continue
                 try:
                     kept = decoder.decode(line)
-                except msgspec.DecodeError:
+                except ValueError:  # DecodeError, or bytes that are no text
                     continue
                 found[kept.key] = kept
         return found

@@ -56,7 +56,7 @@ def read_looks(store: Path) -> list[Look]:
     for line in lines:
         try:
             found.append(msgspec.json.decode(line, type=Look))
-        except msgspec.DecodeError:
+        except ValueError:  # DecodeError, or bytes that are no text
             continue
     return found
 

@@ -22,6 +22,9 @@ from vlmflow.evaluation.intervals import (
 )
 from vlmflow.evaluation.row_shares import row_shares
 
+EQUAL = 1e-4
+"""Losses, in nats per token, that differ by no more are equal: float32 adds up to as much in another order."""
+
 
 def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
     """Return the figures of rows, at least one."""
@@ -39,7 +42,7 @@ def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
 def margin_figures(rows: Sequence[EvaluatedRow]) -> MarginFigures:
     """Return the figures of some rows, at least one."""
     contexts = {name: None for row in rows for name in row.base}
-    adds = [(row_shares(row.base), row_shares(row.tuned), row.group) for row in rows]
+    adds = [(row, row_shares(row.base), row_shares(row.tuned)) for row in rows]
     return MarginFigures(
         rows=len(rows),
         groups=len({row.group for row in rows}),
@@ -48,15 +51,15 @@ def margin_figures(rows: Sequence[EvaluatedRow]) -> MarginFigures:
     )
 
 
-def compare_shares(base: Values, tuned: Values, groups: Sequence[str]) -> list[Compared]:
+def compare_shares(base: Values, tuned: Values, groups: Groups) -> list[Compared]:
     """Return the shares of both models, one comparison per column.
 
-    base, tuned: what `row_shares.preferred` gives, (rows, columns). groups: of each row.
+    base, tuned: what `row_shares.preferred` gives, (rows, columns). groups: of the rows.
     """
     return _compared(base, tuned, groups, share_interval, difference_interval)
 
 
-def compare_losses(base: Values, tuned: Values, groups: Sequence[str]) -> list[Compared]:
+def compare_losses(base: Values, tuned: Values, groups: Groups) -> list[Compared]:
     """Return the mean losses of both models, likewise. base, tuned: (rows, columns), in nats per token."""
     return _compared(base, tuned, groups, mean_interval, mean_interval)
 
@@ -64,29 +67,40 @@ def compare_losses(base: Values, tuned: Values, groups: Sequence[str]) -> list[C
 def _compared(
     base: Values,
     tuned: Values,
-    groups: Sequence[str],
+    groups: Groups,
     of_model: Callable[[Values, Groups], Bounds],
     of_difference: Callable[[Values, Groups], Bounds],
 ) -> list[Compared]:
-    of_row = Groups(groups)
     difference = tuned - base
     three = zip(
-        intervals_of(of_model(base, of_row)),
-        intervals_of(of_model(tuned, of_row)),
-        intervals_of(of_difference(difference, of_row)),
+        intervals_of(of_model(base, groups)),
+        intervals_of(of_model(tuned, groups)),
+        intervals_of(of_difference(difference, groups)),
         strict=True,
     )
-    different = np.count_nonzero(difference, axis=0).tolist()
-    return [Compared(len(base), of_row.count, number, *each) for number, each in zip(different, three, strict=True)]
+    different = np.count_nonzero(np.abs(difference) > EQUAL, axis=0).tolist()
+    return [Compared(len(base), groups.count, number, *each) for number, each in zip(different, three, strict=True)]
 
 
-def _share(rows: Sequence[tuple[Mapping[str, float], Mapping[str, float], str]], name: str) -> Compared | None:
-    """Compare a share. rows: what each adds to the shares of the base and of the tuned model, and its group."""
-    some = [(base[name], tuned[name], group) for base, tuned, group in rows if name in base]
+def _share(rows: Sequence[tuple[EvaluatedRow, Mapping[str, float], Mapping[str, float]]], name: str) -> Compared | None:
+    """Compare a share. rows: with what each adds to the shares of the base and of the tuned model."""
+    some = [each for each in rows if name in each[1]]
     if not some:
         return None
-    base, tuned, groups = zip(*some, strict=True)
-    return compare_shares(np.array(base)[:, None], np.array(tuned)[:, None], groups)[0]
+    row, base, tuned = zip(*some, strict=True)
+    donors = {"uses_feedback": [each.donor for each in row], "sees": [each.picture_donor for each in row]}.get(name, [])
+    groups = Groups([each.group for each in row], links([each.id for each in row], donors))
+    return compare_shares(*(np.array([[each[name]] for each in models]) for models in (base, tuned)), groups)[0]
+
+
+def links(ids: Sequence[str], donors: Sequence[str | None]) -> set[tuple[int, int]]:
+    """Return the places of rows of which one is the control of the other: each pair once.
+
+    ids: of rows. donors: those of the same rows, or none.
+    """
+    place = {name: number for number, name in enumerate(ids)}
+    pairs = [(number, place[donor]) for number, donor in enumerate(donors) if donor is not None and donor in place]
+    return {(min(pair), max(pair)) for pair in pairs}
 
 
 def _losses(rows: Sequence[EvaluatedRow], context: str) -> Compared:
@@ -95,4 +109,4 @@ def _losses(rows: Sequence[EvaluatedRow], context: str) -> Compared:
         np.array([[margins[context].right.per_token] for margins in models])
         for models in ([row.base for row in some], [row.tuned for row in some])
     )
-    return compare_losses(base, tuned, [row.group for row in some])[0]
+    return compare_losses(base, tuned, Groups([row.group for row in some]))[0]

@@ -103,6 +103,8 @@ def missing(decides: Compared) -> str | None:
             f"{decides.groups} different pictures or questions, and {FEWEST_GROUPS} are needed: "
             f"{FEWEST_GROUPS - decides.groups} are missing"
         )
+    if decides.difference.low is None:
+        return "most rows have one of few pictures or questions, and so say little: more different ones are missing"
     if decides.different < FEWEST_DIFFERENT:
         return (
             f"the models differ in {decides.different} of {decides.rows:,} rows, and {FEWEST_DIFFERENT} such rows are "

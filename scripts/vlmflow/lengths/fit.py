@@ -10,6 +10,7 @@ from typing import IO, Literal
 
 import msgspec
 
+from vlmflow.config.raw_forms import form_of
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
@@ -97,7 +98,7 @@ def fit_rows(
     limits = RowLimits(**stats.settings.row_limits)
     shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
     splits: dict[str, Fitted] = {}
-    judging = _judging(data)
+    judging = _judging(data, form_of(stats.kind).one_prompt)
     with whole_file(folder / OVER_LONG) as others:
         for split, file in rows.items():
             with Progress(f"fitting {file.name}", stats.examples[split], "rows") as progress:
@@ -173,10 +174,13 @@ def _fit_split(
     return fitted
 
 
-def _judging(data: TrainingData) -> frozenset[str]:
-    """Return the ids of the rows of val that judge; none if it is too small to be halved."""
+def _judging(data: TrainingData, one_prompt: bool) -> frozenset[str]:
+    """Return the ids of the rows of val that judge; none if it is too small to be halved.
+
+    one_prompt: see `halves.group_of`.
+    """
     digests = dict(map(name_and_digest, entries_named(pictures_in(data.val), data.manifests).values()))
-    groups = {row.id: group_of(row, digests) for row in lines_of(data.val, Row)}
+    groups = {row.id: group_of(row, digests, one_prompt) for row in lines_of(data.val, Row)}
     judges = half_of(groups.values(), "judges") or frozenset()
     return frozenset(name for name, group in groups.items() if group in judges)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vlmflow.config.row_settings import PictureLimits
 from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport, left_out_in_words
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
 from vlmflow.evaluation.results import REPORT
@@ -80,8 +81,13 @@ def _split(folder: Path, rows: Path, answers: Path | None, pictures: Pictures) -
     report = read_account(folder / REPORT, EvaluationReport)
     asked = read_account(answers / REPORT, AnswerReport) if answers else None
     said = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
-    found = (row for row in lines_of(folder / "rows.jsonl", EvaluatedRow) if row.id in said or not answers)
-    gains, losses = changed_rows(found, rows, said, pictures)
+    evaluated = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
+    if len(evaluated) != report.rows:
+        raise VlmflowError(
+            f"{folder}: rows.jsonl has {len(evaluated):,} rows, and {REPORT} is of {report.rows:,}",
+            f"remove {folder} and run the same command again",
+        )
+    gains, losses = changed_rows((row for row in evaluated if row.id in said or not answers), rows, said, pictures)
     return ShownSplit(
         report=report,
         colour=colour_of(report),

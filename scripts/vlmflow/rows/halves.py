@@ -20,12 +20,15 @@ FEWEST_TO_HALVE = 200
 """With fewer groups all rows do both: half of them would be too few for an interval (`evaluation.accounts`)."""
 
 
-def group_of(row: Row, pictures: Mapping[str, str]) -> str:
+def group_of(row: Row, pictures: Mapping[str, str], one_prompt: bool = False) -> str:
     """Return the digest of a row's pictures, or without one of its question: rows with the same are alike.
 
-    pictures: the SHA-256 of every picture, by its name in the store.
+    pictures: the SHA-256 of every picture, by its name in the store. one_prompt: all questions are the same, so the
+    first answer belongs to it.
     """
-    question = " ".join(row.conversations[dialogue_start(row.conversations)].value.split()).casefold()
+    start = dialogue_start(row.conversations)
+    asked = " ".join(turn.value for turn in row.conversations[start : start + 1 + one_prompt])
+    question = " ".join(asked.split()).casefold()
     content = "\0".join(pictures[name] for name in row.images) if row.images else question
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 

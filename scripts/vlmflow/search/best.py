@@ -62,7 +62,7 @@ def overlay(study: Study, judged: Judged, chosen: StudyTrial, run: str, seed: in
     whose = ", the run's own settings" if chosen.number == OWN else ""
     lines = [
         f"# search: {study.search}: {count} trial(s), of which {done} trained to the end",
-        f"# {judged.sentence}",
+        f"# {' '.join(judged.sentence.split())}",
         f"# trial: {chosen.number} (round {chosen.round}, step {chosen.steps}{whose})",
         f"# {study.objective}: {chosen.value!r}",
         f"# seed: {seed}; study.json: sha256 {judged.study}",

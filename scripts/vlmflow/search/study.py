@@ -100,8 +100,14 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         return next(iter(ranked(done, limits, self.objective)), None)
 
     def trial(self, number: int) -> StudyTrial:
-        """Return the trial with a number."""
-        return next(trial for trial in self.trials if trial.number == number)
+        """Return the trial with a number; raises VlmflowError if it has none."""
+        for trial in self.trials:
+            if trial.number == number:
+                return trial
+        raise VlmflowError(
+            f"search/{self.search}: it has no trial {number}",
+            f"remove search/{self.search}, and run the same command again",
+        )
 
 
 def ranked(trials: Sequence[StudyTrial], limits: SearchLimits, objective: Objective) -> list[StudyTrial]:

@@ -78,6 +78,25 @@ def test_rows_and_columns_may_come_in_any_order(interval: Callable[[Values, Grou
 
 
 @EACH
+def test_rows_that_are_each_others_control_count_as_alike(interval: Callable[[Values, Groups], Bounds]) -> None:
+    """As if both had one picture; a link within a group adds nothing, and rows that differ are not taken for more."""
+    once = np.random.default_rng(3).integers(0, 2, 200).astype(float)
+    twice, names = np.tile(once, 2), [str(number) for number in range(400)]
+    linked = interval(twice, Groups(names, [(number, number + 200) for number in range(200)]))
+    of_one = interval(twice, Groups(names[:200] * 2))
+    assert [linked.low, linked.high] == pytest.approx([of_one.low, of_one.high], abs=2e-3)
+    alone = interval(once, Groups(names[:200]))
+    assert (
+        interval(once, Groups(["a", "a", *names[2:200]], [(0, 1)])).high
+        == interval(once, Groups(["a", "a", *names[2:200]])).high
+    )
+    opposite = [
+        (int(zero), int(one)) for zero, one in zip(np.flatnonzero(once == 0), np.flatnonzero(once), strict=False)
+    ]
+    assert interval(once, Groups(names[:200], opposite)).high == alone.high
+
+
+@EACH
 def test_few_groups_have_no_interval(interval: Callable[[Values, Groups], Bounds]) -> None:
     values = np.tile([0.0, 1.0], 300)
     few, enough = (interval(values, Groups([str(n % count) for n in range(600)])) for count in (99, FEWEST_GROUPS))

@@ -50,7 +50,7 @@ def test_every_look_at_test_is_counted(tmp_path: Path) -> None:
     assert [record_look(tmp_path, "evaluate", run, "fire", "rows-1", "m") for run in ("a", "a", "b")] == [1, 2, 3]
     assert record_look(tmp_path, "evaluate", "a", "fire", "rows-2", "m") == 1
     with (tmp_path / LOG).open("ab") as log:
-        log.write(b'{"time": "2026')
+        log.write(b'{"time": "\xff"}\n{"time": "2026')
     assert record_look(tmp_path, "answer", "c", "fire", "rows-1", "m") == 4
     assert [look.run for look in read_looks(tmp_path)] == ["a", "a", "b", "a", "c"]
 

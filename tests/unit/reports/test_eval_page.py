@@ -63,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
     (folder / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     few = some_figures(rows=9, uses_feedback=compared(0.4, 0.9, None))
     figures = MarginReport(some_figures(), some_figures(rows=365, sees=None), {"gqa": some_figures(), "s<b>": few})
-    write_account(folder / "report.json", some_evaluation(figures=figures, left_out={"no_donor": 1_234}))
+    write_account(folder / "report.json", some_evaluation(rows=4, figures=figures, left_out={"no_donor": 1_234}))
     write_rows(tmp_path / "val.jsonl")
     return folder
 
@@ -146,6 +146,7 @@ def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row | {"images": ["other.png"]}) + "\n" for row in rows))
     row = msgspec.structs.replace(evaluated_row(0, -1.0, 2.0), images=["own.png"], picture_donor="r2")
     (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
+    write_account(folder / "report.json", some_evaluation(rows=1))
     made = eval_page([folder], {"val": tmp_path / "val.jsonl"}, {}, tmp_path / "pictures", PictureLimits(), True)
     own, below = made.split("the other row&#39;s picture")
     for part, name in ((own, "own.png"), (below, "other.png")):
@@ -154,7 +155,7 @@ def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_costs_first_answers_is_not_green(folder: Path) -> None:
     assert '<p class="verdict good"><b>learned</b>' in html(folder)
-    write_account(folder / "report.json", some_evaluation(costs_first_answers=True))
+    write_account(folder / "report.json", some_evaluation(rows=4, costs_first_answers=True))
     assert '<p class="verdict maybe"><b>learned; costs first answers</b>' in html(folder)
 
 
@@ -209,7 +210,7 @@ def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> 
     )
     (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
     figures = MarginReport(answers_alone(), None, {name: answers_alone() for name in ("s", "t")})
-    plain = {"feedback": False, "figures": figures, "left_out": {}, "sentence": "Better."}
+    plain = {"rows": 1, "feedback": False, "figures": figures, "left_out": {}, "sentence": "Better."}
     write_account(folder / "report.json", some_evaluation(split="test", looks=3, **plain))
     answer = an_answer("blue", False)
     turns = [AnsweredTurn(k, "q", "r", gold, "text", answer, answer) for k, gold in enumerate(["green", "grey"])]
@@ -250,4 +251,15 @@ def test_a_row_that_the_data_set_no_longer_has_is_an_error(folder: Path) -> None
 def test_rows_whose_scores_changed_are_not_shown_as_evaluated(folder: Path) -> None:
     write_rows(folder.parents[2] / "val.jsonl", scores=(2, 7, 1))
     with pytest.raises(VlmflowError, match="it has no row r0 as it was evaluated"):
+        html(folder)
+
+
+def test_rows_of_another_evaluation_are_refused(folder: Path) -> None:
+    """The page would show few of them, or none, without a word."""
+    lines = (folder / "rows.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "rows.jsonl").write_bytes(lines[0])
+    with pytest.raises(VlmflowError, match=r"rows\.jsonl has 1 rows, and report\.json is of 4"):
+        html(folder)
+    (folder / "rows.jsonl").write_bytes(re.sub(rb'"tokens":\d+', b'"tokens":0', b"".join(lines)))
+    with pytest.raises(VlmflowError, match=r"rows\.jsonl.*>= 1"):
         html(folder)

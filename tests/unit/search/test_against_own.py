@@ -11,6 +11,7 @@ from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
+from vlmflow.evaluation.intervals import Groups
 from vlmflow.evaluation.margins import compare_losses, margin_figures
 from vlmflow.rows.halves import half_of
 from vlmflow.search.accounts import Judged
@@ -163,7 +164,7 @@ def wins(which: Callable[[frozenset[str], list[str]], frozenset[str]]) -> float:
     noise = random.normal(size=(DRAWS, TRIALS + 1, len(groups))).astype(np.float32)
     best = noise[:, 1:, chooses].mean(axis=2).argmin(axis=1) + 1
     base, tuned = noise[:, 0, judges].T.astype(float), noise[np.arange(DRAWS), best][:, judges].T.astype(float)
-    found = compare_losses(base, tuned, [group for group in groups if group in judging])
+    found = compare_losses(base, tuned, Groups([group for group in groups if group in judging]))
     return 100 * sum(is_better("eval_loss", each) for each in found) / DRAWS
 
 

@@ -45,7 +45,7 @@ def rule_of(gold: str) -> Rule:
 def judge(answer: str, gold: str) -> Judgement:
     """Compare an answer with the gold answer. Both are answers, not turns (see `answer_in`)."""
     return Judgement(
-        right=normalised(answer) == normalised(gold) or _follows_rule(answer, gold),
+        right=answer == gold or _says_the_same(answer, gold) or _follows_rule(answer, gold),
         exact_match=exact_match(answer, gold),
         token_f1=token_f1(answer, gold),
         anls=anls(answer, gold),
@@ -64,6 +64,12 @@ def holds(feedback: str, gold: str) -> bool:
         return any(same_number(found, number) for found in numbers_in(feedback))
     wanted = normalised(gold)
     return bool(wanted) and f" {wanted} " in f" {normalised(feedback)} "
+
+
+def _says_the_same(answer: str, gold: str) -> bool:
+    """Return whether two texts are equal but for their form; one that asks says nothing, and of options "A" is one."""
+    asks = "?" in answer and "?" not in gold
+    return not asks and not option_of(gold) and normalised(answer) == normalised(gold)
 
 
 def _follows_rule(answer: str, gold: str) -> bool:

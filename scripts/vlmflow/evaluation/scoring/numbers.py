@@ -2,12 +2,11 @@
 
 import re
 import unicodedata
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 from vlmflow.evaluation.scoring.answer_text import NUMBER_WORDS, tokens_of
-from vlmflow.evaluation.scoring.stated import MOST_STATED, asserted
+from vlmflow.evaluation.scoring.stated import MOST_STATED, asserted, word_set
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,20})(?:\.[0-9]{1,20})?|\.[0-9]{1,20}"
 """Digits, as 1234.5, 1,234.5 or .5; bounded, so that no text takes long."""
@@ -22,6 +21,9 @@ SYMBOLS = "mm cm dm km nm ft yd mi in mg kg lbs? oz ml cl dl ms secs? mins? hrs?
 
 SYMBOL = rf"(?:%|°[CF]?|(?:(?i:{'|'.join(SYMBOLS.split())}|km/?h|px|fps|rpm|am|pm|percent)|[mghlLVW])(?![^\W_]))"
 """The same, with single letters. All else makes digits part of a name: 7up, 16th, 3D, 1990s, 5A; so does $5m."""
+
+UNITS = word_set("mm cm dm m km nm ft yd mi mg g kg lb lbs oz ml cl dl l")
+"""Units that a sentence may give after a number; others are words."""
 
 UNIT = r"per cent|[^\W\d_][^\s\d]{0,14}|°[CF]?|%"
 """After a space: one word, horses or km/h, or %."""
@@ -45,8 +47,13 @@ WORD = re.compile(
 )
 """A number of one word; "the one" and "no one" are none, nor is "one-way"."""
 
-BOUNDS = (["at", "least"], ["at", "most"], ["up", "to"])
-"""Before a number, they make it a bound: "at least 3" may be 5. "More than 3" is a contrast (`stated.CONTRASTS`)."""
+NOT_ITSELF = word_set("over under above below before after beyond minus nearly almost half")
+"""Before a number, they say that another one is meant: over 6, half of 6."""
+
+PARTS = word_set("thirds quarters fifths tenths hundredths k too")
+"""After a number, they say so: two thirds, 2 k, "6 is too low"."""
+
+COMPARED = re.compile(r"[<>≤≥~]\s*$")
 
 PER_CENT = frozenset({"%", "percent", "per cent", "percentage"})
 
@@ -89,19 +96,31 @@ def is_number(answer: str, right: Number) -> bool:
     alone = read_number(answer)
     if alone:
         units_agree = not (alone.unit and right.unit) or _singular(alone.unit) == _singular(right.unit)
-        return units_agree and same_number(alone, right)
+        return units_agree and alone.unit not in PARTS and same_number(alone, right)
     text = _digits(answer)
     stated = list(INSIDE.finditer(text))
     return (
         len({_inside(found).value for found in stated}) == 1
         and len(stated) <= MOST_STATED
         and same_number(_inside(stated[0]), right)
-        and all(_is_said(tokens_of(text[: found.start()]), tokens_of(text[found.end() :])) for found in stated)
+        and all(_is_said(text, found, right) for found in stated)
     )
 
 
-def _is_said(before: Sequence[str], after: Sequence[str]) -> bool:
-    return asserted(before, after) and list(before[-2:]) not in BOUNDS
+def _is_said(text: str, found: re.Match[str], right: Number) -> bool:
+    """Return whether a text says that a number in it is the answer: itself, in the same unit if both have one."""
+    before, after = tokens_of(text[: found.start()]), tokens_of(text[found.end() :])
+    last = [word for word in before[-2:] if word != "of"][-1:]
+    following = after[:1]
+    other_unit = right.unit and following and following[0] in UNITS and _singular(following[0]) != _singular(right.unit)
+    return not (
+        other_unit
+        or NOT_ITSELF & {*last}
+        or PARTS & {*after[:2]}
+        or after[:2] == ["and", "half"]
+        or text[found.end() : found.end() + 1] == "+"
+        or COMPARED.search(text[: found.start()])
+    ) and asserted(before, after)
 
 
 def same_number(given: Number, right: Number) -> bool:

@@ -21,6 +21,12 @@ FIRST = re.compile(
 ANOTHER = re.compile(r"(?:\b(?:or|and)|[,;/]) (?:option )?[\(\[]?[A-F][.:)\]]", re.IGNORECASE)
 """One more letter, behind the text of the first: A. red or B. blue."""
 
+CORRECTED = re.compile(
+    r"(?:[,;:/.] |\bis |\b(?:a|A)ctually |\b(?:n|N)o,? )[\(\[]?[B-F](?![\w'’])|[\(\[][A-Fa-f][\)\]]|\b[A-F]\)"
+    r"|^(?:wrong|incorrect)\W*$"
+)
+"""Behind the first letter, what chooses another one, or none: B. No, C; (B) red (C) blue; B. wrong."""
+
 NAMED = re.compile(
     rf"\b(?:option|choice|answer)(?: is)?:? (?:option )?{LETTER}(?![\w'’])"
     r"(?!(?<=\ba) (?!(?:because|since|as|and|or|nor|is|was|not|has|shows)\b)\w)",
@@ -42,7 +48,8 @@ def option_in(answer: str) -> str | None:
     if found := ALONE.fullmatch(text):
         return _letter(found)
     if first := FIRST.match(text):
-        return None if ANOTHER.search(text, first.end()) else _letter(first)
+        rest = text[first.end() :]
+        return None if ANOTHER.search(rest) or CORRECTED.search(rest) else _letter(first)
     named = list(NAMED.finditer(text))
     if len(named) > MOST_STATED or len(set(map(_letter, named))) != 1:
         return None

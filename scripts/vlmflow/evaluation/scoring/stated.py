@@ -1,11 +1,14 @@
 """Whether a text states some words as its only answer: our own rules, made on FIRE's train rows (see `judge`)."""
 
+import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from vlmflow.evaluation.scoring.answer_text import tokens_of
 
 
-def _set(words: str) -> frozenset[str]:
+def word_set(words: str) -> frozenset[str]:
+    """Return the words of a text."""
     return frozenset(words.split())
 
 
@@ -18,40 +21,49 @@ MOST_STATED = 5
 FEW = 2
 """Up to so many tokens beside a comma or between full stops are an item of a list: red, light green."""
 
-NEGATIONS = _set(
+NEGATIONS = word_set(
     "not no never none nothing nobody neither nor non without cannot wrong incorrect false isnt arent wasnt werent "
     "dont doesnt didnt cant couldnt wont wouldnt shouldnt hasnt havent hadnt aint lack lacks lacked lacking hardly "
-    "barely scarcely"
+    "barely scarcely doubt doubts doubtful"
 )
 
-CONTRASTS = _set("than instead rather unlike except besides but")
+DENIALS = (["rule", "out"], ["ruled", "out"], ["far", "from"])
+"""The same in two words."""
+
+BOUNDS = (["at", "least"], ["at", "most"], ["up", "to"])
+"""Before an answer, they make it a bound: "at least 3" may be 5. "More than 3" is a contrast."""
+
+CONTRASTS = word_set("than instead rather unlike except besides but")
 """Before words, they say that something else is meant."""
 
-HEDGES = _set("or either")
+HEDGES = word_set("or either")
 
-POSSIBLE = _set("could may might maybe perhaps possibly probably")
+POSSIBLE = word_set("could may might maybe perhaps possibly probably")
 """What is only possible may stand once: "It might be red. It might also be blue." states nothing."""
 
-TAKEN_BACK = _set("wait actually sorry however alternatively but")
+TAKEN_BACK = word_set("wait actually sorry however alternatively but")
 """After a mark, they take back what was said before it."""
 
-VERBS = _set("is are was were has have had looks look appears appear seems seem")
+VERBS = word_set("is are was were has have had looks look appears appear seems seem")
 """What precedes one in its clause is the subject."""
 
-RELATIVES = _set("that which who")
+RELATIVES = word_set("that which who")
 
-BREAKS = RELATIVES | _set(", because since as where when while and but so")
+BREAKS = RELATIVES | word_set(", because since as where when while and but so")
 """A new clause begins with them."""
 
-MARKS = _set(", . ?")
+MARKS = word_set(", . ?")
 
-JOINTS = _set("and /")
+JOINTS = word_set("and / | vs versus")
 """Beside words, they say that these are one of several."""
 
 PASSED = MARKS | JOINTS
 """Tokens that may stand between the words of an answer, or be missing: "red, white" is "red and white"."""
 
-WEAK = _set(
+ENUMERATED = re.compile(r"(?<!\w)1[.)]\s.*(?<!\w)2[.)]\s", re.DOTALL)
+"""A numbered list."""
+
+WEAK = word_set(
     "in on at to of it is are was were be he she they i you we this that these those there here for by with as from"
 )
 """Words that every sentence has: alone they are no answer."""
@@ -67,7 +79,7 @@ def states(text: str, gold: str) -> bool:
     tokens, wanted = tokens_of(text), _words(tokens_of(gold))
     places = [place for place, token in enumerate(tokens) if token not in PASSED]
     possible = sum(token in POSSIBLE for token in tokens)
-    if not _is_answer(wanted) or possible > 1 or len(tokens) > len(wanted) + MOST_OTHERS:
+    if not _is_answer(wanted) or possible > 1 or len(tokens) > len(wanted) + MOST_OTHERS or ENUMERATED.search(text):
         return False
     words, found = _words(tokens), _together(_words(tokens), wanted)
     if verbs := [place for place, word in enumerate(wanted) if word in VERBS and 0 < place < len(wanted) - 1]:
@@ -95,6 +107,10 @@ def asserted(before: Sequence[str], after: Sequence[str]) -> bool:
         (NEGATIONS | CONTRASTS) & frozenset(_without_relative_clause(sentence))
         or NEGATIONS & frozenset(_clause(rest))
         or HEDGES & frozenset([*sentence, *rest])
+        or any(pair in DENIALS for part in (sentence, rest) for pair in map(list, pairwise(part)))
+        or sentence[-2:] in BOUNDS
+        or sentence[-1:] == ["from"]
+        or any(word == "but" and after_it in VERBS for word, after_it in pairwise(rest))
         or "?" in rest
         or _taken_back(after)
     )

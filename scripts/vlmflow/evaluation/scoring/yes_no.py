@@ -3,13 +3,16 @@
 import re
 
 from vlmflow.evaluation.scoring.answer_text import tokens_of
-from vlmflow.evaluation.scoring.stated import MARKS
+from vlmflow.evaluation.scoring.stated import MARKS, word_set
 
 ALONE = re.compile(r"\s*(?P<word>yes|no)[\s.!]*(?:[,;].*)?", re.IGNORECASE | re.DOTALL)
 """Yes, or "Yes, the armchair is gray."; not "No. 110" nor "No parking"."""
 
-NO_ANSWERS = (["no", "doubt"], ["no", "question"], ["no", "problem"])
-"""Beginnings that say neither yes nor no: "No doubt, it is open."."""
+FOLLOWS = word_set(", . it its there theres they he she we i you this that these those")
+"""What follows a yes or no that answers; another word makes it a part of a sentence: "No doubt, it is open."."""
+
+UNSURE = word_set("cannot cant unable unsure unclear unknown wait actually nope")
+"""Words with which an answer takes its yes or no back."""
 
 
 def yes_or_no(gold: str) -> str | None:
@@ -21,7 +24,9 @@ def yes_or_no(gold: str) -> str | None:
 def says(answer: str) -> str | None:
     """Return the yes or no with which an answer begins; None if it begins otherwise or says the other one too."""
     tokens = tokens_of(answer)
-    if not tokens or tokens[0] not in ("yes", "no") or tokens[:2] in NO_ANSWERS:
+    if not tokens or tokens[0] not in ("yes", "no") or {*tokens[1:2]} - FOLLOWS or UNSURE & {*tokens}:
+        return None
+    if tokens[0] == "yes" and "not ." in " ".join([*tokens, "."]):
         return None
     alone = [
         word

@@ -27,6 +27,8 @@ AGAINST = st.sampled_from(
             "Is it {}?",
         ),
         *("It might be {}. It might also be green.", "It looks like {}, but it is green.", "green instead of {}"),
+        *("It looks {} but is green.", "It changed from {} to green", "green vs {}", "1. green 2. {}"),
+        *("I doubt it is {}", "far from {}", "{} is ruled out"),
         *("green rather than {}", "anything but {}", "The car next to the {} truck is green.", "un{}ly", "{0}{0}"),
     ]
 )
@@ -74,7 +76,11 @@ def test_right_words(answer: str, gold: str) -> None:
         ("yes/no", "yes"),
         ("Not yes", "yes"),
         ("I do not know.", "no"),
-        ("No doubt, it is open.", "no"),
+        *((said, "no") for said in ("No doubt, it is open.", "No idea", "No answer.", "no, wait, it does")),
+        ("No. I cannot see the picture.", "no"),
+        *((said, "yes") for said in ("Yes, nope", "Yes, it is not", "yes is wrong", "Yes? I doubt it")),
+        ("At least two dogs", "two dogs"),
+        ("two dogs?", "two dogs"),
         ("The person lacks a hat.", "a hat"),
         ("The glass is hardly full.", "full"),
         ("Is it raining?", "no"),
