@@ -18,10 +18,19 @@ SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
 """Tags that ms-swift's template always replaces (swift/template/base.py)."""
 
+PLACEHOLDER = re.compile(r"\{\{(?:SYSTEM|QUERY|ROUND0|ROUND1)\}\}")
+"""What ms-swift replaces in questions and system prompts, by the template (Template._concat_context_list); not in
+answers."""
+
+PATH_TAG = re.compile(r"^(?>.*?(<img>)).+</img>", re.MULTILINE)
+"""What ms-swift takes for a picture's path in the texts of a row without pictures, for a model that sees pictures
+(Template._replace_image_tags)."""
+
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """The control characters of ASCII but tab and line feed: no turn may contain them."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
+"""Patterns that no text may contain, by the reason of the reject."""
 
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
 """A JSON escape other than those of line feed and quotation mark; an escaped backslash is one too."""
@@ -93,12 +102,13 @@ def may_hold_marks(line: bytes, tags: int = 1) -> bool:
     """Return whether a row's texts may contain a tag, a special token or a control character.
 
     This looks at bytes of the line, ten times faster than a search in every turn, and nearly all rows have nothing. A
-    tag or token needs one more `<` than the `tags` expected picture tags, or an escape: JSON may escape `<`. A control
-    character needs an escape other than those of line feed and quotation mark; only DEL is written as itself.
+    tag or token needs one more `<` than the `tags` expected picture tags, a placeholder needs `{{`, or they need an
+    escape: JSON may escape these. A control character needs an escape other than those of line feed and quotation mark;
+    only DEL is written as itself.
 
     line: the row as JSON. tags: the number of its pictures.
     """
-    return line.count(b"<") > tags or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
+    return line.count(b"<") > tags or b"{{" in line or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
 
 
 def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reject | None:
@@ -127,9 +137,10 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
             return Reject("turn_too_long", f"turn {number} has {len(text)} characters, at most {limits.max_turn_chars}")
         if not text or text.isspace():
             return Reject("empty_turn", f"turn {number} holds no text")
-        if marks and (mark := _mark(text)):
+        if marks and (mark := _mark(text, replaced=turns[number].speaker != "gpt", paths=not row.images)):
             reason, found = mark
-            return Reject(reason, f"turn {number} holds {found[0]!r} at character {found.start()}")
+            group = found.lastindex or 0
+            return Reject(reason, f"turn {number} holds {found[group]!r} at character {found.start(group)}")
     return None
 
 
@@ -145,8 +156,17 @@ def _wrong_loss(turns: Sequence[Turn]) -> str | None:
     return None if turns[-1].loss else "loss: the last answer is not trained, so the row must end before it"
 
 
-def _mark(text: str) -> tuple[str, re.Match[str]] | None:
-    for reason, pattern in MARKS.items():
+def _mark(text: str, *, replaced: bool, paths: bool) -> tuple[str, re.Match[str]] | None:
+    """Return the reason to reject a text, and what it holds.
+
+    replaced: whether to search PLACEHOLDER. paths: whether to search PATH_TAG.
+    """
+    patterns = [*MARKS.items()]
+    if replaced:
+        patterns.append(("stray_tag", PLACEHOLDER))
+    if paths:
+        patterns.append(("stray_tag", PATH_TAG))
+    for reason, pattern in patterns:
         if found := pattern.search(text):
             return reason, found
     return None
