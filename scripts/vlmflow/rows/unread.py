@@ -7,10 +7,11 @@ a strict decoder, which accepts just this set, decodes and checks the rows after
 key by key again.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 from msgspec import UNSET
@@ -79,15 +80,16 @@ class Unread:
         self._nested_keys = {key: _names(held) for key, held in nested.items()}
         self._shapes: dict[KeySet, Shape] = {}
         self._found = Found()
+        self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
         self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested), {}))
 
     def last_turn(self) -> None:
         """Count a row whose unanswered last turn is dropped."""
         self._found.last_turns += 1
 
-    def changed(self, rules: Iterable[str]) -> None:
+    def changed(self, rules: frozenset[str]) -> None:
         """Count a row with texts that these rules changed (`raw_text.RULES`)."""
-        self._found.changed.update(rules)
+        self._changes[rules] += 1
 
     def unchanged(self, answers: bool, feedback: bool) -> None:
         """Count a row with answers, or feedback, that were to be changed and stay as they are."""
@@ -125,6 +127,9 @@ class Unread:
         column whose key may change what rows mean counts as if it did in every row.
         """
         found, self._found = self._found, Found()
+        for rules, rows in self._changes.items():
+            found.changed.update(dict.fromkeys(rules, rows))
+        self._changes.clear()
         for shape in self._shapes.values():
             if shape.rows:
                 found.rows += shape.rows
@@ -213,19 +218,22 @@ def _decoder(
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     optional = [one.name for one in fields.values() if one.default is UNSET]
     values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
-    holders = [(attrgetter(fields[key].name), keys) for key, keys in nested.items()]
-    unread = [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
-    most, strict = len(fields), msgspec.json.Decoder(kind).decode
+    lists, unread = [], [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
+    most, strict = len(fields) + sum(objects.values()), msgspec.json.Decoder(kind).decode
+    for key, keys in nested.items():
+        if get_origin(fields[key].type) is list:
+            lists.append((attrgetter(fields[key].name), keys))
+        else:
+            most += keys
 
     def decode(row: bytes) -> Any:
         raw = strict(row)
         marks = most - values(raw).count(UNSET)
-        for held, keys in holders:
-            found = held(raw)
-            marks += keys * len(found) if type(found) is list else keys
+        for held, keys in lists:
+            marks += keys * len(held(raw))
         for held, inside in unread:
-            same = len(MARKS(bytes(held(raw)))) == inside
-            marks += inside if same else -len(row)
+            if len(MARKS(bytes(held(raw)))) != inside:
+                marks = -1
         if len(MARKS(row)) != marks and key_fault(row):
             raise msgspec.ValidationError
         return raw
