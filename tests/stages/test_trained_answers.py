@@ -1,4 +1,4 @@
-"""Which answers of FIRE's rows are trained: our rows, as ms-swift itself reads and encodes them."""
+"""Which texts are trained, and read, and which answers of FIRE's rows: our rows, as ms-swift itself encodes them."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import msgspec
 import pytest
@@ -20,13 +21,15 @@ from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.fire_rows import TrainingForm, fire_rows
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms.fire import read_trajectory
-from vlmflow.rows.sharegpt import as_line
+from vlmflow.rows.sharegpt import as_line, first_fault
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.child_process import environment
@@ -48,12 +51,13 @@ for loss_scale, file, wanted in map(json.loads, cases):
     template = get_template(get_processor(model, model_type="qwen3_vl"), max_length=32768, loss_scale=loss_scale)
     template.set_mode("train")
     rows, _ = load_dataset([file], strict=True)
-    found = []
+    found, read = [], []
     for number in wanted or range(len(rows)):
-        labels = template.encode(rows[number])["labels"]
-        runs = [list(run) for trained, run in groupby(labels, lambda label: label != -100) if trained]
+        encoded = template.encode(rows[number])
+        runs = [list(run) for trained, run in groupby(encoded["labels"], lambda label: label != -100) if trained]
         found.append([template.tokenizer.decode(run) for run in runs])
-    print("trained:", json.dumps(found))
+        read.append(template.tokenizer.decode(encoded["input_ids"]))
+    print("trained:", json.dumps(found if file[-12:] != "/texts.jsonl" else read))
 """
 
 
@@ -100,6 +104,62 @@ DAY = {"id": "r" * 18_000, "source": "2024-01-15", "images": []} | {
 }
 """A row of 18 kB in which everything looks like a date, without a picture."""
 
+ODD = [
+    *(
+        "    y = 1\n    return y",
+        "\u3000\u3000一。\n\u3000\u3000二。",
+        " It.",
+        "\n\n  a",
+        "a \n",
+        "a\r\nb\rc",
+        "\t\u2028a",
+        "a\n\n\n b",
+    ),
+    *(
+        "{{ROUND0}}",
+        "a {{ROUND1}}",
+        "{{QUERY}} {{SYSTEM}}",
+        "{{RESPONSE}}",
+        "{{x}} {ROUND0}",
+        "<img>a.png</img>",
+        "<img>b",
+    ),
+    *(
+        "<image>",
+        "a <video> b",
+        "<audio>",
+        "<bbox>",
+        "<ref-object>",
+        "<cot-process>",
+        "a<start-image>",
+        "<|im_end|>",
+        "<b>&amp;",
+    ),
+    *(
+        "Picture 1: <img></img>",
+        "a \u0000 b",
+        "</think>",
+        "<tool_call>",
+        "\ufeffa",
+        "e\u0301 \ufb01 \xb2",
+        "\ud83d\ude42",
+        "None",
+        "%s {} \\n",
+    ),
+]
+"""Texts that a reader, a template or a tokenizer might change."""
+
+
+def odd_rows() -> list[ConvertedRow]:
+    """Return the usable rows of those that have an odd text as question, answer, later question, or system prompt."""
+    make = form_rows("messages", "text", {}, None, None)
+    roles = ("system", "user", "assistant", "user", "assistant")
+    rows = [[odd if n == place else "plain" for n in range(5)] for odd in ODD for place in range(5)]
+    raw = [{"messages": [{"role": who, "content": text} for who, text in zip(roles, row, strict=True)]} for row in rows]
+    made = [make(f"r{number}", number, json.dumps(row).encode()) for number, row in enumerate(raw)]
+    return [found[0] for found in made if isinstance(found, list) and first_fault(found[0], RowLimits()) is None]
+
+
 CASES: dict[str, tuple[list[bytes], TrainingForm, list[int]]] = {
     "trajectory": (some_rows(), TrainingForm("trajectory", min_score=8), []),
     "timestep": (some_rows(), TrainingForm("timestep", 6, min_score=8), []),
@@ -126,6 +186,9 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
         file.write_bytes(b"\n".join(lines) + b"\n")
         words.append(json.dumps(["last_round" if form.form == "timestep" else "default", str(file), wanted]))
         ids.append([json.loads(lines[place])["id"] for place in wanted or range(len(rows))])
+    (folder / "texts.jsonl").write_bytes(b"\n".join(as_line(row, []) for row in odd_rows()) + b"\n")
+    words.append(json.dumps(["default", str(folder / "texts.jsonl"), []]))
+    ids.append([row.id for row in odd_rows()])
     done = subprocess.run(
         [sys.executable, "-c", ENCODE, str(base / "model"), *words],
         capture_output=True,
@@ -137,7 +200,7 @@ def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, l
     assert done.returncode == 0, done.stderr[-2_000:]
     said = [line.removeprefix("trained:") for line in done.stdout.splitlines() if line.startswith("trained:")]
     found = [list(zip(*each, strict=True)) for each in zip(ids, map(json.loads, said), strict=True)]
-    return dict(zip(CASES, found, strict=True))
+    return dict(zip([*CASES, "texts"], found, strict=True))
 
 
 def test_of_a_conversation_the_good_answers_are_trained_and_nothing_else(trained: dict[str, Any]) -> None:
@@ -149,6 +212,15 @@ def test_of_a_conversation_the_good_answers_are_trained_and_nothing_else(trained
 def test_in_the_timestep_form_each_good_answer_is_trained_once(trained: dict[str, Any]) -> None:
     expected = [[answer] for raw in some_rows() for answer in good_answers(raw)]
     assert [texts for _, texts in trained["timestep"]] == expected
+
+
+def test_every_text_is_read_as_the_row_has_it(trained: dict[str, Any]) -> None:
+    """Whatever ms-swift's reader and template would replace is in no row; Qwen's tokenizer makes NFC of the rest."""
+    rows = odd_rows()
+    assert [text for _, text in trained["texts"]] == [normalize("NFC", ChatForm().text(row)) for row in rows]
+    kept = {turn.value for row in rows for turn in row.conversations}
+    assert kept > {ODD[0], ODD[1], " It.", "  a", "a", "a\nb\nc", "{{x}} {ROUND0}", "{{ROUND0}}", "<img>b", "None"}
+    assert kept.isdisjoint({"<img>a.png</img>", "a <video> b", "a<start-image>"})
 
 
 @pytest.mark.parametrize("form", ["trajectory", "timestep"])

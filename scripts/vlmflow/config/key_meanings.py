@@ -3,7 +3,9 @@
 Sources, the owners' descriptions of their forms: LLaMA-Factory (data/README.md: system, history, tools, kto_tag,
 chosen, rejected, videos, audios), TRL (dataset_formats: label, chosen, rejected, tools), ms-swift (Custom-dataset:
 label, rejected_response, rejected_messages, loss, loss_scale, videos, audios), OpenAI's fine-tuning format (weight,
-tools, functions, tool_calls, function_call), axolotl (train), and OpenOrca (system_prompt).
+tools, functions, tool_calls, function_call), and OpenOrca (system_prompt). What is not trained: besides these axolotl
+(train, training, train_detail, training_detail, train_on_turn), LLaMA-Factory's second version (loss_weight), Tinker
+(trainable), verl (loss_mask) and torchtune (masked).
 """
 
 from collections.abc import Callable
@@ -26,6 +28,14 @@ NOTHING = frozenset({"", "null", "none", "nan", "[]", "{}"})
 """Texts that stand for no value in tables, and in lists written as JSON."""
 
 
+def folded(key: str) -> str:
+    """Return a key in lower case without separators: equal for `lossWeight`, `loss-weight` and `Loss_weight`."""
+    return key.translate(SEPARATORS).lower()
+
+
+SEPARATORS = str.maketrans("", "", "_- ")
+
+
 def is_given(value: Any) -> bool:
     """Return whether a value holds anything.
 
@@ -44,7 +54,9 @@ def is_bad(value: Any) -> bool:
 
 
 def is_not_one(value: Any) -> bool:
-    """Return whether a weight is a number other than 1: true is 1, false is 0, and a text in NOTHING is no number."""
+    """Return whether a weight is a number other than 1, or a list has one; true is 1, false is 0, no value is 1."""
+    if isinstance(value, list):
+        return any(map(is_not_one, value))
     if isinstance(value, str) and value.strip().lower() in NOTHING:
         return False
     try:
@@ -52,32 +64,59 @@ def is_not_one(value: Any) -> bool:
     except OverflowError:  # a number of hundreds of digits
         return True
     except ValueError:
-        return isinstance(value, str) and value.strip().lower() == "false"
+        return isinstance(value, str) and value.strip().lower() in NO
 
+
+NO = ("false", "no", "off")
 
 WEIGHT = Meaning("the weight of the answers in training; 0 and false mean none", is_not_one)
+MASKED = Meaning("true means that the answers are not trained", lambda value: is_given(value) and not is_bad(value))
+PARTS = Meaning("which parts of the answers are trained", is_given)
 PREFERENCE = Meaning("a better and a worse answer to one question, for preference training (DPO)", is_given)
 LABEL = Meaning("false marks the answer as a bad one, for KTO training", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given)
 MEDIA = Meaning("videos or audio that the row is about", is_given)
 
-OF_ANY_ROW = dict.fromkeys(("video", "videos", "audio", "audios"), MEDIA)
+WEIGHTS = (
+    "weight",
+    "loss",
+    "loss_weight",
+    "loss_scale",
+    "loss_mask",
+    "train",
+    "training",
+    "trainable",
+    "train_on_turn",
+)
+TRAINED = {
+    **dict.fromkeys(WEIGHTS, WEIGHT),
+    "masked": MASKED,
+    **dict.fromkeys(("train_detail", "training_detail"), PARTS),
+}
+"""Every maker's words for what is not trained."""
+
+MEDIA_KEYS = dict.fromkeys(("video", "videos", "audio", "audios"), MEDIA)
+OF_TEXTS = MEDIA_KEYS | {
+    key: meaning._replace(has=is_bad) if meaning is WEIGHT else meaning for key, meaning in TRAINED.items()
+}
+"""Those of rows that are one text, whose other weights are those of a corpus."""
+
 OF_CONVERSATIONS = {
-    **OF_ANY_ROW,
+    **MEDIA_KEYS,
+    **TRAINED,
     **dict.fromkeys(("system", "system_prompt"), SYSTEM),
     **dict.fromkeys(("tools", "functions"), TOOLS),
     **dict.fromkeys(("label", "kto_tag"), LABEL),
     **dict.fromkeys(("chosen", "rejected", "rejected_response", "rejected_messages"), PREFERENCE),
-    "weight": WEIGHT,
 }
 HISTORY = {"history": Meaning("the turns before the question", is_given)}
 OF_TURNS = {
-    **dict.fromkeys(("weight", "loss", "loss_scale", "train"), WEIGHT._replace(of_answers=True)),
+    **MEDIA_KEYS,
+    **{key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()},
     **dict.fromkeys(("tool_calls", "function_call"), Meaning("tool calls", is_given)),
     **dict.fromkeys(
         ("reasoning_content", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
     ),
     **dict.fromkeys(("image", "images"), Meaning("pictures given in the turn, not in the row", is_given)),
-    **OF_ANY_ROW,
 }

@@ -19,6 +19,9 @@ PACKAGE = "vlmflow.rows.forms"
 ANY_ROW = {"image": str | None, "images": list[str] | None, "source": Any}
 """Keys that rows may have in every form that is not `fixed`, with their types."""
 
+PICTURES = ("image", "images")
+"""Those of them that name pictures; they count in any letter case."""
+
 
 @dataclass(frozen=True)
 class RawForm:
@@ -28,8 +31,8 @@ class RawForm:
     row: what a row looks like, for people: a cell of the table in docs/data.md.
     content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with their types; a key that may
     be null may also be missing.
-    read: makes the turns (`chat.Turn`), cleaned and at least one, or a Reject, from a row with the attributes of
-    `content`, and the setting `prompt`. None if a rule of its own converts the form.
+    read: makes the turns (`chat.Turn`, at least one, with the raw texts), or a Reject, from a row with the attributes
+    of `content`, and the setting `prompt`. None if a rule of its own converts the form.
     turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
     speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
@@ -94,6 +97,11 @@ class RawForm:
 def may_be_null(holds: Any) -> bool:
     """Return whether a key of this type may be null, or missing."""
     return holds is Any or NoneType in get_args(holds)
+
+
+def picture_keys(names: Mapping[str, str]) -> list[str]:
+    """Return the names of the keys of pictures in the file. names: those of all keys that are read."""
+    return [names[key] for key in PICTURES if key in names]
 
 
 @cache

@@ -90,7 +90,8 @@ def _share(rows: Sequence[tuple[EvaluatedRow, Mapping[str, float], Mapping[str, 
     row, base, tuned = zip(*some, strict=True)
     donors = {"uses_feedback": [each.donor for each in row], "sees": [each.picture_donor for each in row]}.get(name, [])
     groups = Groups([each.group for each in row], links([each.id for each in row], donors))
-    return compare_shares(*(np.array([[each[name]] for each in models]) for models in (base, tuned)), groups)[0]
+    of_base, of_tuned = (np.array([[each[name]] for each in models]) for models in (base, tuned))
+    return compare_shares(of_base, of_tuned, groups)[0]
 
 
 def links(ids: Sequence[str], donors: Sequence[str | None]) -> set[tuple[int, int]]:

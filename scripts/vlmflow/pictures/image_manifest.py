@@ -12,8 +12,8 @@ from vlmflow.core.errors import VlmflowError
 REASONS = {
     "path_invalid": "the path is empty, too long, or has characters not allowed in the picture store",
     "path_outside": "the path is absolute, an address, or leaves the roots by '..' or a link",
-    "missing": "no folder of image_roots has a file with this path, in any letter case",
-    "ambiguous": "several files differ from the path only in letter case",
+    "missing": "no folder of image_roots has a file with this path, in any Unicode form or letter case",
+    "ambiguous": "several files differ from the path only in Unicode form or letter case",
     "name_conflict": "a folder of the path is a file in another root: the store cannot hold both",
     "not_a_file": "the path is a folder, a pipe or a device",
     "unreadable": "the file cannot be read (permissions)",
@@ -48,7 +48,8 @@ class PictureEntry(msgspec.Struct, kw_only=True):
     rows: the number of rows that name it.
     reason, detail: why it cannot be used (see Unusable); null if usable.
     name: its name in the data set's picture store, which training rows contain.
-    file: its file, absolute, without links.
+    file: its file, absolute, without links. differs: in what the file's name differs from the path: "unicode form", or
+    "letter case"; null if it does not.
     format: as detected from the bytes (JPEG, MPO, PNG, GIF, WEBP, BMP, TIFF).
     width, height: in pixels, as training sees the picture: upright.
     mode: Pillow's mode of the original.
@@ -62,6 +63,7 @@ class PictureEntry(msgspec.Struct, kw_only=True):
     detail: str | None = None
     name: str | None = None
     file: str | None = None
+    differs: str | None = None
     format: str | None = None
     width: int | None = None
     height: int | None = None

@@ -37,6 +37,9 @@ class PictureCounts(msgspec.Struct):
     missing_by_source: dict[str, PictureCost] = {}
     """The missing ones of these, by the first folder of their path, or NO_FOLDER."""
 
+    other_names: dict[str, int] = {}
+    """The usable pictures whose files have other names than the rows give them, by what differs."""
+
 
 class NotChecked(PictureCounts, omit_defaults=True):
     """The counts of a split with unchecked pictures: `{}` in `stats.json`."""
@@ -52,6 +55,8 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
             _count(counts.formats, picture.format or "unknown")
             if picture.rewritten:
                 _count(counts.rewritten, picture.rewritten)
+            if picture.differs:
+                _count(counts.other_names, picture.differs)
             continue
         _charge(counts.unusable, picture.reason, picture)
         if picture.reason == "missing":
@@ -64,6 +69,7 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
         dict(sorted(counts.rewritten.items())),
         dict(sorted(counts.unusable.items())),
         dict(sorted(counts.missing_by_source.items())),
+        dict(sorted(counts.other_names.items())),
     )
 
 

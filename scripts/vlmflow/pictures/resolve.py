@@ -122,6 +122,8 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     counts = picture_counts(chain([first] if first else [], entries))
     rewritten = sum(counts.rewritten.values())
     LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts.named, counts.usable, rewritten)
+    for differs, count in counts.other_names.items():
+        LOGGER.info("%d pictures whose files have names that differ in %s", count, differs)
     for reason, cost in counts.unusable.items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost.pictures, cost.rows, reason, REASONS[reason])
     for source, cost in counts.missing_by_source.items():
@@ -177,7 +179,7 @@ def _entries(paths: Mapping[str, int], found: Found, verdicts: Verdicts, store: 
         match found[path]:
             case Unusable(reason=reason, detail=detail):
                 yield PictureEntry(path=path, rows=rows, reason=reason, detail=detail)
-            case Located(name=name, file=file) as located:
+            case Located(name=name, file=file, differs=differs) as located:
                 verdict = verdicts[file]
                 if isinstance(verdict, Unusable):
                     yield PictureEntry(path=path, rows=rows, reason=verdict.reason, detail=verdict.detail, file=file)
@@ -189,5 +191,6 @@ def _entries(paths: Mapping[str, int], found: Found, verdicts: Verdicts, store: 
                     rows=rows,
                     name=store_name(located, verdict),
                     file=file,
+                    differs=differs,
                     **msgspec.structs.asdict(verdict),
                 )

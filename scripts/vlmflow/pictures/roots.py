@@ -3,7 +3,9 @@
 import errno
 import os
 import stat
+import unicodedata
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -16,15 +18,40 @@ NO_SUCH_NAME = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMET
 """A file system's errors for a name that it does not have, or cannot have (a colon on NTFS)."""
 
 
+UNICODE_FORM = "unicode form"
+LETTER_CASE = "letter case"
+
+
 class Located(msgspec.Struct, frozen=True):
     """A path with its file.
 
     name: the normalised path: its name in the picture store, the same on every machine.
     file: its regular file, absolute, without links.
+    differs: in what the file's own name differs from the path (or one of its spellings): UNICODE_FORM, or LETTER_CASE,
+    perhaps with the form; None if in nothing.
     """
 
     name: str
     file: str
+    differs: str | None = None
+
+
+def same_form(name: str) -> str:
+    """Return a name in the one Unicode form in which names that look alike are equal (NFKC)."""
+    return name if name.isascii() else unicodedata.normalize("NFKC", name)
+
+
+def same_case(name: str) -> str:
+    """Return a name without differences in Unicode form and letter case."""
+    return name.lower() if name.isascii() else same_form(same_form(name).casefold())
+
+
+FOLDS: dict[str, Callable[[str], str]] = {UNICODE_FORM: same_form, LETTER_CASE: same_case}
+"""How names are compared that are not exact, by what differs, the closest first."""
+
+
+NAMED = 3
+"""Files that a message about an ambiguous name gives."""
 
 
 class PictureRoots:
@@ -49,30 +76,32 @@ class PictureRoots:
             )
         self._inside = tuple(os.path.join(root, "") for root in self._roots)
         self._folders: dict[tuple[str, str], str | Unusable | None] = {}
-        self._folders_by_case: dict[tuple[str, str], list[str]] = {}
-        self._listings: dict[str, dict[str, list[str]]] = {}
+        self._folders_alike: dict[tuple[str, str, str], list[str]] = {}
+        self._listings: dict[str, dict[str, dict[str, list[str]]]] = {}
         self._conflicts: dict[str, str | None] = {}
 
     def locate(self, path: str) -> Located | Unusable:
         """Return the file of a row's path, or why there is none.
 
-        An exact path in any root wins over one that differs in letter case. Raises VlmflowError only if the disk itself
-        fails.
+        An exact path in any root wins over one that differs in Unicode form, and this over one that differs in letter
+        case. Raises VlmflowError only if the disk itself fails.
         """
         name = picture_name(path)
         if isinstance(name, Unusable):
             return name
-        file = self._find(name)
-        if isinstance(file, Unusable):
-            return file
+        found = self._find(name)
+        if isinstance(found, Unusable):
+            return found
         if conflict := self._conflict(_parent(name)):
             return Unusable("name_conflict", f"{conflict!r} is a file in one root and a folder in another")
-        return Located(name, file)
+        return Located(name, *found)
 
-    def _find(self, name: str) -> str | Unusable:
-        for look in (self._exact, self._by_case):
+    def _find(self, name: str) -> tuple[str, str | None] | Unusable:
+        """Return the file of a name, and what differs."""
+        for differs in (None, *FOLDS):
+            look = partial(self._alike, differs) if differs else self._exact
             if found := self._first(look, spellings(name)):
-                return found
+                return found if isinstance(found, Unusable) else (found, differs)
         return Unusable("missing", "no root has a file of this path")
 
     def _first(self, look: Callable[[str, str], str | Unusable | None], names: Sequence[str]) -> str | Unusable | None:
@@ -91,20 +120,22 @@ class PictureRoots:
         folder = self._folder(root, parent)
         return self._file(folder, last) if isinstance(folder, str) else folder
 
-    def _by_case(self, root: str, name: str) -> str | Unusable | None:
+    def _alike(self, differs: str, root: str, name: str) -> str | Unusable | None:
         parent, _, last = name.rpartition("/")
         entries = [
             (folder, entry)
-            for folder in self._folders_in_any_case(root, parent)
-            for entry in self._listing(folder).get(last.casefold(), ())
+            for folder in self._folders_like(differs, root, parent)
+            for entry in self._listing(differs, folder).get(FOLDS[differs](last), ())
         ]
         if not entries:  # the usual case of a picture that is not here yet, for each of its spellings
             return None
-        found = [self._file(folder, entry) for folder, entry in entries]
-        files = sorted({file for file in found if isinstance(file, str)})
+        found = [(os.path.join(folder, entry), self._file(folder, entry)) for folder, entry in entries]
+        files = {file: path for path, file in found if isinstance(file, str)}
         if len(files) > 1:
-            return Unusable("ambiguous", f"{len(files)} files differ from it only in letter case")
-        return files[0] if files else next((refused for refused in found if refused), None)
+            names = sorted(os.path.relpath(path, root) for path in files.values())
+            shown = ", ".join(map(ascii, names[:NAMED])) + (f" and {len(names) - NAMED} more" if names[NAMED:] else "")
+            return Unusable("ambiguous", f"files that differ from it only in {differs}: {shown}")
+        return next(iter(files)) if files else next((refused for _, refused in found if refused), None)
 
     def _folder(self, root: str, name: str) -> str | Unusable | None:
         """Return the real path of a folder below a root; None if it does not exist."""
@@ -121,16 +152,17 @@ class PictureRoots:
             self._folders[root, name] = folder
         return self._folders[root, name]
 
-    def _folders_in_any_case(self, root: str, name: str) -> list[str]:
+    def _folders_like(self, differs: str, root: str, name: str) -> list[str]:
         if not name:
             return [root]
-        key = (root, name.casefold())
-        if key not in self._folders_by_case:
-            above = self._folders_in_any_case(root, _parent(name))
-            last = name.rpartition("/")[2].casefold()
-            found = (self._folder(folder, entry) for folder in above for entry in self._listing(folder).get(last, ()))
-            self._folders_by_case[key] = sorted({folder for folder in found if isinstance(folder, str)})
-        return self._folders_by_case[key]
+        key = (differs, root, name)
+        if key not in self._folders_alike:
+            above = self._folders_like(differs, root, _parent(name))
+            last = FOLDS[differs](name.rpartition("/")[2])
+            entries = ((folder, entry) for folder in above for entry in self._listing(differs, folder).get(last, ()))
+            found = (self._folder(folder, entry) for folder, entry in entries)
+            self._folders_alike[key] = sorted({folder for folder in found if isinstance(folder, str)})
+        return self._folders_alike[key]
 
     def _file(self, folder: str, name: str) -> str | Unusable | None:
         found = self._look(folder, name)
@@ -159,18 +191,20 @@ class PictureRoots:
             raise _disk_fault(error) from None
         return path, mode
 
-    def _listing(self, folder: str) -> dict[str, list[str]]:
+    def _listing(self, differs: str, folder: str) -> dict[str, list[str]]:
+        """Return the names in a folder, by what is the same if they differ only in this."""
         if folder not in self._listings:
-            listing = self._listings[folder] = {}
+            listings = self._listings[folder] = {kind: {} for kind in FOLDS}
             try:
                 names = os.listdir(folder)
             except (FileNotFoundError, PermissionError):
                 names = []
             except OSError as error:
                 raise _disk_fault(error) from None
-            for name in names:
-                listing.setdefault(name.casefold(), []).append(name)
-        return self._listings[folder]
+            for kind, fold in FOLDS.items():
+                for name in names:
+                    listings[kind].setdefault(fold(name), []).append(name)
+        return self._listings[folder][differs]
 
     def _conflict(self, folder: str) -> str | None:
         """Return the part of a folder's name that is itself a picture's name, or None.
@@ -182,7 +216,7 @@ class PictureRoots:
             return None
         if folder not in self._conflicts:
             above = self._conflict(_parent(folder))
-            self._conflicts[folder] = above or (folder if isinstance(self._find(folder), str) else None)
+            self._conflicts[folder] = above or (None if isinstance(self._find(folder), Unusable) else folder)
         return self._conflicts[folder]
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from vlmflow.config.raw_forms import ANY_ROW
+from vlmflow.config.raw_forms import ANY_ROW, picture_keys
+from vlmflow.raw.row_keys import with_own_keys
 
 SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 UNKNOWN_SOURCE = "unknown"
@@ -62,13 +63,18 @@ def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
     made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
+    own = picture_keys(names)
+    in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
 
     def named(row: bytes) -> Named | None:
         try:
             found = decode(row)
+            pictures = pictures_of(found.image, found.images)
+            if not pictures and in_any_case.search(row):
+                found = decode(with_own_keys(row, own))
+                pictures = pictures_of(found.image, found.images)
         except (ValueError, RecursionError):
             return None
-        pictures = pictures_of(found.image, found.images)
         return Named(pictures, source_of(found.source, pictures))
 
     return named

@@ -14,6 +14,7 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.csv_file import CSV_DIALECTS, CsvRows
 from vlmflow.raw.json_file import JsonRows
+from vlmflow.raw.row_keys import key_fault
 from vlmflow.raw.signatures import PARQUET, refuse_other_kinds
 from vlmflow.raw.table_file import ParquetRows
 
@@ -181,12 +182,12 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
 
 
 def _same_values(row: bytes, raw: bytes) -> bool:
-    """Return whether two rows are JSON of the same values; 1, 1.0 and true differ."""
+    """Return whether two rows are JSON of the same values; 1, 1.0 and true differ, and a raw row with a key twice."""
     try:
         one, other = (msgspec.json.encode(msgspec.json.decode(text), order="deterministic") for text in (row, raw))
     except (ValueError, OverflowError, RecursionError):
         return False
-    return one == other
+    return one == other and not key_fault(raw)
 
 
 def _mend(rows: RawRows, mended: Path, split: str) -> None:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 import msgspec
 
+from vlmflow.config.key_meanings import folded
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.raw.json_file import JsonRows, Places
@@ -82,7 +83,8 @@ class TableRows(JsonRows):
 class ParquetRows(TableRows):
     """The rows of a parquet file, without its columns of bytes (pictures in the file itself).
 
-    read_columns: the columns to read, if present; None for all. The others cost nothing, whatever they hold.
+    read_columns: the columns to read, if present, in any letter case; None for all. The others cost nothing, whatever
+    they hold.
     """
 
     def __init__(self, path: Path, read_columns: Collection[str] | None = None) -> None:
@@ -99,9 +101,14 @@ class ParquetRows(TableRows):
 
         try:
             with pq.ParquetFile(self.path, memory_map=True) as table:
-                self.columns = {field.name: _says(field.type) for field in table.schema_arrow}
-                wanted = self.columns if self._read_columns is None else self._read_columns
-                readable = [name for name, holds in self.columns.items() if holds != "bytes" and name in wanted]
+                fields = table.schema_arrow
+                self.columns = {field.name: _says(field.type) for field in fields}
+                if twice := [name for name in self.columns if len(fields.get_all_field_indices(name)) > 1]:
+                    raise VlmflowError(
+                        f"{self.path}: has more than one column {twice[0]!r}", "give every column a name of its own"
+                    )
+                wanted = set(map(folded, self.columns if self._read_columns is None else self._read_columns))
+                readable = [name for name, holds in self.columns.items() if holds != "bytes" and folded(name) in wanted]
                 self.unread_columns = [name for name in self.columns if name not in readable]
                 self._progress.total = table.metadata.num_rows
                 for batch in table.iter_batches(BATCH_ROWS, columns=readable, use_threads=False):

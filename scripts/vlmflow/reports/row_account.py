@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile
+from vlmflow.rows.raw_text import RULES
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS
 from vlmflow.rows.stats import SplitCounts, Stats
 from vlmflow.rows.unread_keys import UnreadKeys
@@ -134,6 +135,7 @@ def _unread(found: UnreadKeys) -> dict[str, int]:
         **{f"{key}, if it changes what the row means (ignore_keys)": rows for key, rows in found.ignored_keys.items()},
         **({"unanswered last turn, dropped": dropped} if dropped else {}),
         **({"answer without `Answer:`, kept whole (thoughts)": whole} if (whole := found.answers_without_mark) else {}),
+        **{RULES.get(rule, rule): rows for rule, rows in found.changed_texts.items()},
         **({"feedback of another form, kept (feedback_form)": raw} if (raw := found.feedback_of_other_form) else {}),
     }
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from vlmflow.config.raw_forms import PICTURES
 from vlmflow.config.row_settings import GOOD, RowLimits
+from vlmflow.raw.row_keys import key_fault
 from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.fire_texts import with_sentences, without_thoughts
@@ -75,6 +77,8 @@ def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None =
         if isinstance(trajectory, Reject) and trajectory.reason in ("bad_shape", "bad_json"):
             # The strict decoder refuses unread keys too: decide by the one that accepts them.
             shape = None
+            if fault := key_fault(row, PICTURES):
+                return Reject("duplicate_key", fault)
             trajectory = read_trajectory(row)
         if isinstance(trajectory, Reject):
             return trajectory
@@ -98,6 +102,7 @@ def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None =
         else:
             shape.rows += 1
         unread.unchanged(whole_answers, raw_feedback)
+        unread.changed(trajectory.changes)
         differs = trajectory.score_field_differs
         return [
             ConvertedRow(

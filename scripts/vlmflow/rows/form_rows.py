@@ -1,6 +1,6 @@
 """Converts raw rows of every form that has a function `read` (see `RawForm`): each becomes one ShareGPT row.
 
-A raw row may also have `image` (a path) or `images` (a list of one path), and `source`.
+A raw row may also have `image` (a path) or `images` (a list of one path), in any letter case, and `source`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,16 @@ from typing import Any, get_args
 
 import msgspec
 
-from vlmflow.config.raw_forms import ANY_ROW, RawForm, form_of, may_be_null
+from vlmflow.config.raw_forms import ANY_ROW, PICTURES, RawForm, form_of, may_be_null, picture_keys
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
 from vlmflow.raw.named import pictures_of, source_of
+from vlmflow.raw.row_keys import key_fault, spelled, with_own_keys
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import TEXT
-from vlmflow.rows.chat import FIRST_LINE, dialogue_start, from_system, without_tags, wrong_order
+from vlmflow.rows.chat import FIRST_LINE, dialogue_start, from_system, wrong_order
 from vlmflow.rows.converted import ConvertedRow, MakeRows
-from vlmflow.rows.raw_text import clean
+from vlmflow.rows.raw_text import cleaned, untagged
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.unread import Shape, Unread
 
@@ -39,6 +40,7 @@ def form_rows(
     """
     form = form_of(kind)
     names = form.names(columns)
+    pictures = picture_keys(names)
     raw_type = sound_type = _raw_type(form.all_keys, names)
     if form.sound:  # a row that does not fit this faster type is decoded as raw_type, whose errors say what is wrong
         sound_type = _raw_type({**form.all_keys, **form.sound}, names)
@@ -61,6 +63,9 @@ def form_rows(
             # Its error names the unknown key, and a key that is not UTF-8 makes that a UnicodeDecodeError.
             except (msgspec.ValidationError, UnicodeDecodeError):
                 shape = None
+                if fault := key_fault(row, pictures):
+                    return Reject("duplicate_key", fault)
+                row = with_own_keys(row, pictures)
                 raw = decode(row)
         except msgspec.ValidationError as error:
             return Reject("bad_shape", str(error))
@@ -74,6 +79,12 @@ def form_rows(
         turns = read(raw, prompt)
         if type(turns) is Reject:
             return turns
+        texts, changes = cleaned([turn.value for turn in turns])
+        if "" in texts:
+            return Reject("empty_turn", f"turn {texts.index('')} holds no text")
+        if changes:
+            for turn, text in zip(turns, texts, strict=True):
+                turn.value = text
         first = dialogue_start(turns)
         answerless = len(turns) - first > 1 and turns[-1].speaker == "human"
         if answerless:
@@ -82,12 +93,15 @@ def form_rows(
         if not answers:
             return wrong_order(turns, first)
         if images:
-            question = clean(without_tags(turns[first].value))
+            question, moved = untagged(turns[first].value)
             if not question:
                 return Reject("empty_turn", f"turn {first} holds no text")
             turns[first].value = FIRST_LINE + question
+            changes |= moved
         if answerless:
             unread.last_turn()
+        if changes:
+            unread.changed(changes)
         if shape is None:
             unread.count(number, row)
         else:
@@ -109,7 +123,7 @@ def form_rows(
 
 
 def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str, str]) -> None:
-    """Refuse a table that lacks a column which the kind needs, or has one of a wrong type.
+    """Refuse a table that lacks a column which the kind needs, or has one of a wrong type, or two of one meaning.
 
     Otherwise every single row would be rejected. JSON files pass.
 
@@ -124,6 +138,14 @@ def _refuse_columns(
     path: Path, held: Mapping[str, str], form: RawForm, modality: str, columns: Mapping[str, str]
 ) -> None:
     names = form.names(columns)
+    for key in set(PICTURES) & names.keys():  # in the letter case of the file
+        alike = spelled(held, [names[key]])
+        if len(alike) > 1:
+            raise VlmflowError(
+                f"{path}: the columns {' and '.join(map(repr, alike))} differ only in letter case",
+                "rename one of them in the file: both name the pictures of rows",
+            )
+        names[key] = alike[0] if alike else names[key]
     wanted = [key for key, holds in form.keys.items() if not may_be_null(holds)]
     if modality == "image" and not any(names.get(key) in held for key in ("image", "images")):
         wanted.append("image" if "image" in names else "images")
@@ -158,11 +180,13 @@ def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -
 
 
 def _raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
-    """Return the type of a raw row, with the keys' names in the file. An attribute whose key is not read is None.
+    """Return the type of a raw row, with the keys' names in the file.
+
+    An attribute whose key is missing is UNSET; one whose key is not read is None.
 
     keys: the types by key. names: the name of each key in the file; a missing key is not read.
     """
     read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
-    typed = [(key, keys[key], None) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
+    typed = [(key, keys[key], msgspec.UNSET) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
     return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)

@@ -1,10 +1,10 @@
-"""Makes ids and turns from raw rows; the modules of all forms use this."""
+"""Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 from zlib import crc32
 
-from vlmflow.rows.chat import PlainTurn, Speaker, Turn
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn
 from vlmflow.rows.rejects import Reject
 
 
@@ -28,46 +28,90 @@ SINGLE_TURN = "-single"
 """The end of the id of a row that has only the question and the last good attempt of a trajectory."""
 
 
+RULES = {
+    "line_ends": "line ends became line feeds",
+    "outer_space": "white space at the end, or blank lines at the beginning, removed",
+    "tag_place": "picture tag moved to a line of its own before the question",
+    "further_tags": "further picture tags removed: the row has one picture",
+}
+"""The rules that change texts, for people; docs/data.md describes them."""
+
+NO_RULE: frozenset[str] = frozenset()
+LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS = (frozenset({rule}) for rule in RULES)
+
+
 def clean(text: str) -> str:
-    """Return a text with line feeds as its only line ends, and without white space at its beginning and end."""
-    return (text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text).strip()
+    """Return a text with line feeds as its only line ends, no white space at its end, and no blank lines before it.
+
+    The first line keeps its indent. (A blank line would become one token with the chat form's own line feed.)
+    """
+    text = _with_line_feeds(text).rstrip()
+    indent = len(text) - len(text.lstrip())
+    return text[text.rfind("\n", 0, indent) + 1 :]
+
+
+def cleaned(raw: list[str]) -> tuple[list[str], frozenset[str]]:
+    """Return the texts of a row, cleaned, and the rules that changed any."""
+    texts = [text.strip() for text in raw]
+    if "\r" not in "".join(raw):
+        if texts == raw:
+            return raw, NO_RULE
+        if texts == [text.rstrip() for text in raw]:
+            return texts, OUTER_SPACE
+    texts, with_line_feeds = list(map(clean, raw)), list(map(_with_line_feeds, raw))
+    line_ends = LINE_ENDS if with_line_feeds != raw else NO_RULE
+    return texts, line_ends if texts == with_line_feeds else line_ends | OUTER_SPACE
+
+
+def untagged(question: str) -> tuple[str, frozenset[str]]:
+    """Return a cleaned question without picture tags, and the rule that changed it, which may be none.
+
+    A question about a picture needs no tag. The line of a tag before it, or else the white space behind that tag, goes
+    with the tag.
+    """
+    text = question.removeprefix(FIRST_LINE)
+    if text is not question and IMAGE_TAG not in text and text[:1].strip():  # nearly all rows with a tag
+        return text, NO_RULE
+    before, tag, after = question.partition(IMAGE_TAG)
+    if not tag:
+        return question, NO_RULE
+    rest = after.replace(IMAGE_TAG, "")
+    if before.strip():
+        text = clean(before + rest)
+    else:
+        between = rest[: len(rest) - len(rest.lstrip())]
+        text = clean(rest) if "\n" in between else rest.strip()
+    if IMAGE_TAG in after:
+        return text, FURTHER_TAGS
+    return text, NO_RULE if question == FIRST_LINE + text else TAG_PLACE
+
+
+def _with_line_feeds(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def spoken(
     key: str, turns: Sequence[RawTurn] | list[PlainTurn], speakers: Mapping[str, Speaker]
 ) -> list[Turn] | Reject:
-    """Return the cleaned turns of a row, or why they cannot be used.
+    """Return the turns of a row, or why they cannot be used.
 
-    key: the row's key of the turns, for messages. turns: raw ones, or all of them already PlainTurn; these are changed
-    in place. speakers: the allowed speakers of the form, with their names in a conversation.
+    key: the row's key of the turns, for messages. turns: raw ones, or all of them already PlainTurn. speakers: the
+    allowed speakers of the form, with their names in a conversation.
     """
     if not turns:
         return Reject("unbalanced_turns", f"{key} has no turns")
     if type(turns[0]) is PlainTurn:
-        sound: list[Turn] = turns  # type: ignore[assignment]  # all turns have the type of the first
-        for turn in sound:
-            text = turn.value.strip()
-            if text is not turn.value or "\r" in text:
-                turn.value = text = clean(text)
-                if not text:
-                    return Reject("empty_turn", f"{key}[{sound.index(turn)}] holds no text")
-        return sound
+        return turns  # type: ignore[return-value]  # all turns have the type of the first
     made: list[Turn] = []
     raw: Sequence[RawTurn] = turns  # type: ignore[assignment]  # all turns have the type of the first
     for number, said in enumerate(raw):
         speaker = speakers.get(said.speaker)
         if speaker is None:
             return Reject("wrong_role", f"{key}[{number}]: {said.speaker[:40]!r} is none of {', '.join(speakers)}")
-        text = clean(said.text)
-        if not text:
-            return Reject("empty_turn", f"{key}[{number}] holds no text")
-        made.append(Turn(speaker, text))
+        made.append(Turn(speaker, said.text))
     return made
 
 
-def question_and_answer(key: str, question: str, answer: str) -> list[Turn] | Reject:
-    """Return the two turns of a row with a single question. key: the row's key of the question, for messages."""
-    question, answer = clean(question), clean(answer)
-    if not question or not answer:
-        return Reject("empty_turn", f"the {'answer' if question else key} holds no text")
+def question_and_answer(question: str, answer: str) -> list[Turn]:
+    """Return the two turns of a row with a single question."""
     return [Turn("human", question), Turn("gpt", answer)]

@@ -10,6 +10,7 @@ from typing import IO
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.row_keys import key_fault
 from vlmflow.raw.split import RawRows
 from vlmflow.rows.advice import advice
 from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS, Reject
@@ -35,8 +36,8 @@ class QuarantinedRow(msgspec.Struct):
     row: its number in the raw split, counted from 0 over all files. file, file_row: its file, and its number there.
     start, end: its first byte in the file and the byte after its last; null in parquet, which has no such place.
     checksum: that of the raw row (RawRows.checksum), to recognise a fixed row that replaces it.
-    raw: the row, or the fixed row that replaced it, as JSON; as a text if it is not JSON; null if it is larger than
-    RAW_KEPT, or if parquet has values that JSON cannot hold.
+    raw: the row, or the fixed row that replaced it, as JSON; as a text if it is not JSON or has a key twice; null if it
+    is larger than RAW_KEPT, or if parquet has values that JSON cannot hold.
     """
 
     split: str
@@ -160,11 +161,14 @@ def _shortened(detail: str) -> str:
 
 
 def _as_json(row: bytes) -> msgspec.Raw:
+    """Return a row as JSON. If it has a key twice, it is a text: a tool that writes JSON again would lose one."""
     if len(row) > RAW_KEPT:
         return msgspec.Raw(b"null")
     try:
         msgspec.json.decode(row)
         row.decode()
-        return msgspec.Raw(b" ".join(row.splitlines()))
+        if not key_fault(row):
+            return msgspec.Raw(b" ".join(row.splitlines()))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return msgspec.Raw(msgspec.json.encode(row.decode(errors="backslashreplace")))
+        pass
+    return msgspec.Raw(msgspec.json.encode(row.decode(errors="backslashreplace")))

@@ -1,7 +1,7 @@
 """A training row in ShareGPT form: its type, its published schema, and the rules no schema can express."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -22,10 +22,20 @@ PICTURE_TAG = re.compile(IMAGE_TAG)
 """What a row without a picture must not have either. There the template replaces no tag, so a text may speak of HTML's;
 but our own stages would take this one for a picture."""
 
+PLACEHOLDER = re.compile(r"\{\{(?:SYSTEM|QUERY|ROUND0|ROUND1)\}\}")
+"""What ms-swift replaces in questions and system prompts, by the template (Template._concat_context_list); not in
+answers."""
+
+PATH_TAG = re.compile(r"^(?>.*?(<img>)).+</img>", re.MULTILINE)
+"""What ms-swift takes for a picture's path in the texts of a row without pictures, for a model that sees pictures
+(Template._replace_image_tags)."""
+
 CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """The control characters of ASCII but tab and line feed: no turn may contain them."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
+"""Patterns that no text of a row with a picture may contain, by the reason of the reject."""
+
 MARKS_WITHOUT_PICTURE = MARKS | {"stray_tag": PICTURE_TAG}
 
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
@@ -98,12 +108,13 @@ def may_hold_marks(line: bytes, tags: int = 1) -> bool:
     """Return whether a row's texts may contain a tag, a special token or a control character.
 
     This looks at bytes of the line, ten times faster than a search in every turn, and nearly all rows have nothing. A
-    tag or token needs one more `<` than the `tags` expected picture tags, or an escape: JSON may escape `<`. A control
-    character needs an escape other than those of line feed and quotation mark; only DEL is written as itself.
+    tag or token needs one more `<` than the `tags` expected picture tags, a placeholder needs `{{`, or they need an
+    escape: JSON may escape these. A control character needs an escape other than those of line feed and quotation mark;
+    only DEL is written as itself.
 
     line: the row as JSON. tags: the number of its pictures.
     """
-    return line.count(b"<") > tags or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
+    return line.count(b"<") > tags or b"{{" in line or b"\x7f" in line or OTHER_ESCAPE.search(line) is not None
 
 
 def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reject | None:
@@ -132,9 +143,10 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
             return Reject("turn_too_long", f"turn {number} has {len(text)} characters, at most {limits.max_turn_chars}")
         if not text or text.isspace():
             return Reject("empty_turn", f"turn {number} holds no text")
-        if marks and (mark := _mark(text, MARKS if row.images else MARKS_WITHOUT_PICTURE)):
+        if marks and (mark := _mark(text, with_picture=bool(row.images), answer=turns[number].speaker == "gpt")):
             reason, found = mark
-            return Reject(reason, f"turn {number} holds {found[0]!r} at character {found.start()}")
+            group = found.lastindex or 0
+            return Reject(reason, f"turn {number} holds {found[group]!r} at character {found.start(group)}")
     return None
 
 
@@ -150,8 +162,14 @@ def _wrong_loss(turns: Sequence[Turn]) -> str | None:
     return None if turns[-1].loss else "loss: the last answer is not trained, so the row must end before it"
 
 
-def _mark(text: str, marks: Mapping[str, re.Pattern[str]]) -> tuple[str, re.Match[str]] | None:
-    for reason, pattern in marks.items():
+def _mark(text: str, *, with_picture: bool, answer: bool) -> tuple[str, re.Match[str]] | None:
+    """Return the reason to reject a text, and what it holds. with_picture: of its row. answer: whether it is one."""
+    patterns = [*(MARKS if with_picture else MARKS_WITHOUT_PICTURE).items()]
+    if not answer:
+        patterns.append(("stray_tag", PLACEHOLDER))
+    if not with_picture:
+        patterns.append(("stray_tag", PATH_TAG))
+    for reason, pattern in patterns:
         if found := pattern.search(text):
             return reason, found
     return None

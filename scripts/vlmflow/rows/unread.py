@@ -1,4 +1,4 @@
-"""Counts what the conversion does not read: keys, and last turns without an answer.
+"""Counts what the conversion does not read (keys, and last turns without an answer), and the texts that it changes.
 
 An unread key that changes what the row means stops the conversion (see `config.key_meanings`).
 
@@ -7,15 +7,19 @@ a strict decoder, which accepts just this set, decodes and checks the rows after
 key by key again.
 """
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
+from typing import Any, get_origin
 
 import msgspec
+from msgspec import UNSET
 
-from vlmflow.config.key_meanings import Meaning
+from vlmflow.config.key_meanings import Meaning, folded
 from vlmflow.config.row_settings import NOT_IN_COLUMNS
 from vlmflow.fetch.model_files import shown
+from vlmflow.raw.row_keys import MARKS, key_fault
 from vlmflow.rows.unread_keys import NAMES_KEPT, Found
 
 SHAPES_KEPT = 32
@@ -39,10 +43,10 @@ KeySet = tuple[Names, tuple[Names, ...]]
 class Shape:
     """The rows with one set of unread keys.
 
-    decode: decodes such rows, and refuses all others. names: the unread keys. rows: the number of such rows.
+    decode: decodes such rows, and refuses all others (`_decoder`). names: the unread keys. rows: their number.
     """
 
-    decode: Any
+    decode: Callable[[bytes], Any]
     names: Names
     rows: int = 0
 
@@ -70,17 +74,22 @@ class Unread:
     ) -> None:
         self.meanings, self.ignored = meanings or {}, ignored
         self._assistants = frozenset(assistants)
-        self._names = {_folded(key): key for key in self.meanings}
+        self._names = {folded(key): key for key in self.meanings}
         self._types, self._nested = types, nested
         self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
         self._nested_keys = {key: _names(held) for key, held in nested.items()}
         self._shapes: dict[KeySet, Shape] = {}
         self._found = Found()
-        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
+        self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
+        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested), {}))
 
     def last_turn(self) -> None:
         """Count a row whose unanswered last turn is dropped."""
         self._found.last_turns += 1
+
+    def changed(self, rules: frozenset[str]) -> None:
+        """Count a row with texts that these rules changed (`raw_text.RULES`)."""
+        self._changes[rules] += 1
 
     def unchanged(self, answers: bool, feedback: bool) -> None:
         """Count a row with answers, or feedback, that were to be changed and stay as they are."""
@@ -109,7 +118,7 @@ class Unread:
                 done.add(path)
         self._found.keys.update({path[:NAME_KEPT] for path in paths})
         if all(len(sets) == 1 for sets in inner):
-            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
+            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths, keys)
 
     def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
         """Return what was found since the last call. first: the number of the first row since then.
@@ -118,6 +127,9 @@ class Unread:
         column whose key may change what rows mean counts as if it did in every row.
         """
         found, self._found = self._found, Found()
+        for rules, rows in self._changes.items():
+            found.changed.update(dict.fromkeys(rules, rows))
+        self._changes.clear()
         for shape in self._shapes.values():
             if shape.rows:
                 found.rows += shape.rows
@@ -125,14 +137,14 @@ class Unread:
                 shape.rows = 0
         for column in columns if found.rows else ():
             found.keys[column[:NAME_KEPT]] += found.rows
-            if column in self.meanings:
-                found.meant[column] += found.rows
-                found.first[column] = (first, "bytes")
+            if path := self._known(column):
+                found.meant[path] += found.rows
+                found.first[path] = (first, "bytes")
         return found
 
     def _known(self, key: str) -> str:
         """Return the key in `meanings` that is the same but for case and underscores; "" if there is none."""
-        return self._names.get(_folded(key), "") if len(key) <= NAME_KEPT else ""
+        return self._names.get(folded(key), "") if len(key) <= NAME_KEPT else ""
 
     def _weigh(self, key: str, number: int, value: msgspec.Raw, answers: bool = False) -> bool:
         """Count a key if its value changes what the row means; returns whether it does.
@@ -162,8 +174,8 @@ class Unread:
                 if path and path not in done and self._weigh(path, number, value, answers):
                     done.add(path)
 
-    def _learn(self, keys: KeySet, paths: set[str]) -> None:
-        """Make the shape of this set of keys the current one.
+    def _learn(self, keys: KeySet, paths: set[str], values: Keys) -> None:
+        """Make the shape of this set of keys the current one. values: those of a row's own keys.
 
         A set has no shape if one of its keys may change what rows mean, because the values must then be checked in
         every row; nor if a key is too long, or a decoder cannot have it.
@@ -172,10 +184,10 @@ class Unread:
             odd = any(self._known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
             if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
                 return
-            self._shapes[keys] = self._made(*keys)
+            self._shapes[keys] = self._made(*keys, values)
         self.shape = self._shapes[keys]
 
-    def _made(self, top: Names, inner: Collection[Names]) -> Shape:
+    def _made(self, top: Names, inner: Collection[Names], values: Keys) -> Shape:
         names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
         if not any(inner) and plain is not general:
@@ -187,12 +199,46 @@ class Unread:
                 holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
                 changed.append((field.name, holds, msgspec.field(name=key)))
             made = _strict(general, top, changed)
-        return Shape(msgspec.json.Decoder(made).decode, tuple(names))
+        objects = {key: len(MARKS(bytes(values[key]))) for key in top if bytes(values[key])[:1] in b"[{"}
+        each = {key: len(self._nested_keys[key]) + len(keys) for key, keys in zip(self._nested, inner, strict=True)}
+        return Shape(_decoder(made, each, objects), tuple(names))
 
 
-def _folded(key: str) -> str:
-    """Return a key in lower case without underscores: equal for `systemPrompt`, `System_prompt` and `system_prompt`."""
-    return key.replace("_", "").lower()
+def _decoder(
+    kind: type[msgspec.Struct], nested: Mapping[str, int], objects: Mapping[str, int]
+) -> Callable[[bytes], Any]:
+    """Return the function that decodes a row of this type, and refuses it (ValidationError) if a key is given twice.
+
+    The search for such a key takes as long as the whole conversion of a row. It is needed only if `MARKS` finds another
+    number than that of the row's keys.
+
+    nested: by nested key, how many keys each object there has. objects: by unread key with an object or a list, how
+    many marks are there.
+    """
+    fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
+    optional = [one.name for one in fields.values() if one.default is UNSET]
+    values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
+    lists, unread = [], [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
+    most, strict = len(fields) + sum(objects.values()), msgspec.json.Decoder(kind).decode
+    for key, keys in nested.items():
+        if get_origin(fields[key].type) is list:
+            lists.append((attrgetter(fields[key].name), keys))
+        else:
+            most += keys
+
+    def decode(row: bytes) -> Any:
+        raw = strict(row)
+        marks = most - values(raw).count(UNSET)
+        for held, keys in lists:
+            marks += keys * len(held(raw))
+        for held, inside in unread:
+            if len(MARKS(bytes(held(raw)))) != inside:
+                marks = -1
+        if len(MARKS(row)) != marks and key_fault(row):
+            raise msgspec.ValidationError
+        return raw
+
+    return decode
 
 
 def _has(meaning: Meaning, value: msgspec.Raw) -> bool:

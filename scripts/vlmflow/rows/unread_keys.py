@@ -1,4 +1,4 @@
-"""What a conversion did not read, counted: the part of its account that is the same for all forms."""
+"""What a conversion did not read, and changed, counted: the part of its account that is the same for all forms."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ NAMES_KEPT = 1_000
 
 
 class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What was not read of the rows of a raw split, in `unread.json` and `stats.json`; all counts are of rows."""
+    """What of the rows of a raw split was not read, or was changed, in `unread.json` and `stats.json`, in rows."""
 
     unread_keys: dict[str, int]
     """By key; the key of a turn is written `messages.weight`."""
@@ -34,6 +34,9 @@ class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
     feedback_of_other_form: int = 0
     """With `feedback_form: sentence`, the rows with feedback of another form, which stays as it is. Absent if none."""
 
+    changed_texts: dict[str, int] = {}
+    """By rule (`raw_text.RULES`), the rows with a text that it changed. Absent if there are none."""
+
 
 @dataclass
 class Found:
@@ -42,7 +45,8 @@ class Found:
     keys: the rows with each unread key. other_keys: their sum for all keys beyond NAMES_KEPT.
     meant: by key, the rows whose meaning it changes. first: by key, the number of the first of these rows, and the
     value there. rows: all rows. last_turns: the rows whose unanswered last turn was dropped. whole_answers,
-    raw_feedback: the rows with answers or feedback that were to be changed, and stay as they are.
+    raw_feedback: the rows with answers or feedback that were to be changed, and stay as they are. changed: by rule, the
+    rows with a text that it changed.
     """
 
     keys: Counter[str] = field(default_factory=Counter)
@@ -53,6 +57,7 @@ class Found:
     last_turns: int = 0
     whole_answers: int = 0
     raw_feedback: int = 0
+    changed: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "Found") -> None:
         """Add what was found in later rows."""
@@ -68,6 +73,7 @@ class Found:
         self.last_turns += other.last_turns
         self.whole_answers += other.whole_answers
         self.raw_feedback += other.raw_feedback
+        self.changed += other.changed
 
     def refuse(self, where: str, dataset: str, meanings: Mapping[str, Meaning], ignored: Collection[str]) -> None:
         """Raise VlmflowError if keys change what rows mean and are not ignored; it names all of them.
@@ -96,4 +102,5 @@ class Found:
             unanswered_last_turns=self.last_turns,
             answers_without_mark=self.whole_answers,
             feedback_of_other_form=self.raw_feedback,
+            changed_texts=dict(sorted(self.changed.items())),
         )

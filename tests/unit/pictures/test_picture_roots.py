@@ -1,5 +1,6 @@
 import os
 import stat
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from drawn_pictures import put
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.image_manifest import REASONS, Unusable
-from vlmflow.pictures.roots import Located, PictureRoots, read_picture
+from vlmflow.pictures.roots import LETTER_CASE, UNICODE_FORM, Located, PictureRoots, read_picture
 
 KEY = "datasets.fire.image_roots"
 
@@ -28,11 +29,58 @@ def test_a_picture_is_found_under_its_path(tmp_path: Path):
 def test_letter_case_is_matched_when_one_file_fits(tmp_path: Path):
     """Letter case, in folders and files."""
     file = put(tmp_path / "Coco/Train2017/A.JPG", b"")
-    assert rooted(tmp_path).locate("coco/train2017/a.jpg") == Located("coco/train2017/a.jpg", str(file))
+    assert rooted(tmp_path).locate("coco/train2017/a.jpg") == Located("coco/train2017/a.jpg", str(file), LETTER_CASE)
     put(tmp_path / "Coco/Train2017/A.jpg", b"")
-    assert rooted(tmp_path).locate("coco/train2017/a.jpg").reason == "ambiguous"
+    found = rooted(tmp_path).locate("coco/train2017/a.jpg")
+    both = "'Coco/Train2017/A.JPG', 'Coco/Train2017/A.jpg'"
+    assert found == Unusable("ambiguous", f"files that differ from it only in letter case: {both}")
     assert rooted(tmp_path).locate("Coco/Train2017/A.JPG").file == str(file)
     assert rooted(tmp_path).locate("coco/train2017/A.JPG").reason == "ambiguous"
+
+
+NFC, NFD = (unicodedata.normalize(form, "Übung/café 한글.jpg") for form in ("NFC", "NFD"))
+
+
+@pytest.mark.parametrize(
+    ("stored", "named", "differs"),
+    [
+        (NFD, NFC, UNICODE_FORM),
+        (NFC, NFD, UNICODE_FORM),
+        (NFC, NFC, None),
+        (NFD.upper(), NFC, LETTER_CASE),
+        (NFD.replace("Ü", "ü").replace("U\u0308", "u\u0308"), NFC, LETTER_CASE),
+        ("Screenshot 3.00\u202fPM.png", "Screenshot 3.00 PM.png", UNICODE_FORM),
+        ("\ufb01re.jpg", "FIRE.jpg", LETTER_CASE),
+        ("COCO/Train2017/000000000009.jpg", "coco/train2017/000000000009.jpg", LETTER_CASE),
+    ],
+)
+def test_names_are_compared_as_people_see_them(tmp_path: Path, stored: str, named: str, differs: str | None) -> None:
+    """As macOS stores names, and as people type them; the picture is called what the row calls it."""
+    file = put(tmp_path / stored, b"")
+    assert rooted(tmp_path).locate(named) == Located(named, str(file), differs)
+
+
+def test_the_closest_name_wins_and_two_that_are_equally_close_are_ambiguous(tmp_path: Path) -> None:
+    exact, form = put(tmp_path / "caf\xe9.jpg", b""), put(tmp_path / "cafe\u0301.jpg", b"")
+    case = put(tmp_path / "Caf\xe9.jpg", b"")
+    assert rooted(tmp_path).locate("caf\xe9.jpg") == Located("caf\xe9.jpg", str(exact))
+    exact.unlink()
+    assert rooted(tmp_path).locate("caf\xe9.jpg") == Located("caf\xe9.jpg", str(form), UNICODE_FORM)
+    put(tmp_path / "caf\uff45\u0301.jpg", b"")
+    found = rooted(tmp_path).locate("caf\xe9.jpg")
+    both = "'cafe\\u0301.jpg', 'caf\\uff45\\u0301.jpg'"
+    assert found == Unusable("ambiguous", f"files that differ from it only in unicode form: {both}")
+    assert rooted(tmp_path).locate("Caf\xe9.jpg").file == str(case)
+    assert rooted(tmp_path).locate("CAF\xc9.jpg").reason == "ambiguous"
+
+
+def test_a_name_that_becomes_a_path_in_another_form_leads_nowhere_else(tmp_path: Path) -> None:
+    """NFKC makes two dots and a slash of full-width ones: names are compared part by part, and never opened."""
+    put(tmp_path / "root/a/b.jpg", b"")
+    put(tmp_path / "secret.jpg", b"")
+    for path in ("\uff0e\uff0e/secret.jpg", "a\uff0fb.jpg", "a/\uff0e\uff0e/\uff0e\uff0e/secret.jpg"):
+        assert rooted(tmp_path / "root").locate(path).reason == "missing"
+    assert rooted(tmp_path / "root").locate("\uff41/\uff42.jpg").differs == UNICODE_FORM
 
 
 def test_one_file_under_two_folder_names_is_not_ambiguous(tmp_path: Path):
@@ -58,12 +106,15 @@ def test_the_first_root_wins_and_an_exact_name_wins_in_any(tmp_path: Path):
     assert rooted(second, first).locate("b.jpg").file == str(second / "b.jpg")
 
 
-@pytest.mark.parametrize("lies", ["coco/train2017/000000231338.jpg", "COCO/val2014/COCO_val2014_000000231338.JPG"])
-def test_coco_pictures_are_found_by_number(tmp_path: Path, lies: str):
+@pytest.mark.parametrize(
+    ("lies", "differs"),
+    [("coco/train2017/000000231338.jpg", None), ("COCO/val2014/COCO_val2014_000000231338.JPG", LETTER_CASE)],
+)
+def test_coco_pictures_are_found_by_number(tmp_path: Path, lies: str, differs: str | None):
     """The name remains the row's, wherever the file is."""
     file = put(tmp_path / lies, b"")
     for name in ("coco/train2014/000000231338.jpg", "coco/val2017/000000231338.jpg"):
-        assert rooted(tmp_path).locate(name) == Located(name, str(file))
+        assert rooted(tmp_path).locate(name) == Located(name, str(file), differs)
     assert rooted(tmp_path).locate("coco/train2014/000000231339.jpg").reason == "missing"
 
 

@@ -13,6 +13,7 @@ from vlmflow.config.data_settings import PictureLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import REASONS, PictureEntry, read_picture_manifest
+from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.resolve import named_paths, resolve_pictures, say_what_was_found, write_picture_manifest
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
@@ -182,6 +183,17 @@ def test_missing_pictures_are_reported_by_source(tmp_path: Path, caplog: pytest.
         say_what_was_found(entries, "datasets.fire.image_roots")
     assert "4 pictures named, 1 usable, of which 0 rewritten" in caplog.messages
     assert "missing, of source vg: 2 picture(s), 2 row(s)" in caplog.messages
+
+
+def test_pictures_under_other_names_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    put(tmp_path / "root/cafe\u0301.jpg", JPEG)
+    put(tmp_path / "root/b.jpg", JPEG)
+    entries = resolve(tmp_path, ["caf\xe9.jpg", "cafe\u0301.jpg", "B.jpg", "B.JPG", "gone.jpg"])
+    assert [entry.differs for entry in entries] == ["unicode form", None, "letter case", "letter case", None]
+    assert picture_counts(entries).other_names == {"letter case": 2, "unicode form": 1}
+    with caplog.at_level(logging.INFO):
+        say_what_was_found(entries, "datasets.fire.image_roots")
+    assert "2 pictures whose files have names that differ in letter case" in caplog.messages
 
 
 def test_roots_without_any_of_the_pictures_stop_the_stage(tmp_path: Path):

@@ -57,7 +57,7 @@ def test_every_form_becomes_question_and_answer(kind: str, row: dict[str, Any], 
 
 def test_a_llava_row_gets_its_one_tag_in_front() -> None:
     row = made("volcano", {"image": "gqa/images/1.jpg", "conversations": LLAVA}, "image")
-    assert spoken(row) == [("human", "<image>\nWhat?"), ("gpt", "It.")]
+    assert spoken(row) == [("human", "<image>\nWhat?"), ("gpt", " It.")]
 
 
 def test_a_system_turn_of_its_own_stays() -> None:

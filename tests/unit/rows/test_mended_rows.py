@@ -150,3 +150,19 @@ def test_a_row_written_in_other_spaces_is_not_edited(tmp_path: Path) -> None:
     rows[1]["raw"]["score"] = 1.0
     _, stats = quarantine(raw, [write_lines(tmp_path / "mended.jsonl", rows)])
     assert stats.mended_rows == {"train": 1}
+
+
+def test_a_row_with_a_key_twice_is_fixed_and_never_by_a_tool_that_drops_one(tmp_path: Path) -> None:
+    """In the quarantine it is a text, which JSON's tools copy as it is."""
+    raw = tmp_path / "rows.jsonl"
+    twice = '{"prompt": "q", "completion": "first", "completion": "second"}'
+    raw.write_text("".join(f'{{"prompt": "q{n}", "completion": "a"}}\n' for n in range(8)) + f"{twice}\n")
+    (row,), _ = quarantine(raw)
+    assert (row["reason"], row["raw"]) == ("duplicate_key", twice)
+    assert row["detail"] == "the key 'completion' is given twice"
+    (row,), stats = quarantine(raw, [write_lines(tmp_path / "copied.jsonl", [row])])
+    assert (row["reason"], stats.mended_rows) == ("duplicate_key", {"train": 0})
+    fixed: list[Any] = [twice.replace('"completion": "first", ', ""), json.loads(twice)]
+    for number, whole in enumerate(fixed):
+        left, stats = quarantine(raw, [write_lines(tmp_path / f"fixed{number}.jsonl", [row | {"raw": whole}])])
+        assert (left, stats.mended_rows) == ([], {"train": 1})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.sharegpt import MARKS, ShareGptRow, first_fault, json_schema, may_hold_marks
+from vlmflow.rows.sharegpt import MARKS, PATH_TAG, PLACEHOLDER, ShareGptRow, first_fault, json_schema, may_hold_marks
 from workflow_runs import ROOT
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -59,6 +59,8 @@ def test_a_valid_row_has_no_fault() -> None:
         {"images": [], "conversations": talk("Q", "a", "f", "b")},
         {"conversations": [{"from": "system", "value": "Be brief."}, *SOUND["conversations"]]},
         {"conversations": trained(None, False, None, True)},
+        {"conversations": talk("<image>\n{{x}} <img>a.png</img>", "a {{ROUND0}} b", "f", "{{QUERY}}")},
+        {"images": [], "conversations": talk("<img>", "<img></img>", "</img> <img>", "<img>\nx</img>")},
         {"conversations": [{"from": "system", "value": "Be brief."}, *trained(None, True, None, True)]},
     ],
 )
@@ -99,6 +101,11 @@ def test_a_row_without_a_picture_may_speak_of_tags(tag: str) -> None:
         ({"conversations": [{"from": "system", "value": "x <image>"}, *SOUND["conversations"]]}, "stray_tag"),
         ({"conversations": [*SOUND["conversations"], {"from": "system", "value": "x"}]}, "alternation"),
         ({"conversations": [{"from": "system", "value": "x"}] * 2}, "alternation"),
+        ({"conversations": talk("<image>\nthe text {{ROUND0}}", "a", "f", "b")}, "stray_tag"),
+        ({"conversations": talk("<image>\nQ", "a", "{{ROUND1}}", "b")}, "stray_tag"),
+        ({"conversations": [{"from": "system", "value": "{{QUERY}}"}, *SOUND["conversations"]]}, "stray_tag"),
+        ({"images": [], "conversations": talk("Q", "a\n<img>a.png</img>", "f", "b")}, "stray_tag"),
+        ({"images": [], "conversations": talk("<img> <img>x</img>", "a", "f", "b")}, "stray_tag"),
         ({"conversations": trained(None, True, None, False)}, "schema"),
         ({"conversations": trained(None, False, None, None)}, "schema"),
         ({"conversations": trained(None, None, None, True)}, "schema"),
@@ -110,12 +117,15 @@ def test_rules_beyond_the_schema(changes: dict[str, Any], reason: str) -> None:
     assert found(**changes) == reason
 
 
-@given(text=st.text(st.sampled_from("<>|/imagethnk \n\t\r\x00\x7f\x1fü\\")), ascii_only=st.booleans())
+PIECES = st.sampled_from([*"<>|/imagethnk \n\t\r\x00\x7f\x1fü\\", "{{ROUND0}}"])
+
+
+@given(text=st.lists(PIECES).map("".join), ascii_only=st.booleans())
 def test_the_quick_scan_of_a_line_misses_no_mark(text: str, ascii_only: bool) -> None:
     """However the JSON is written; a false alarm is allowed, a miss is not."""
     talks = talk("<image>\nQ", "a" + text, "f", "b")
     line = json.dumps(SOUND | {"conversations": talks}, ensure_ascii=ascii_only).encode()
-    if any(pattern.search(text) for pattern in MARKS.values()):
+    if any(pattern.search(text) for pattern in (*MARKS.values(), PLACEHOLDER, PATH_TAG)):
         assert may_hold_marks(line)
     assert may_hold_marks(line.replace(b"a<", b"a\\u003c")) or "<" not in text
 

@@ -47,7 +47,7 @@ def test_keys_are_in_their_order_and_what_there_is_none_of_is_left_out(tmp_path:
 @pytest.mark.parametrize(
     ("settings", "written"),
     [
-        ({}, {"named": 0, "usable": 0, "formats": {}, "rewritten": {}, "unusable": {}, "missing_by_source": {}}),
+        ({}, {"named": 0, "usable": 0, **{key: {} for key in PictureCounts.__struct_fields__[2:]}}),
         ({"skip_images": True}, {}),
         ({"modality": "text"}, {}),
     ],
@@ -62,7 +62,8 @@ def test_pictures_that_nobody_checked_are_not_none_named(
 @pytest.mark.parametrize("modality", ["image", "text"])
 def test_an_account_that_is_read_and_written_again_has_the_same_bytes(tmp_path: Path, modality: str) -> None:
     """As provenance.json repeats it."""
-    pictures = PictureCounts(2, 1, {"JPEG": 1}, {"cmyk": 1}, {"missing": PictureCost(1, 3)}, {"gqa": PictureCost(1, 3)})
+    counts = {"JPEG": 1}, {"cmyk": 1}, {"missing": PictureCost(1, 3)}, {"gqa": PictureCost(1, 3)}, {"letter case": 1}
+    pictures = PictureCounts(2, 1, *counts)
     stats = some_stats(modality=modality, test=SplitCounts(2, 1, {"duplicate": 1}), pictures={"train": pictures})
     write_account(tmp_path / "stats.json", stats)
     read = read_account(tmp_path / "stats.json", Stats)

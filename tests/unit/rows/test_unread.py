@@ -74,6 +74,17 @@ STOPS = [
     ("messages", turns({"loss": False}), "messages.loss"),
     ("messages", turns({"loss_scale": 2.0}), "messages.loss_scale"),
     ("messages", turns({"train": False}), "messages.train"),
+    ("messages", turns({"training": False}), "messages.training"),
+    ("messages", turns({"trainable": 0}), "messages.trainable"),
+    ("messages", turns({"train_on_turn": "no"}), "messages.train_on_turn"),
+    ("messages", turns({"loss_weight": 0}), "messages.loss_weight"),
+    ("messages", turns({"loss_mask": [1, 0, 1]}), "messages.loss_mask"),
+    ("messages", turns({"masked": True}), "messages.masked"),
+    ("messages", turns({"train_detail": [{"begin_offset": 0, "train": False}]}), "messages.train_detail"),
+    ("messages", turns() | {"loss_weight": 0.0}, "loss_weight"),
+    ("messages", turns() | {"train": False}, "train"),
+    ("alpaca", ASK | {"masked": 1}, "masked"),
+    ("text", {"text": "It.", "weight": 0}, "weight"),
     ("messages", turns({"tool_calls": [{"id": "1"}]}), "messages.tool_calls"),
     ("messages", turns({"function_call": {"name": "clock"}}), "messages.function_call"),
     ("messages", turns({"reasoning_content": "So."}), "messages.reasoning_content"),
@@ -111,6 +122,8 @@ HIDDEN = [
     ("alpaca", json.dumps(ASK | {"System": "Be brief."}), "system"),
     ("messages", json.dumps(turns() | {"systemPrompt": "Be brief."}), "system_prompt"),
     ("messages", json.dumps(turns({"Loss": False})), "messages.loss"),
+    ("messages", json.dumps(turns({"lossWeight": 0})), "messages.loss_weight"),
+    ("messages", json.dumps(turns() | {"Train-Detail": [0]}), "train_detail"),
     ("messages", json.dumps(turns({"toolCalls": [{"id": "1"}]})), "messages.tool_calls"),
     ("messages", json.dumps(turns({"from": "user", "weight": 0})), "messages.weight"),
     ("messages", json.dumps(turns({"from": ["user"], "weight": 0})), "messages.weight"),
@@ -137,7 +150,8 @@ NEUTRAL = [
     ("alpaca", ASK | {"weight": "nan", "system": "NaN", "label": ""}),
     ("alpaca", ASK | {"label": 3, "weight": "heavy", "chosen": None, "rejected": {}, "videos": []}),
     ("messages", turns({"weight": 1, "loss": True, "tool_calls": [], "function_call": None, "train": True})),
-    ("messages", turns({}, {"weight": 0, "loss": False})),
+    ("messages", turns({}, {"weight": 0, "loss": False, "masked": True, "training": False})),
+    ("messages", turns({"masked": False, "training": True, "train_detail": None, "loss_mask": [1, 1]})),
     ("messages", turns({"name": "Bob", "refusal": None})),
     ("text", {"text": "It.", "system": "Linux", "label": False, "weight": 70}),
 ]
@@ -265,7 +279,7 @@ def test_counts_are_those_of_a_plain_loop(rows: list[tuple[Any, Any, Any]], tmp_
 
 
 def test_a_key_without_a_meaning_cannot_be_ignored() -> None:
-    for key, kind in (("lable", "messages"), ("history", "messages"), ("weight", "text")):
+    for key, kind in (("lable", "messages"), ("history", "messages"), ("label", "text")):
         with pytest.raises(ValueError, match=f"ignore_keys: '{key}' never stops a row of kind {kind}"):
             DatasetSettings(kind=kind, train="x", prompt="p" if kind == "text" else None, ignore_keys=[key])
     with pytest.raises(ValueError, match="applies to every kind but fire only"):

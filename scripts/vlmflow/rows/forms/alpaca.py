@@ -6,7 +6,6 @@ from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.raw_text import question_and_answer
-from vlmflow.rows.rejects import Reject
 
 
 class Row(Protocol):
@@ -17,10 +16,10 @@ class Row(Protocol):
     output: str
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
+def read(raw: Row, prompt: str | None) -> list[Turn]:
     """Return the two turns of a row; the question is that of ms-swift (AlpacaPreprocessor.concat_inst_input)."""
     asked = "\n".join(filter(None, (raw.instruction, raw.input)))
-    return question_and_answer("instruction", asked, raw.output)
+    return question_and_answer(asked, raw.output)
 
 
 FORM = RawForm(

@@ -16,8 +16,8 @@ import msgspec
 
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.raw.named import source_of
-from vlmflow.rows.chat import FIRST_LINE, Turn, without_tags
-from vlmflow.rows.raw_text import SINGLE_TURN, clean
+from vlmflow.rows.chat import FIRST_LINE, Turn
+from vlmflow.rows.raw_text import SINGLE_TURN, clean, cleaned, untagged
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 
@@ -41,8 +41,8 @@ class RawRow(msgspec.Struct, gc=False):
     image: str
     question: RawTurn
     conversations: list[RawTurn]
-    source: Any = None
-    score: Any = None
+    source: Any = msgspec.UNSET
+    score: Any = msgspec.UNSET
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -59,6 +59,7 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
     image: the picture's path in the row.
     question: the question without picture tags.
     score_field_differs: whether the row's field `score` differs from the scores in the texts, which are used.
+    changes: the rules that changed a text (`raw_text.RULES`).
     """
 
     image: str
@@ -66,6 +67,7 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
     source: str
     attempts: list[Attempt]
     score_field_differs: bool
+    changes: frozenset[str] = frozenset()
 
 
 class NamedInRow(Protocol):
@@ -87,7 +89,7 @@ GOLD = msgspec.json.Decoder(_GoldRow)
 def read_gold(row: bytes) -> str | None:
     """Return the right answer to a row's question, cleaned; None if there is none. Raises nothing."""
     try:
-        return clean(GOLD.decode(row).groundtruth.value) or None
+        return clean(GOLD.decode(row).groundtruth.value).lstrip() or None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -122,10 +124,11 @@ def read_trajectory(row: bytes, decode: Callable[[bytes], RawRow] = ROW.decode) 
         return Reject("bad_shape", "image is empty")
     if raw.question.role != "user":
         return Reject("wrong_role", f"question.role is {raw.question.role[:40]!r}, not 'user'")
-    question = clean(without_tags(raw.question.value))
+    texts, changes = cleaned([raw.question.value, *[turn.value for turn in raw.conversations]])
+    question, moved = untagged(texts[0])
     if not question:
         return Reject("empty_turn", "question.value holds no text")
-    attempts = _attempts(raw.conversations)
+    attempts = _attempts(raw.conversations, texts[1:])
     if isinstance(attempts, Reject):
         return attempts
     return Trajectory(
@@ -133,11 +136,15 @@ def read_trajectory(row: bytes, decode: Callable[[bytes], RawRow] = ROW.decode) 
         question=question,
         source=source_of(raw.source, [raw.image]),
         attempts=attempts,
-        score_field_differs=raw.score is not None and raw.score != [attempt.score for attempt in attempts],
+        score_field_differs=raw.score is not None
+        and raw.score is not msgspec.UNSET
+        and raw.score != [attempt.score for attempt in attempts],
+        changes=changes | moved if moved else changes,
     )
 
 
-def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
+def _attempts(turns: list[RawTurn], texts: list[str]) -> list[Attempt] | Reject:
+    """Return the attempts of a trajectory. texts: the cleaned texts of its turns."""
     roles = [turn.role for turn in turns]
     wanted = (["student", "teacher"] * len(turns))[: len(turns)]
     if roles != wanted:
@@ -145,7 +152,6 @@ def _attempts(turns: list[RawTurn]) -> list[Attempt] | Reject:
         return Reject("wrong_role", f"conversations[{number}].role is {role[:40]!r}, not {wanted[number]!r}")
     if not turns or len(turns) % 2:
         return Reject("unbalanced_turns", f"conversations has {len(turns)} turns, not pairs of answer and feedback")
-    texts = [clean(turn.value) for turn in turns]
     if "" in texts:
         return Reject("empty_turn", f"conversations[{texts.index('')}].value holds no text")
     answers, feedbacks = texts[::2], texts[1::2]

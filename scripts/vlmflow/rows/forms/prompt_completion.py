@@ -6,7 +6,6 @@ from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.raw_text import question_and_answer
-from vlmflow.rows.rejects import Reject
 
 
 class Row(Protocol):
@@ -16,9 +15,9 @@ class Row(Protocol):
     completion: str
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
+def read(raw: Row, prompt: str | None) -> list[Turn]:
     """Return the two turns of a row."""
-    return question_and_answer("prompt", raw.prompt, raw.completion)
+    return question_and_answer(raw.prompt, raw.completion)
 
 
 FORM = RawForm(

@@ -2,11 +2,10 @@
 
 from typing import Protocol
 
-from vlmflow.config.key_meanings import OF_ANY_ROW
+from vlmflow.config.key_meanings import OF_TEXTS
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.raw_text import question_and_answer
-from vlmflow.rows.rejects import Reject
 
 
 class Row(Protocol):
@@ -15,9 +14,9 @@ class Row(Protocol):
     text: str
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
+def read(raw: Row, prompt: str | None) -> list[Turn]:
     """Return the two turns of a row; the question is the setting `prompt`."""
-    return question_and_answer("prompt", prompt or "", raw.text)
+    return question_and_answer(prompt or "", raw.text)
 
 
 FORM = RawForm(
@@ -25,7 +24,7 @@ FORM = RawForm(
     row='`{"text": …}`; `prompt` in the configuration is the question before every text',
     content=Row,
     read=read,
-    meanings=OF_ANY_ROW,
+    meanings=OF_TEXTS,
     settings=("ignore_keys", "prompt"),
     one_prompt=True,
 )
