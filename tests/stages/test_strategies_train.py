@@ -202,7 +202,8 @@ def test_fsdp2_trains_what_ddp_does(
 SCALER = """
 import sys, torch
 from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
-how = {"static_loss_scale": 0, "dynamic_scaling": True, "dynamic_loss_args": {}}
+names = ("init_scale", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+how = {"static_loss_scale": 0, "dynamic_scaling": True, "dynamic_loss_args": dict.fromkeys(names, 1)}
 torch.save({"loss_scaler": CreateLossScaler(dtype=torch.float16, **how)}, sys.argv[1])
 """
 
