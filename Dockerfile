@@ -91,7 +91,7 @@ LABEL org.opencontainers.image.title="vlmflow-train" \
       org.opencontainers.image.version=$VERSION \
       org.opencontainers.image.licenses="Apache-2.0"
 
-# For people who look at results (k8s/components/jupyter). Unlike the others it has code, since no run brings it one.
+# For people who look at results (k8s/components/jupyter). Unlike the others it has the library: no run brings it one.
 #   docker build --target jupyter --build-arg REVISION=$(git rev-parse HEAD) -t vlmflow/jupyter:0.1.0 .
 FROM data AS jupyter
 USER 0

@@ -51,7 +51,8 @@ HEAVY = (
     *("unit/evaluation/test_gpus.py", "unit/merging"),
     *("unit/pictures/test_size_limits.py", "unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
     *("unit/test_notebook.py", "unit/trainer"),
-    *("unit/training/test_checkpoint.py", "unit/training/test_steps.py", "unit/training/test_strategies.py"),
+    *("unit/training/test_checkpoint.py", "unit/training/test_foreign_code.py", "unit/training/test_steps.py"),
+    "unit/training/test_strategies.py",
     *("workflow/test_demo_workflow.py", "workflow/test_estimate_refuses.py", "workflow/test_evaluate.py"),
     "workflow/test_kills.py",
 )

@@ -4,6 +4,7 @@ Each training is killed, and resumed to the same bytes.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Begin, Event, Log, read_events
+from vlmflow.training.foreign_code import SAFE, ForeignCodeError, refuse_foreign_code
 from vlmflow.training.train import Trained, train
 
 DRIFT = """
@@ -38,6 +40,8 @@ if "-m" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv and os
     transformers.Trainer.training_step = training_step
 """
 """Make the second process train other weights."""
+
+SCALED = "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"
 
 STEPS = 4
 """Optimizer steps of a training, with a checkpoint after half of them."""
@@ -105,6 +109,8 @@ def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPat
     patch.delenv("KILL_IN_SAVE")
     checkpoints = folder / "runs" / training.digest() / "checkpoints"
     unbroken = (checkpoints / f"checkpoint-{steps}" / "adapter_model.safetensors").read_bytes()
+    if training.strategy.engine == "deepspeed":
+        refused_with_foreign_code(training, folder / "runs", checkpoints / f"checkpoint-{steps // 2}")
     trained = train(training, folder / "runs", 2, "train_model r")
     before, after = sessions(read_events(trained.folder.progress))
     assert after, "the second session resumed"
@@ -113,6 +119,28 @@ def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPat
     assert saved.read_bytes() == unbroken
     assert any(tensor.abs().sum() for name, tensor in load_file(saved).items() if "lora_B" in name), "it is trained"
     return trained
+
+
+class Harmful:
+    """Runs a command when it is loaded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch pickle-ran",)
+
+
+def refused_with_foreign_code(training: Training, runs: Path, checkpoint: Path) -> None:
+    """Check that a training does not resume from a checkpoint while one of its files would run a command."""
+    (tag,) = checkpoint.glob("global_step*")
+    torch.save({"x": Harmful()}, tag / "other_states.pt")
+    with pytest.raises(ForeignCodeError, match=r"other_states\.pt: would call posix\.system when it is loaded"):
+        train(training, runs, 2, "train_model r")
+    (tag / "other_states.pt").unlink()
+
+
+def named_in(checkpoint: Path) -> set[str]:
+    """Return what the files of DeepSpeed in a checkpoint name besides what torch itself takes for safe."""
+    files = checkpoint.glob("global_step*/*")
+    return {name for file in files for name in torch.serialization.get_unsafe_globals_in_checkpoint(file)}
 
 
 def sessions(events: list[Event]) -> list[list[tuple[Any, ...]]]:
@@ -132,6 +160,8 @@ def test_a_killed_training_resumes_exactly(text: Tiny, name: str, tmp_path: Path
         on_cores.setenv("COUNT_GATHERED", str(tmp_path / "gathered"))
     quick = {"max_steps": 2, "checkpoint_steps": 1, "evaluation_steps": 1, "gradient_accumulation_steps": 1}
     trained = killed_and_resumed(training_of(text, SHARDED[name], **quick), tmp_path, on_cores)
+    if name == "zero2":
+        assert named_in(trained.last.folder) == set(SAFE) - {SCALED}, "all of them are needed"
     if name == "fsdp2":
         (weights,) = trained.last.folder.glob("*.safetensors")
         gathered = int((tmp_path / "gathered").read_text())
@@ -167,6 +197,26 @@ def test_fsdp2_trains_what_ddp_does(
     assert weights["ddp"].keys() == weights["fsdp2"].keys()
     for name, tensor in weights["ddp"].items():
         torch.testing.assert_close(weights["fsdp2"][name], tensor, rtol=1e-3, atol=1e-6)
+
+
+SCALER = """
+import sys, torch
+from deepspeed.runtime.fp16.loss_scaler import CreateLossScaler
+names = ("init_scale", "scale_window", "min_scale", "delayed_shift", "consecutive_hysteresis")
+how = {"static_loss_scale": 0, "dynamic_scaling": True, "dynamic_loss_args": dict.fromkeys(names, 1)}
+torch.save({"loss_scaler": CreateLossScaler(dtype=torch.float16, **how)}, sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_training_in_float16_saves_another_scaler(tmp_path: Path) -> None:
+    """DeepSpeed trains in float16 only on GPUs."""
+    folder = tmp_path / "checkpoint-1" / "global_step1"
+    folder.mkdir(parents=True)
+    (folder.parent / "latest").write_text("global_step1")
+    subprocess.run([sys.executable, "-c", SCALER, folder / "x_states.pt"], check=True)
+    assert named_in(folder.parent) == {SCALED}
+    refuse_foreign_code(folder.parent)
 
 
 FIELDS = """

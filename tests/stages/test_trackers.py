@@ -100,6 +100,13 @@ def test_a_collector_that_dies_in_the_middle_gets_every_span_once(server: Mlflow
     assert "mine tuned" in right["attributes"]["session.id"]
     assert "ab" * 32 in str(right["attributes"])
     assert {event["name"] for event in right["events"]} == {"gen_ai.evaluation.result"}
+    roots = {span["name"]: span["attributes"] for span in spans if not span["parent_span_id"]}
+    assert len(roots) == 2 * ROWS, "base and tuned have other names"
+    outputs = {name: json.loads(root["output.value"]) for name, root in roots.items() if "output.value" in root}
+    assert outputs == {"row-1 base": "wrong", "row-1 tuned": "gold 1"}, "only what the models said"
+    kinds = Counter(json.loads(span["attributes"]["openinference.span.kind"]) for span in spans)
+    assert kinds == {"CHAIN": 2 * ROWS, "EVALUATOR": 2 * ROWS, "LLM": 2}
+    assert json.loads(roots["row-1 tuned"]["vlmflow.score.right"]) == 1.0
 
 
 def test_an_offline_run_is_written_once_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

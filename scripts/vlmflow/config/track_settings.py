@@ -28,7 +28,7 @@ class TrackSettings(Settings):
     MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)."""
 
     experiment: Label = "vlmflow"
-    """MLflow's experiment; it is made if it does not exist."""
+    """MLflow's experiment, and the project in which Phoenix shows the traces; it is made if it does not exist."""
 
     wandb: Label | None = None
     """Weights & Biases: the name of a project. The run is written as an offline run under `stores.trackers`; `wandb

@@ -49,6 +49,8 @@ def vllm_words(
     words = ["vllm", "serve", str(model), "--host", LOOPBACK, "--port", str(port)]
     words += ["--tensor-parallel-size", str(gpus), "--max-model-len", str(max_length)]
     words += ["--served-model-name", "base" if adapter else name]
+    # Older versions let each web page ask, and /invocations needs no key.
+    words += ["--allowed-origins", "[]"]
     if limits:
         size = {"size": msgspec.to_builtins(limits)}
         # Without "video": 0 it reserves memory for a whole video at its start.

@@ -38,12 +38,13 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 class Turn(msgspec.Struct, frozen=True):
     """What a model was asked in a row, and what it answered; or the gold answer, of which it gave the loss.
 
-    name: "gold answer", or "turn 1". scores: by name; losses and margins are in nats per token.
+    name: "gold answer", or "after 1 round(s)". answer: what the model said; null if it was not asked. scores: by name;
+    losses and margins are in nats per token.
     """
 
     name: str
     prompt: str
-    answer: str
+    answer: str | None
     scores: dict[str, float]
     facts: dict[str, str]
 

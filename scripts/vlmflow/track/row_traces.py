@@ -117,8 +117,8 @@ def _scored(row: Row, found: EvaluatedRow | None, model: Model) -> Iterator[Turn
         case = with_right_last(Case(row, found.group)) if found.right is not None else None
         *before, last = case.row.conversations if isinstance(case, Case) else row.conversations
         history = "\n\n".join(f"{ROLES[turn.speaker]}: {turn.value}" for turn in before)
-        facts = {} if found.wrong is None else {"wrong": found.wrong}
-        yield Turn("gold answer", history, found.right or last.value, _scores(found, model), facts)
+        facts = {"gold": found.right or last.value} | ({} if found.wrong is None else {"wrong": found.wrong})
+        yield Turn("gold answer", history, None, _scores(found, model), facts)
 
 
 def _scores(found: EvaluatedRow, model: Model) -> dict[str, float]:

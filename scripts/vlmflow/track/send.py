@@ -54,7 +54,7 @@ def send(story: Story, traces: Callable[[], Sequence[RowTrace]], settings: Track
     if (project := settings.wandb) is not None:
         senders["wandb"] = partial(_to_wandb, project, story, told, store)
     if (endpoint := settings.otlp) is not None:
-        senders["otlp"] = lambda: _to_otlp(endpoint, traces(), story)
+        senders["otlp"] = lambda: _to_otlp(endpoint, settings.experiment, traces(), story)
     sent: dict[str, Sent] = {}
     failed: dict[str, VlmflowError] = {}
     for name, sender in senders.items():
@@ -118,7 +118,7 @@ def _remove_links(folder: Path) -> None:
             place.unlink()
 
 
-def _to_otlp(address: str, traces: Sequence[RowTrace], story: Story) -> Sent:
-    question = {"to": address, "traces": msgspec.to_builtins(traces)}
+def _to_otlp(address: str, project: str, traces: Sequence[RowTrace], story: Story) -> Sent:
+    question = {"to": address, "project": project, "traces": msgspec.to_builtins(traces)}
     answer = ask("track", "vlmflow.track.to_otlp", question, keys_of(OTLP_KEYS), (*NETWORK, "OTEL_*"), LONGEST)
     return Sent(address, f"{story.run}: {len(traces):,} traces", True, answer["figures"])

@@ -1,11 +1,13 @@
 """Sends evaluated rows as traces to an OpenTelemetry endpoint; runs in the environment `track` (core/own_environment).
 
-Question: {"to": address without /v1/traces, "traces": list of `RowTrace`}. Answer: {"figures": spans sent}.
+Question: {"to": address without /v1/traces, "project": the collector's name for what belongs together, "traces": list
+of `RowTrace`}. Answer: {"figures": spans sent}.
 
 The ids of traces and spans come from their rows, so a second sending repeats the same spans. Headers and certificates
 come from OpenTelemetry's variables (OTEL_EXPORTER_OTLP_HEADERS, …). Attributes: OpenTelemetry's conventions for
-generative AI (gen_ai.*, with a score as an event gen_ai.evaluation.result), and those that Langfuse and Phoenix show
-(session.id, input.value, output.value, langfuse.trace.*).
+generative AI (gen_ai.*, with a score as an event gen_ai.evaluation.result), OpenInference's, which Phoenix shows (kind,
+project, session.id, input.value, output.value), langfuse.*, and vlmflow.score.NAME, by which people filter and sort. An
+output is what the model said, and nothing else.
 """
 
 import hashlib
@@ -55,7 +57,8 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
     session.headers["Accept-Encoding"] = "identity"  # so that no answer grows when it is unpacked
     session.auth = lambda request: request  # otherwise an entry of ~/.netrc would replace the key
     exporter = OTLPSpanExporter(endpoint=question["to"].rstrip("/") + "/v1/traces", session=session)
-    spans = [span for trace in question["traces"] for span in spans_of(trace)]
+    resource = Resource({"service.name": "vlmflow", "openinference.project.name": question["project"]})
+    spans = [span for trace in question["traces"] for span in spans_of(trace, resource)]
     for sent in range(0, len(spans), SPANS):
         result = exporter.export(spans[sent : sent + SPANS])
         if fault := session.fault:
@@ -135,35 +138,45 @@ def fault_of(response: requests.Response) -> VlmflowError | None:
     return None
 
 
-def spans_of(trace: dict[str, Any]) -> list[ReadableSpan]:
-    """Return a trace's spans: one for the row, and one for each of its turns, a millisecond long each."""
+def spans_of(trace: dict[str, Any], resource: Resource) -> list[ReadableSpan]:
+    """Return a trace's spans: one for the row, and one for each of its turns, a millisecond long each.
+
+    The row's has the model's last answer, if it was asked, and all scores of the row after that.
+    """
     digest = hashlib.sha256(trace["identity"].encode()).digest()
     identity, begin = int.from_bytes(digest[:16]), round(1e9 * trace["at"])
     about = {
         "session.id": f"{trace['run']} {trace['model']}",
-        "langfuse.trace.name": trace["row"],
+        "langfuse.trace.name": (name := f"{trace['row']} {trace['model']}"),
         "langfuse.trace.metadata.split": trace["split"],
         "langfuse.trace.metadata.source": trace["source"],
         "langfuse.trace.metadata.model": trace["model"],
         "langfuse.trace.metadata.pictures": trace["pictures"],
     }
     row = SpanContext(identity, int.from_bytes(digest[16:24]), is_remote=False, trace_flags=TraceFlags(1))
-    first, last = trace["turns"][0], trace["turns"][-1]
-    ends = {"input.value": first["prompt"], "output.value": last["answer"]}
-    spans = [_span(trace["row"], row, None, about | ends, [], begin, begin + len(trace["turns"]) * 10**6)]
+    said = [turn["answer"] for turn in trace["turns"] if turn["answer"] is not None]
+    ends = {"input.value": trace["turns"][0]["prompt"], **({"output.value": said[-1]} if said else {})}
+    scores = {key: value for turn in trace["turns"] for key, value in _scores(turn).items()}
+    whole = about | {"openinference.span.kind": "CHAIN"} | ends | scores
+    spans = [_span(name, row, None, resource, whole, [], begin, begin + len(trace["turns"]) * 10**6)]
     for number, turn in enumerate(trace["turns"]):
         own = hashlib.sha256(digest + str(number).encode()).digest()
         context = SpanContext(identity, int.from_bytes(own[:8]), is_remote=False, trace_flags=TraceFlags(1))
         at = begin + number * 10**6
-        attributes = about | {
+        asked = {
+            "openinference.span.kind": "LLM",
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": f"{trace['run']} {trace['model']}",
-            "input.value": turn["prompt"],
             "output.value": turn["answer"],
+        }
+        attributes = about | {
+            **(asked if turn["answer"] is not None else {"openinference.span.kind": "EVALUATOR"}),
+            "input.value": turn["prompt"],
+            **_scores(turn),
             **{f"langfuse.observation.metadata.{key}": value for key, value in turn["facts"].items()},
             **{f"langfuse.observation.metadata.{key}": value for key, value in turn["scores"].items()},
         }
-        scores = [
+        events = [
             Event(
                 "gen_ai.evaluation.result",
                 {"gen_ai.evaluation.name": name, "gen_ai.evaluation.score.value": value},
@@ -171,14 +184,20 @@ def spans_of(trace: dict[str, Any]) -> list[ReadableSpan]:
             )
             for name, value in turn["scores"].items()
         ]
-        spans.append(_span(turn["name"], context, row, attributes, scores, at, at + 10**6))
+        spans.append(_span(turn["name"], context, row, resource, attributes, events, at, at + 10**6))
     return spans
+
+
+def _scores(turn: dict[str, Any]) -> dict[str, float]:
+    """Return a turn's scores as attributes."""
+    return {f"vlmflow.score.{name}": value for name, value in turn["scores"].items()}
 
 
 def _span(
     name: str,
     context: SpanContext,
     parent: SpanContext | None,
+    resource: Resource,
     attributes: dict[str, Any],
     events: list[Event],
     begin: int,
@@ -188,7 +207,7 @@ def _span(
         name=name,
         context=context,
         parent=parent,
-        resource=Resource({"service.name": "vlmflow"}),
+        resource=resource,
         attributes=attributes,
         events=events,
         kind=SpanKind.INTERNAL,

@@ -16,6 +16,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.trainer import process as trainer
 from vlmflow.trainer.orders import Orders
 from vlmflow.training.compiler import search_path
+from vlmflow.training.foreign_code import refuse_foreign_code
 from vlmflow.training.run_folder import RunFolder
 
 JOIN_SECONDS = 7200
@@ -58,7 +59,11 @@ def start(
 
     resume: the checkpoint to resume from. threads: cores for all processes of this node together. lock: the run
     folder's lock, which the trainers hold as long as they run.
+
+    Raises ForeignCodeError if the checkpoint would run code.
     """
+    if resume is not None and training.strategy.engine == "deepspeed":
+        refuse_foreign_code(resume)
     with log_of(folder, place.node).open("ab") as output:
         return subprocess.Popen(
             command(training, folder, resume, place),

@@ -13,6 +13,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
 from vlmflow.training.failures import MachineFaultError
+from vlmflow.training.foreign_code import ForeignCodeError
 from vlmflow.training.group import Group, group_of
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
@@ -128,10 +129,10 @@ def trained_before(training: Training, runs: Path) -> Trained | None:
 
 @contextmanager
 def _failures_of_the_training() -> Iterator[None]:
-    """Tell what ends the trainers from what the machines lack."""
+    """Tell what ends the trainers from what the machines lack, and from a checkpoint that they must not load."""
     try:
         yield
-    except (PassingError, MachineFaultError):
+    except (PassingError, MachineFaultError, ForeignCodeError):
         raise
     except VlmflowError as error:
         raise TrainingFailedError(error.cause, error.next_step) from None

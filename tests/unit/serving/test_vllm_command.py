@@ -36,6 +36,7 @@ def test_the_command_has_the_gpus_the_length_and_the_limits() -> None:
     assert json.loads(after(words, "--limit-mm-per-prompt")) == {"image": 1, "video": 0}
     size = {"shortest_edge": 4096, "longest_edge": 1_048_576}
     assert json.loads(after(words, "--mm-processor-kwargs")) == {"size": size}
+    assert after(words, "--allowed-origins") == "[]"
     assert after(words, "--allowed-media-domains").endswith(".invalid"), "an empty list would allow all of them"
     assert not {"--enable-lora", "--trust-remote-code", "--allowed-local-media-path", "--api-key"} & set(words)
 

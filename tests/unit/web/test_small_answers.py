@@ -8,8 +8,10 @@ from threading import Thread
 
 import httpx
 import pytest
+from huggingface_hub.utils import get_session
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.web import hub
 from vlmflow.web.small_answers import limit_answers
 
 asked: list[str | None] = []
@@ -74,6 +76,17 @@ def test_a_compressed_answer_is_not_unpacked(client: httpx.Client, encoding: str
     content = gzip.compress(bytes(1000))
     with server(content, encoding) as address, pytest.raises(VlmflowError, match="its answer is compressed"):
         client.get(address)
+
+
+def test_the_client_of_the_hub_is_limited() -> None:
+    assert hub.LONGEST_ANSWER < 1_000_000_000
+    for content, encoding, says in ((gzip.compress(bytes(9)), "gzip", "compressed"), (b"{}", "", None)):
+        with server(content, encoding) as address:
+            if says is None:
+                assert get_session().get(address).json() == {}
+            else:
+                with pytest.raises(VlmflowError, match=says):
+                    get_session().get(address)
 
 
 def test_other_hooks_stay(client: httpx.Client) -> None:

@@ -72,7 +72,7 @@ def test_the_variant_for_gpus_is_vllm_with_a_tag_and_its_own_probes() -> None:
     assert (name, tag[0], container["name"]) == ("vllm/vllm-openai", "v", MAIN["name"])
     assert container["command"] == ["vllm", "serve"]
     assert not [word for word in container["args"] if "trust" in word or "api-key" in word or "local-media" in word]
-    assert f"--allowed-media-domains={NO_DOMAIN}" in container["args"]
+    assert {f"--allowed-media-domains={NO_DOMAIN}", "--allowed-origins=[]"} < {*container["args"]}
     assert not {"startupProbe", "readinessProbe"} & container.keys(), "those of the component: no probe has the key"
     assert container["livenessProbe"]["httpGet"]["path"] == "/health"
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
