@@ -8,6 +8,7 @@ from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manifest
+from vlmflow.fetch.tensor_names import refuse_other_tensors
 
 
 def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: int = 1) -> None:
@@ -32,6 +33,7 @@ def main(*, model: Path, source: str, store: Path, pins: Path = PINS, threads: i
         pin = pin_of(source, read_pins(pins))
         folder, files, left_out = fetch_model(place, pin, store, threads)
         revision = pinned_revision(place, pin)
+    refuse_other_tensors(folder, files)
     log_left_out(source, left_out)
     view = link_files(store, model.name, folder, files)
     with whole_folder(model) as unfinished_folder:
