@@ -73,7 +73,7 @@ def test_the_first_difference_is_found(
 
 
 def test_the_history_is_compared_too(tokenizer_folder: Path) -> None:
-    """As Qwen3's template does: the last answer has an empty thought, those of the history have none."""
+    """A prompt alone shows nothing of how a template writes earlier answers."""
     template = CHAT_TEMPLATE.replace(MIDDLE, MIDDLE + "{{- '!' if message.role == 'assistant' -}}")
     assert found(tokenizer_folder, template, TURNS[:2]) == {}
     assert found(tokenizer_folder, template, TURNS)["before"].endswith("assistant\n")
