@@ -10,6 +10,7 @@ from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manifest
 from vlmflow.fetch.published_run import PROVENANCE, published_files
+from vlmflow.fetch.tensor_names import refuse_other_tensors
 
 
 def main(
@@ -47,6 +48,7 @@ def main(
         pin = pin_of(source, read_pins(pins))
         folder, files, left_out = fetch_model(place, pin, store, threads)
         revision = pinned_revision(place, pin)
+    refuse_other_tensors(folder, files)
     log_left_out(source, left_out)
     view = link_files(store, model.name, folder, files, of_target=bool(merged))
     with whole_folder(model) as unfinished_folder:

@@ -9,6 +9,7 @@ from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, refuse_code
 from vlmflow.fetch.published_run import published_names
 from vlmflow.fetch.small_files import small_names, write_small_files
+from vlmflow.fetch.tensor_names import tensor_names
 
 
 def main(
@@ -35,15 +36,16 @@ def main(
         refuse_code(folder, names)
     elif isinstance(place, Path):
         folder, names = place, list_files(place, source, weights=False).names
-        refuse_code(folder, names)
+        refuse_code(folder, names, weights=False)
+        tensors = tensor_names(folder, names)
     else:
         from vlmflow.fetch.from_hub import fetch_small_files, pinned_revision  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
-        folder, names = fetch_small_files(place, pin, store, threads)
+        folder, names, tensors = fetch_small_files(place, pin, store, threads)
         revision = pinned_revision(place, pin)
     with whole_folder(files) as unfinished_folder:
-        write_small_files(unfinished_folder, folder, small_names(names), source, revision)
+        write_small_files(unfinished_folder, folder, small_names(names), source, revision, tensors)
 
 
 if __name__ == "__main__":

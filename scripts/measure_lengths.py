@@ -7,7 +7,7 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
-from vlmflow.fetch.small_files import require_chat_template
+from vlmflow.fetch.small_files import require_chat_template, tensors_of
 from vlmflow.lengths.architecture import refuse_other_architecture
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
@@ -54,8 +54,8 @@ def main(
     form = ChatForm.of(settings.text_args, data.last_answer_only)
     counter = TokenCounter(base.folder, entries, settings.image_max_tokens, form)
     files = {"train": train, "val": val}
-    chosen = settings.image_max_tokens, settings.text_args, threads, settings.template_differs
-    account = measure_lengths(data, files, counter, base, *chosen)
+    how = settings.image_max_tokens, settings.text_args, threads, settings.template_differs
+    account = measure_lengths(data, files, counter, base, *how, tensors_of(model_files))
     write_account(summary, account)
     logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")
 

@@ -18,7 +18,7 @@ from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import base_run, parse_source
 from vlmflow.fetch.model_files import list_files
-from vlmflow.fetch.small_files import small_names
+from vlmflow.fetch.small_files import naming_files
 
 ParamsFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns a JSON value."""
@@ -115,8 +115,8 @@ class RuleParams:
         return _state(self._settings.models[wildcards.model].source)
 
     def model_files_state(self, wildcards: Any) -> list[list[int]]:
-        """The same without its weights."""
-        return _state(self._settings.models[wildcards.model].source, small_names)
+        """The same without its weights, but for the file that alone names its tensors."""
+        return _state(self._settings.models[wildcards.model].source, naming_files)
 
     def good_run(self, wildcards: Any) -> str | None:
         """A run that trains only good attempts of wildcard `dataset`; null if there is none."""
@@ -207,5 +207,7 @@ def _state(source: str, choose: Callable[[list[str]], list[str]] = list) -> list
     place = parse_source(source)
     if not isinstance(place, Path) or not place.exists() or base_run(source):
         return []
-    files = [place / name for name in choose(list_files(place, source).names)] if place.is_dir() else [place]
+    files = (
+        [place / name for name in choose(list_files(place, source, weights=False).names)] if place.is_dir() else [place]
+    )
     return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]

@@ -19,7 +19,7 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
 from vlmflow.training.compiler import refuse_missing_compiler
-from vlmflow.training.machine_needs import refuse_missing
+from vlmflow.training.machine_needs import refuse_missing, refuse_old_driver
 
 TRAINING = ("train_smoke", "train_model", "trial")
 """The rules that start `processes` trainers."""
@@ -169,11 +169,13 @@ def _refuse_a_long_temporary_folder(workflow: Any) -> None:
 
 
 def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
-    """Refuse a planned training for which this machine lacks a package or a compiler."""
+    """Refuse a planned training for which this machine lacks a package, a compiler or a newer driver."""
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
     for run in {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
         try:
+            if settings.runs[run].device == "cuda":
+                refuse_old_driver()
             refuse_missing(settings.runs[run].train)
             refuse_missing_compiler(strategy_of(settings.runs[run].strategy, settings.runs[run].deepspeed))
         except VlmflowError as error:

@@ -25,6 +25,8 @@ def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
     lines: dict[str, None] = {}
     for name in runs:
         run = settings.runs[name]
+        if said := settings.models[run.model].unsupported:
+            lines[f"models.{run.model}.{said}"] = None
         stats = _account(folder / "data" / run.dataset / "stats.json", Stats)
         if stats and (said := in_words(stats.trained_characters, run.dataset, settings.good_run(run.dataset))):
             lines[f"data set {run.dataset}: {said}"] = None

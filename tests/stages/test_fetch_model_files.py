@@ -4,15 +4,21 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
+from safetensors.numpy import save
 
 import fetch_model
 import fetch_model_files
+from harness.params import RuleParams
 from hub_server import REVISION, HubServer, served_hub, sha256
+from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.small_files import read_small_files
+from vlmflow.fetch.model_files import INDEX, SINGLE, local_files
+from vlmflow.fetch.small_files import read_small_files, tensors_of
 from vlmflow.lengths.count import TOKENIZER
 
 SOURCE = "hf://o/m"
@@ -67,6 +73,38 @@ def test_no_weights_are_fetched(server: HubServer, place: Place) -> None:
     manifest = json.loads((place.target / "manifest.json").read_text())
     assert (manifest["source"], manifest["revision"]) == (SOURCE, REVISION)
     assert manifest["files"]["config.json"] == {"bytes": 2, "sha256": sha256(b"{}")}
+
+
+def test_of_weights_in_one_file_only_the_header_is_fetched(server: HubServer, place: Place) -> None:
+    """It names the tensors, as an index does for several files."""
+    content = save({name: np.zeros(500_000) for name in ("b", "a")})
+    server.add("o/m", {**SMALL, SINGLE: content}, plain=tuple(SMALL))
+    place.fetch()
+    assert tensors_of(place.target) == ["a", "b"]
+    assert place.files == SMALL
+    assert all(asked in ("bytes=0-0", "bytes=0-7") or asked.startswith("bytes=8-") for asked in server.ranges(SINGLE))
+    assert server.sent(SINGLE) < 1000
+    fetch_model.main(model=place.folder / "models" / "tiny", source=SOURCE, **place.common)
+    shutil.rmtree(place.target)
+    asked = len(server.requests)
+    place.fetch()
+    assert tensors_of(place.target) == ["a", "b"]
+    assert len(server.requests) == asked, "the store has the weights now"
+
+
+def test_a_local_folder_needs_no_weights(place: Place, local: Path) -> None:
+    """Its index may name files that are not here: it gives the tensors all the same."""
+    for name in WEIGHTS:
+        (local / name).unlink()
+    (local / INDEX).write_text(json.dumps({"weight_map": dict(zip("ba", WEIGHTS, strict=True))}))
+    place.fetch(local)
+    assert tensors_of(place.target) == ["a", "b"]
+    wildcards = SimpleNamespace(model="tiny")
+    settings = Config(models={"tiny": {"source": str(local), "model_type": "qwen3"}}, datasets={}, runs={})
+    assert len(RuleParams(settings).model_files_state(wildcards)) == len(SMALL) + 1
+    assert local_files(str(local), "models.tiny.source", weights=False)
+    with pytest.raises(VlmflowError, match="has no safetensors weights"):
+        fetch_model.main(model=place.folder / "models" / "tiny", source=str(local), **place.common)
 
 
 def test_both_fetches_share_the_files(server: HubServer, place: Place) -> None:

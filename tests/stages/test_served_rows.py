@@ -16,7 +16,7 @@ from vlmflow.rows.chat import Turn
 from vlmflow.rows.data_rows import Row
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift import served_rows
+from vlmflow.swift import limited_child
 from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.served_rows import first_difference
 from workflow_runs import RUN
@@ -73,7 +73,7 @@ def test_the_first_difference_is_found(
 
 
 def test_the_history_is_compared_too(tokenizer_folder: Path) -> None:
-    """As Qwen3's template does: the last answer has an empty thought, those of the history have none."""
+    """A prompt alone shows nothing of how a template writes earlier answers."""
     template = CHAT_TEMPLATE.replace(MIDDLE, MIDDLE + "{{- '!' if message.role == 'assistant' -}}")
     assert found(tokenizer_folder, template, TURNS[:2]) == {}
     assert found(tokenizer_folder, template, TURNS)["before"].endswith("assistant\n")
@@ -119,9 +119,9 @@ def test_a_template_that_refuses_only_some_rows_fails(tokenizer_folder: Path) ->
 
 
 def test_a_template_without_end_is_stopped(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served_rows, "SECONDS", 0.5)
+    monkeypatch.setattr(limited_child, "SECONDS", 0.5)
     template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    assert found(tokenizer_folder, template, TURNS) == {"failed": "it was not done after 0.5 s"}
+    assert found(tokenizer_folder, template, TURNS) == {"failed": "not done after 0.5 s"}
 
 
 def test_a_run_with_another_template_stops(demo_run: Path, tmp_path: Path) -> None:
@@ -139,3 +139,5 @@ def test_a_run_with_another_template_stops(demo_run: Path, tmp_path: Path) -> No
     with pytest.raises(VlmflowError, match=r"would not give .*: row \S+: after '.*user\\n' .* 'Always rec") as error:
         check_lengths(chosen, data, BaseModel(model, "qwen3_vl", "digest"), 64, {}, 2)
     assert "models.NAME.template_differs: true" in error.value.next_step
+    with pytest.raises(VlmflowError, match=r"model: its files lack tensors .*: model\.language_model\."):
+        check_lengths(chosen, data, BaseModel(model, "qwen3_vl", "digest"), 64, {}, 2, tensors=["lm_head.weight"])

@@ -120,7 +120,11 @@ def test_check_config_says_the_same(tmp_path: Path, text: str, said: str, more: 
 def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right.json", tmp_path / "wrong.yaml"
     right.write_text('{\n\t"runs": {"mine": {"model": "qwen3-8b", "dataset": "alpaca"}}\n}\n')
-    assert check_config(right).stdout == f"{right}: no errors; runs: mine\n"
+    done = check_config(right)
+    assert (done.stdout, done.stderr) == (f"{right}: no errors; runs: mine\n", "")
+    other = tmp_path / "other.yaml"
+    other.write_text("models: {qwen3-8b: {model_type: llama}}")
+    assert check_config(right, other).stderr.startswith("models.qwen3-8b.model_type: llama is not supported: ")
     wrong.write_text("runs: {mine: {processes: 0, train: {swift_args: {output_dir: x}}}}")
     done = check_config(right, wrong)
     assert done.returncode == 1

@@ -16,7 +16,7 @@ from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, refuse_path
-from vlmflow.config.swift_args import check_model_type
+from vlmflow.config.swift_args import COUNTED, check_model_type
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
 
@@ -82,6 +82,16 @@ class ModelSettings(Settings):
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
     training. `measure_lengths` compares some rows of every run; the model card tells the difference."""
+
+    @property
+    def unsupported(self) -> str | None:
+        """What to say of a model_type whose tokens vlmflow does not count; None for others."""
+        if self.model_type in COUNTED:
+            return None
+        return (
+            f"model_type: {self.model_type} is not supported: vlmflow counts tokens for {', '.join(COUNTED)} only, so "
+            "the run stops in measure_lengths where its chat form or picture rule is another one"
+        )
 
 
 class ClusterSettings(Settings):

@@ -16,6 +16,9 @@ TABLE = Path(__file__).with_name("swift_names.json")
 """Names of the locked ms-swift, by kind: arguments, model_types with the architectures that each is for, templates.
 `scripts/make_swift_names.py` writes it."""
 
+COUNTED = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe")
+"""model_types whose tokens vlmflow counts (`lengths.chat_form`, `lengths.count`)."""
+
 SET_BY_THE_WORKFLOW = {
     **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),
     "model": "runs.NAME.model",

@@ -12,12 +12,14 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_json
 from vlmflow.core.patience import Patience
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.model_files import refuse_code, require_weights, sort_names
+from vlmflow.fetch.model_files import INDEX, SINGLE, refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
 from vlmflow.fetch.small_files import small_names
+from vlmflow.fetch.tensor_names import read_names, tensor_names
 from vlmflow.web import hub
 from vlmflow.web.download import download
 from vlmflow.web.hub import HubFile
+from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import Transport
 
 LEFT_OUT = ".left-out.json"
@@ -84,8 +86,12 @@ def fetch_model(
     return folder, records, left_out
 
 
-def fetch_small_files(source: HubSource, pin: Pin | None, store: Path, threads: int) -> tuple[Path, list[str]]:
-    """Fetch a model's files other than its weights into the store; returns its folder there and the names of all files.
+def fetch_small_files(
+    source: HubSource, pin: Pin | None, store: Path, threads: int
+) -> tuple[Path, list[str], list[str] | None]:
+    """Fetch a model's files other than its weights into the store.
+
+    Returns its folder there, the names of all files, and those of its tensors; None if nothing names them.
 
     pin: its row in pins.yaml. If all files of the model are in the store, the network is not used. threads: files at a
     time.
@@ -94,15 +100,26 @@ def fetch_small_files(source: HubSource, pin: Pin | None, store: Path, threads: 
     """
     revision = pinned_revision(source, pin)
     folder = store_folder(store, source, revision)
+    single: HubFile | None = None
     if (folder / LEFT_OUT).is_file():  # `fetch_model` wrote it at its end
         names = sort_names(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()).names
     else:
         found, _ = model_files(source, revision)
         names = [file.path for file in found]
+        single = next((file for file in found if file.path == SINGLE), None)
         small = set(small_names(names))
         bring({folder / file.path: file for file in found if file.path in small}, f"fetching {source.name}", threads)
     refuse_code(folder, names)
-    return folder, names
+    return folder, names, _names_in_header(single) if single and INDEX not in names else tensor_names(folder, names)
+
+
+def _names_in_header(file: HubFile) -> list[str]:
+    """Return the names of the tensors in weights on the hub, of which only the header is fetched."""
+    with Progress(f"reading the header of {file}", 0, "bytes") as progress:
+        find = lambda: hub.look_up(file.source, file.revision, file.path)[1]  # noqa: E731
+        remote = RemoteFile(str(file), find, Transport(progress), file.size, file.revision)
+        remote.open()
+        return read_names(remote.read, file.size, str(file))
 
 
 def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile], list[str]]:

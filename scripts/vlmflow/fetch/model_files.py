@@ -155,14 +155,14 @@ def local_files(source: str, what: str, *, weights: bool = True) -> list[str]:
     if not isinstance(folder, Path):
         return []
     names = list_files(folder, what, weights=weights).names
-    refuse_code(folder, names)
+    refuse_code(folder, names, weights=weights)
     return [str(folder / name) for name in names]
 
 
-def refuse_code(folder: Path, names: list[str]) -> None:
+def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None:
     """Refuse a model with an adapter, with pickles only, or with JSON files that name code, other weights or shards.
 
-    names: its files; those in JSON must exist.
+    names: its files; those in JSON must exist. weights: whether the shards that the index names must be among them.
 
     Raises VlmflowError with file, key and value.
     """
@@ -175,7 +175,7 @@ def refuse_code(folder: Path, names: list[str]) -> None:
         if name.endswith(".json"):
             _refuse_keys(folder / name)
     if INDEX in names:
-        _refuse_shards(folder / INDEX, set(names))
+        _refuse_shards(folder / INDEX, set(names), weights)
     pickles = [name for name in names if name.endswith(".bin.index.json")]
     if pickles and not {SINGLE, INDEX} & set(names):
         raise VlmflowError(
@@ -202,7 +202,7 @@ def _refuse_keys(file: Path) -> None:
         )
 
 
-def _refuse_shards(index: Path, names: set[str]) -> None:
+def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:
     content = _read(index, dict)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not weight_map or not isinstance(weight_map, dict):
@@ -219,7 +219,7 @@ def _refuse_shards(index: Path, names: set[str]) -> None:
                 f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard must be a safetensors file",
                 "use a revision that contains its own shards; do not use one that points to other files",
             )
-        if shard not in names:
+        if shard not in names and weights:
             raise VlmflowError(
                 f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}, which is missing",
                 "use a complete revision of the model",

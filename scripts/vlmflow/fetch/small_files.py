@@ -14,7 +14,7 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, sha256_of
 from vlmflow.core.integrity import refuse_changed
-from vlmflow.fetch.model_files import is_housekeeping, shown
+from vlmflow.fetch.model_files import INDEX, SINGLE, is_housekeeping, shown
 from vlmflow.fetch.model_folder import MANIFEST, FileRecord
 
 FILES = "files"
@@ -31,12 +31,14 @@ class SmallFiles(msgspec.Struct, frozen=True):
     """The content of `model_files/NAME/manifest.json`.
 
     source: the address or path in the configuration. revision: the commit on the hub; null for a local folder.
-    files: size and SHA-256 by name relative to the folder of the copies.
+    files: size and SHA-256 by name relative to the folder of the copies. tensors: the names of those in the weights;
+    null if the weights are not there, and in a manifest of before.
     """
 
     source: str
     revision: str | None
     files: dict[str, FileRecord]
+    tensors: list[str] | None = None
 
 
 def small_names(names: Iterable[str]) -> list[str]:
@@ -44,10 +46,22 @@ def small_names(names: Iterable[str]) -> list[str]:
     return [name for name in names if not name.endswith(WEIGHTS)]
 
 
-def write_small_files(target: Path, folder: Path, names: Iterable[str], source: str, revision: str | None) -> None:
+def naming_files(names: list[str]) -> list[str]:
+    """Return the same with the weights, if they are one file: no index names its tensors."""
+    return [name for name in names if not name.endswith(WEIGHTS) or (name == SINGLE and INDEX not in names)]
+
+
+def write_small_files(
+    target: Path,
+    folder: Path,
+    names: Iterable[str],
+    source: str,
+    revision: str | None,
+    tensors: list[str] | None = None,
+) -> None:
     """Copy files of a model from `folder` into `target`, with their manifest.
 
-    names: relative to the folder. source, revision: see `SmallFiles`.
+    names: relative to the folder. source, revision, tensors: see `SmallFiles`.
     """
     files = {}
     for name in sorted(names):
@@ -55,7 +69,7 @@ def write_small_files(target: Path, folder: Path, names: Iterable[str], source: 
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / name, copy)
         files[name] = FileRecord(copy.stat().st_size, sha256_of(copy))
-    write_account(target / MANIFEST, SmallFiles(source, revision, files))
+    write_account(target / MANIFEST, SmallFiles(source, revision, files, tensors))
 
 
 def read_small_files(target: Path) -> Path:
@@ -77,6 +91,11 @@ def read_small_files(target: Path) -> Path:
     if others := [name for name in found if name not in digests and not is_housekeeping(name)]:
         raise VlmflowError(f"{folder} holds {shown(min(others))}, which vlmflow did not put there", next_step)
     return folder
+
+
+def tensors_of(target: Path) -> list[str] | None:
+    """Return the names of the tensors of the model in `model_files/NAME`; None if they are not known."""
+    return read_account(target / MANIFEST, SmallFiles).tensors
 
 
 def require_chat_template(folder: Path) -> None:

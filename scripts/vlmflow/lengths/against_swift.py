@@ -11,6 +11,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress, lines_meanwhile
 from vlmflow.lengths.chat_template import accepted_difference
 from vlmflow.lengths.count import RowLength, lines_of
+from vlmflow.lengths.whole_base import refuse_incomplete_base
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import row_lengths
 from vlmflow.swift.arguments import BaseModel, as_words
@@ -82,16 +83,18 @@ def check_lengths(
     text_args: dict[str, Any],
     threads: int,
     template_differs: bool = False,
+    tensors: list[str] | None = None,
 ) -> str | None:
     """Let ms-swift encode the chosen rows of each file, and the model's chat template render them.
 
     data: the data of the rows. image_max_tokens, text_args: see TrainSettings. template_differs: whether the two may
-    give the rows other tokens (models.NAME.template_differs).
+    give the rows other tokens (models.NAME.template_differs). tensors: the names of those in the model's files; None if
+    they are not known.
 
     Returns their first difference in words; None without one.
 
     Raises VlmflowError if a length, or the number of trained tokens, differs, with the rows' ids and both numbers; or
-    as `accepted_difference` does.
+    as `accepted_difference` and `refuse_incomplete_base` do.
     """
     ours = [row for rows in chosen.values() for row in rows]
     with tempfile.TemporaryDirectory(prefix="vlmflow-lengths-") as scratch:
@@ -99,12 +102,12 @@ def check_lengths(
         with (folder / "rows.jsonl").open("wb") as file:
             for source, rows in chosen.items():
                 file.write(lines_of(source, rows))
+        (folder / "tensors.json").write_text(json.dumps(tensors))
         with Progress(WHAT, len(ours), "rows") as progress, lines_meanwhile(WHAT):
             run_module(
                 row_lengths.__name__,
                 [
-                    str(folder / "rows.jsonl"),
-                    str(folder / "found.json"),
+                    *(str(folder / name) for name in ("rows.jsonl", "tensors.json", "found.json")),
                     *as_words(template_arguments(model.folder, model.model_type, data.loss_scale, text_args)),
                 ],
                 folder,
@@ -114,6 +117,7 @@ def check_lengths(
             )
             progress.advance(len(ours))
         found = json.loads((folder / "found.json").read_text())
+    refuse_incomplete_base(found["tensors"], str(model.folder))
     theirs = found["lengths"]
     compared = {
         "have a different length": [(row, row.tokens, tokens) for row, (tokens, _) in zip(ours, theirs, strict=True)],

@@ -35,15 +35,16 @@ def measure_lengths(
     text_args: dict[str, Any],
     processes: int,
     template_differs: bool = False,
+    tensors: list[str] | None = None,
 ) -> LengthSummary:
     """Write the length of every row of train and val (lines of RowLength), and return the summary.
 
     files: the lengths file to write, by split ("train", "val"). counter: for this model, picture budget and chat form.
-    image_max_tokens, text_args: see TrainSettings. template_differs: see ModelSettings.
+    image_max_tokens, text_args: see TrainSettings. template_differs: see ModelSettings. tensors: see SmallFiles.
     The files get their names only if ms-swift gives the same lengths on some of the rows, and the model's chat template
     the same tokens.
 
-    Raises VlmflowError if one of them gives others.
+    Raises VlmflowError if one of them gives others, or if the base is not whole.
     """
     rows = {"train": data.train, "val": data.val}
     accounts = {split: LengthAccount() for split in rows}
@@ -58,7 +59,8 @@ def measure_lengths(
                 checked[split].see(length)
         log.info("a sample of the rows, in ms-swift's own template and in the model's")
         chosen = {rows[split]: checked[split].rows() for split in rows}
-        difference = check_lengths(chosen, data, model, image_max_tokens, text_args, processes, template_differs)
+        how = image_max_tokens, text_args, processes, template_differs, tensors
+        difference = check_lengths(chosen, data, model, *how)
     if difference:
         log.warning("accepted by template_differs: %s", difference)
     compared = sum(map(len, chosen.values()))

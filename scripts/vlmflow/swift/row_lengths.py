@@ -1,9 +1,11 @@
 """Measures rows with ms-swift itself; runs in a separate process, because it imports torch.
 
-    python -m vlmflow.swift.row_lengths ROWS FOUND --model FOLDER …
+    python -m vlmflow.swift.row_lengths ROWS TENSORS FOUND --model FOLDER …
 
-ROWS: JSON lines of ShareGPT rows. FOUND: the output file, JSON. Its "lengths" are a list with the tokens of each row,
-and those of them that are trained; "template" is how the model's own one differs (`served_rows.first_difference`).
+ROWS: JSON lines of ShareGPT rows. TENSORS: a JSON list with the names of the model's tensors, or null. FOUND: the
+output file, JSON. Its "lengths" are a list with the tokens of each row, and those of them that are trained; "template"
+is how the model's own one differs (`served_rows.first_difference`); "tensors" is how the names differ from those that
+the model's configuration needs (`base_tensors.compare_tensors`).
 ms-swift's own arguments of model and template follow. The picture store and the picture budget come from the
 environment, as for training (`child_process.environment`).
 """
@@ -26,7 +28,7 @@ IGNORED = -100
 def main() -> None:
     """Encode the rows as training would: pictures are read and scaled, chat marks added."""
     die_with_parent(os.getppid())
-    rows, found, *words = sys.argv[1:]
+    rows, names, found, *words = sys.argv[1:]
     with quick_imports():
         refuse_remote_code()
         read_rows_by_type()
@@ -34,6 +36,7 @@ def main() -> None:
         from swift.dataset import load_dataset
         from swift.utils import parse_args
 
+        from vlmflow.swift.base_tensors import compare_tensors
         from vlmflow.swift.served_rows import first_difference
 
     arguments, unknown = parse_args(BaseArguments, words)
@@ -47,7 +50,9 @@ def main() -> None:
         tokens.append(list(row["input_ids"]))
         lengths.append([len(row["input_ids"]), sum(label != IGNORED for label in row["labels"])])
     difference = first_difference(template.processor, list(lines_of(Path(rows), Row)), tokens)
-    Path(found).write_text(json.dumps({"lengths": lengths, "template": difference}))
+    stored = json.loads(Path(names).read_text())
+    tensors = {} if stored is None else compare_tensors(Path(arguments.model), stored)
+    Path(found).write_text(json.dumps({"lengths": lengths, "template": difference, "tensors": tensors}))
 
 
 if __name__ == "__main__":

@@ -3,38 +3,24 @@
 The template is its owner's text: it renders in a child process, with limits of memory and time.
 """
 
-import json
-import multiprocessing
-import os
-import resource
 from collections.abc import Sequence
 from datetime import datetime, tzinfo
-from multiprocessing.connection import Connection
-from pathlib import Path
+from functools import partial
 from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from vlmflow.core.process import bound_to_this_process
 from vlmflow.rows.chat import IMAGE_TAG
 from vlmflow.rows.data_rows import Row
 from vlmflow.rows.messages import messages_of
+from vlmflow.swift.limited_child import failure, limited
 
 DAYS = (datetime(2001, 2, 3, 4, 5), datetime(2034, 11, 28, 17, 6))
 """When the rows are rendered: a template may write the date, and the training keeps that of its own day."""
 
-MEMORY = 1 << 30
-"""Bytes that the child may have more than this process."""
-
-SECONDS = 60.0
-"""How long the child may take; it takes a few milliseconds per row."""
-
 SHOWN = 12
 """Tokens that are shown of a difference, and before it."""
-
-MOST_CHARS = 500
-"""Characters that are kept of a template's own error."""
 
 
 def first_difference(processor: Any, rows: Sequence[Row], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -47,29 +33,7 @@ def first_difference(processor: Any, rows: Sequence[Row], trained: Sequence[Sequ
     limit. Otherwise the first difference: "row"; the texts "before" it, "trained" and "served"; "day", on which it is
     rendered, if the template writes the date.
     """
-    context = multiprocessing.get_context("fork")  # the libraries are loaded, and the child only renders
-    receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_limited, args=(bound_to_this_process(), sender, processor, rows, trained))
-    child.start()
-    sender.close()
-    try:
-        if not receiver.poll(SECONDS):
-            return {"failed": f"it was not done after {SECONDS:g} s"}
-        found: dict[str, Any] = json.loads(receiver.recv_bytes())
-        return found
-    except EOFError:
-        return {"failed": f"it takes more than {MEMORY / 1e9:.1f} GB of memory"}
-    finally:
-        child.kill()
-        child.join()
-
-
-def _limited(bind: Any, sender: Connection, *compared: Any) -> None:
-    bind()
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    sender.send_bytes(json.dumps(_compare(*compared)).encode())
+    return limited(partial(_compare, processor, rows, trained))
 
 
 def _compare(processor: Any, rows: Sequence[Row], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -79,7 +43,7 @@ def _compare(processor: Any, rows: Sequence[Row], trained: Sequence[Sequence[int
         try:
             by_day = [_served(processor, tokenizer, row, day) for day in DAYS]
         except Exception as error:  # whatever the template does
-            return {"row": row.id, "failed": f"{type(error).__name__}: {error}"[:MOST_CHARS]}
+            return {"row": row.id, **failure(error)}
         expected = _pictures_as_one(ids, picture)
         for day, prompts in zip(DAYS, by_day, strict=True):
             for served in prompts:

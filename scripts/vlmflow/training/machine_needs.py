@@ -20,6 +20,20 @@ OLDEST_GPU = {"flash_attention_2": 8.0, "flash_attention_3": 9.0}
 COMPILERS = ("cc", "gcc", "clang")
 
 
+OLDEST_DRIVER = 580
+"""The first NVIDIA driver for CUDA 13, with which the locked PyTorch is built."""
+
+
+def refuse_old_driver() -> None:
+    """Raise VlmflowError if this machine's NVIDIA driver is too old for the locked PyTorch; without one it may pass."""
+    version = next(iter(_ask_driver("driver_version")), "")
+    if version.partition(".")[0].isdigit() and int(version.partition(".")[0]) < OLDEST_DRIVER:
+        raise VlmflowError(
+            f"NVIDIA driver {version} is too old for the locked PyTorch, which has CUDA 13",
+            f"update it to {OLDEST_DRIVER} or newer, or train elsewhere",
+        )
+
+
 def refuse_missing(settings: TrainSettings) -> None:
     """Refuse settings for which this machine lacks something.
 
@@ -50,17 +64,22 @@ def oldest_gpu() -> tuple[str, float] | None:
 
     With CUDA_VISIBLE_DEVICES, of the newest one: its numbers are CUDA's own, which differ from the driver's.
     """
-    if shutil.which("nvidia-smi") is None:
-        return None
-    call = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(call, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
-    except subprocess.TimeoutExpired:
-        return None  # the training itself shows what is wrong with the driver
+    lines = _ask_driver("name,compute_cap")
     found = [line.rpartition(",") for line in lines]
     gpus = [(name.strip(), float(capability)) for name, _, capability in found if _is_number(capability)]
     choose = max if os.environ.get("CUDA_VISIBLE_DEVICES") else min
     return choose(gpus, key=lambda gpu: gpu[1], default=None)
+
+
+def _ask_driver(what: str) -> list[str]:
+    """Return what the driver's program says of each GPU; [] without it, or if it does not answer."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    call = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    try:
+        return subprocess.run(call, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
+    except subprocess.TimeoutExpired:
+        return []  # the training itself shows what is wrong with the driver
 
 
 def _is_number(text: str) -> bool:

@@ -27,6 +27,13 @@ def test_bad_text_is_told_once_for_each_data_set_that_is_known(tmp_path: Path) -
     assert [line for line in notes(SETTINGS, runs, tmp_path) if "data set" in line] == [], "of another version"
 
 
+def test_a_model_that_is_not_supported_is_told(tmp_path: Path) -> None:
+    both = yaml.safe_load((ROOT / "config.yaml").read_text())
+    both["models"]["qwen3-8b"]["model_type"] = "qwen2_5_vl"
+    (line,) = notes(check_config(both, []), ["qwen3vl-fire", "qwen3-alpaca"], tmp_path)
+    assert line.startswith("models.qwen3-8b.model_type: qwen2_5_vl is not supported: vlmflow counts tokens for qwen3, ")
+
+
 def test_the_steps_of_a_run_are_told_with_what_there_is_to_choose_from(tmp_path: Path) -> None:
     """From the rows of the data set, and from those that fit once that is known."""
     for dataset, rows in (("fire", 384), ("alpaca", 1_000)):

@@ -6,7 +6,7 @@ import pytest
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
-from vlmflow.training.machine_needs import refuse_missing
+from vlmflow.training.machine_needs import refuse_missing, refuse_old_driver
 
 FLASH = TrainSettings(attention="flash_attention_2")
 
@@ -53,6 +53,17 @@ def test_an_older_gpu_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvidia_smi(tmp_path, "NVIDIA H100 80GB HBM3, 9.0\\n[N/A], [N/A]\\n", monkeypatch)
     refuse_missing(FLASH)
+
+
+def test_a_driver_that_is_too_old_for_cuda_13_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lines in ("580.65.06\\n", "999.1\\n", "GPU 0: a card\\n", ""):
+        nvidia_smi(tmp_path, lines, monkeypatch)
+        refuse_old_driver()
+    nvidia_smi(tmp_path, "570.211.01\\n570.211.01\\n", monkeypatch)
+    with pytest.raises(VlmflowError, match=r"NVIDIA driver 570\.211\.01 is too old .* CUDA 13"):
+        refuse_old_driver()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    refuse_old_driver()
 
 
 def test_liger_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,106 @@
+"""The tensors that a configuration needs, as transformers saves and loads them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+from transformers import (
+    PretrainedConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLMoeConfig,
+)
+from transformers.models.auto import modeling_auto
+
+from vlmflow.swift import limited_child
+from vlmflow.swift.base_tensors import compare_tensors
+
+TEXT = {
+    "vocab_size": 96,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "tie_word_embeddings": False,
+}
+EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 16,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+CONFIGS = [
+    Qwen3Config(**TEXT),
+    Qwen3MoeConfig(**TEXT | EXPERTS),
+    Qwen3VLConfig(text_config=TEXT, vision_config=VISION),
+    Qwen3VLMoeConfig(text_config=TEXT | EXPERTS, vision_config=VISION),
+]
+WHOLE = {"missing": [], "unneeded": []}
+Saved = Callable[[PretrainedConfig], tuple[Path, list[str]]]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    """Save a model; gives its folder and the names of its tensors there."""
+
+    def save(config: PretrainedConfig) -> tuple[Path, list[str]]:
+        mappings = modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+        kind = next(mapping[type(config)] for mapping in mappings if type(config) in mapping)
+        kind(config).save_pretrained(tmp_path)
+        with safe_open(tmp_path / "model.safetensors", "pt") as file:
+            return tmp_path, list(file.keys())
+
+    return save
+
+
+def with_config(folder: Path, **values: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_what_transformers_saves_is_whole(config: PretrainedConfig, saved: Saved) -> None:
+    folder, names = saved(config)
+    assert compare_tensors(folder, names) == WHOLE
+    old = [*names, "model.layers.0.self_attn.rotary_emb.inv_freq"]
+    assert compare_tensors(folder, old) == WHOLE, "computed since then"
+    one = next((name for name in names if ".experts.1." in name), "lm_head.weight")
+    less = [name for name in names if name != one]
+    assert compare_tensors(folder, [*less, "x.y"]) == {"missing": [one], "unneeded": ["x.y"]}
+
+
+def test_a_head_that_is_the_embedding_may_be_in_the_files_or_not(saved: Saved) -> None:
+    """The configuration decides: untied, the head would be random numbers."""
+    folder, names = saved(Qwen3Config(**TEXT | {"tie_word_embeddings": True}))
+    assert "lm_head.weight" not in names
+    assert compare_tensors(folder, names) == compare_tensors(folder, [*names, "lm_head.weight"]) == WHOLE
+    with_config(folder, tie_word_embeddings=False)
+    assert compare_tensors(folder, names) == {"missing": ["lm_head.weight"], "unneeded": []}
+
+
+def test_what_is_not_known_is_not_compared(saved: Saved) -> None:
+    folder, _ = saved(CONFIGS[0])
+    with_config(folder, quantization_config={"quant_method": "fp8"})
+    assert compare_tensors(folder, []) == {}, "the merge refuses it"
+    (folder / "config.json").write_text('{"model_type": "clip"}')
+    assert compare_tensors(folder, []) == {}
+
+
+def test_a_configuration_of_no_model_is_a_failure(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = saved(CONFIGS[0])
+    with_config(folder, num_hidden_layers=10**9, layer_types=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(limited_child, "SECONDS", 1.0)
+        assert "failed" in compare_tensors(folder, [])
+    (folder / "config.json").write_text('{"model_type": "of nobody"}')
+    assert compare_tensors(folder, [])["failed"].startswith("ValueError: ")
