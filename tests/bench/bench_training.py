@@ -55,7 +55,7 @@ STUDENT_T = 2.776
 
 TIMER = """
 import os, sys
-if "torch.distributed.run" not in sys.orig_argv and "STEP_TIMES" in os.environ:
+if "torch.distributed.run" not in sys.orig_argv and "VLMFLOW_TEST_STEP_TIMES" in os.environ:
     import time, transformers
 
     spent = 0.0
@@ -77,7 +77,7 @@ if "torch.distributed.run" not in sys.orig_argv and "STEP_TIMES" in os.environ:
 
     def noted(self, *args, **kwargs):
         global spent
-        with open(os.environ["STEP_TIMES"], "a") as file:
+        with open(os.environ["VLMFLOW_TEST_STEP_TIMES"], "a") as file:
             file.write(f"{time.time()} {spent}\\n")
         spent = 0.0
         return after_a_step(self, *args, **kwargs)
@@ -239,7 +239,7 @@ def bare_run(training: Training, place: Path, timer: Path) -> None:
     }
     places = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
     env = environment(training.data.pictures, 64, place / "cache", len(os.sched_getaffinity(0)))
-    env |= {"PYTHONPATH": f"{timer}{os.pathsep}{env['PYTHONPATH']}", "STEP_TIMES": str(place / "steps")}
+    env |= {"PYTHONPATH": f"{timer}{os.pathsep}{env['PYTHONPATH']}", "VLMFLOW_TEST_STEP_TIMES": str(place / "steps")}
     command = [sys.executable, "-m", "swift.cli.sft", *places, *words]
     done = subprocess.run(command, env=env, cwd=place, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -262,7 +262,7 @@ def seconds_to_first_step(folder: Path) -> float:
 
 
 def timed(place: Path, timer: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(timer), "STEP_TIMES": str(place / "steps")}
+    return {"PYTHONPATH": str(timer), "VLMFLOW_TEST_STEP_TIMES": str(place / "steps")}
 
 
 def ends_of_steps(place: Path) -> list[float]:

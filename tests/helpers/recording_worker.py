@@ -42,7 +42,7 @@ def record(frame: FrameType, event: str, argument: Any) -> None:
     given = frame.f_locals if named else frame.f_locals[further]
     if NAME in given and (line := f"{code.co_qualname} {given[NAME]}\n") not in recorded:
         recorded.add(line)
-        with open(os.environ["RECORD"], "a") as file:
+        with open(os.environ["VLMFLOW_TEST_RECORD"], "a") as file:
             file.write(line)
 
 

@@ -13,7 +13,7 @@ import json, os, signal, sys, time
 if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import torch, transformers
     from pathlib import Path
-    fault = json.loads(os.environ["FAULT"])
+    fault = json.loads(os.environ["VLMFLOW_TEST_FAULT"])
 
     def is_here(place, step):
         if fault["place"] != place or os.environ["RANK"] != str(fault["rank"]) or step < fault["step"]:
@@ -118,6 +118,6 @@ def make_fault(
     (folder / "fault").mkdir()
     (folder / "fault" / "before.py").write_text(CODE)
     fault = {"what": what, "place": place, "step": step, "rank": rank, "once": once}
-    monkeypatch.setenv("FAULT", json.dumps(fault | {"made": str(folder / "fault" / "made")}))
+    monkeypatch.setenv("VLMFLOW_TEST_FAULT", json.dumps(fault | {"made": str(folder / "fault" / "made")}))
     monkeypatch.setenv("VLMFLOW_BEFORE", str(folder / "fault" / "before.py"))
     monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))

@@ -34,11 +34,11 @@ if TRAINER and "--fsdp" in sys.orig_argv:
 KILL = """
 import os
 FIRST = TRAINER and os.environ.get("RANK") == "0"
-if TRAINER and "KILL_IN_SAVE" in os.environ:
+if TRAINER and "VLMFLOW_TEST_KILL_IN_SAVE" in os.environ:
     import threading, time
     from pathlib import Path
     from transformers.trainer_callback import TrainerState
-    step, mark = os.environ["KILL_IN_SAVE"].split(maxsplit=1)
+    step, mark = os.environ["VLMFLOW_TEST_KILL_IN_SAVE"].split(maxsplit=1)
     save = TrainerState.save_to_json
 
     def die():
@@ -59,7 +59,7 @@ if TRAINER and "KILL_IN_SAVE" in os.environ:
 step, and a file that marks the moment."""
 
 COUNT = """
-if FIRST and "COUNT_GATHERED" in os.environ:
+if FIRST and "VLMFLOW_TEST_COUNT_GATHERED" in os.environ:
     import torch, transformers
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -79,7 +79,7 @@ if FIRST and "COUNT_GATHERED" in os.environ:
     def _save_checkpoint(self, *args, **kwargs):
         with Count():
             save_checkpoint(self, *args, **kwargs)
-        with open(os.environ["COUNT_GATHERED"], "w") as file:
+        with open(os.environ["VLMFLOW_TEST_COUNT_GATHERED"], "w") as file:
             file.write(str(Count.gathered))
 
     transformers.Trainer._save_checkpoint = _save_checkpoint

@@ -51,7 +51,7 @@ def test_the_trainer_never_trusts_remote_code(text_run: Path, tmp_path: Path, mo
     """ms-swift passes true to each of these calls; transformers gets false."""
     monkeypatch.setattr(agent, "trainer", SimpleNamespace(__name__="recording_worker"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"), prepend=os.pathsep)
-    monkeypatch.setenv("RECORD", str(tmp_path / "record"))
+    monkeypatch.setenv("VLMFLOW_TEST_RECORD", str(tmp_path / "record"))
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
     data = fitted_data(text_run / "fitted/text", settings.max_length, text_run / "stores/pictures")
     base = BaseModel.read(text_run / "models/tiny", "qwen3")

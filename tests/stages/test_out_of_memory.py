@@ -28,7 +28,7 @@ if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in
     step = transformers.Trainer.training_step
 
     def training_step(self, *args, **kwargs):
-        if self.state.global_step == int(os.environ["STEPS_THAT_FIT"]):
+        if self.state.global_step == int(os.environ["VLMFLOW_TEST_STEPS_THAT_FIT"]):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return step(self, *args, **kwargs)
 
@@ -76,7 +76,7 @@ def launches(runs: Path) -> int:
 def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
     job: Training, small_gpu: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    small_gpu.setenv("STEPS_THAT_FIT", "3")
+    small_gpu.setenv("VLMFLOW_TEST_STEPS_THAT_FIT", "3")
     with pytest.raises(VlmflowError) as stopped:
         train(job, tmp_path / "runs", threads=2, what="train_model r")
     assert not isinstance(stopped.value, PassingError)
@@ -91,7 +91,7 @@ def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
 def test_before_the_first_checkpoint_nothing_is_tried_again(
     job: Training, small_gpu: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    small_gpu.setenv("STEPS_THAT_FIT", "1")
+    small_gpu.setenv("VLMFLOW_TEST_STEPS_THAT_FIT", "1")
     with pytest.raises(VlmflowError, match="CUDA out of memory") as stopped:
         train(job, tmp_path / "runs", threads=2, what="train_model r")
     assert not isinstance(stopped.value, PassingError)

@@ -103,10 +103,10 @@ def killed_and_resumed(training: Training, folder: Path, patch: pytest.MonkeyPat
     Checks that both have the same losses, from that checkpoint on, and save the same adapter.
     """
     steps = training.settings.max_steps
-    patch.setenv("KILL_IN_SAVE", f"{steps} {folder / 'killed'}")
+    patch.setenv("VLMFLOW_TEST_KILL_IN_SAVE", f"{steps} {folder / 'killed'}")
     with pytest.raises(PassingError, match=r"SIGKILL|trainers ended with code"):
         train(training, folder / "runs", 2, "train_model r")
-    patch.delenv("KILL_IN_SAVE")
+    patch.delenv("VLMFLOW_TEST_KILL_IN_SAVE")
     checkpoints = folder / "runs" / training.digest() / "checkpoints"
     unbroken = (checkpoints / f"checkpoint-{steps}" / "adapter_model.safetensors").read_bytes()
     if training.strategy.engine == "deepspeed":
@@ -157,7 +157,7 @@ def sessions(events: list[Event]) -> list[list[tuple[Any, ...]]]:
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_killed_training_resumes_exactly(text: Tiny, name: str, tmp_path: Path, on_cores: pytest.MonkeyPatch) -> None:
     if name == "fsdp2":
-        on_cores.setenv("COUNT_GATHERED", str(tmp_path / "gathered"))
+        on_cores.setenv("VLMFLOW_TEST_COUNT_GATHERED", str(tmp_path / "gathered"))
     quick = {"max_steps": 2, "checkpoint_steps": 1, "evaluation_steps": 1, "gradient_accumulation_steps": 1}
     trained = killed_and_resumed(training_of(text, SHARDED[name], **quick), tmp_path, on_cores)
     if name == "zero2":

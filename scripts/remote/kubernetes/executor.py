@@ -257,7 +257,7 @@ class HardenedExecutor(Executor):
         for pod, log in logs.items():
             if log:
                 with suppress(OSError):  # a full disk here must not fail the jobs that still run
-                    files[pod].write_text(log)
+                    files[pod].write_text(log, encoding="utf-8")
         return logs.get(outcome.pod or "", ""), files[outcome.pod]
 
     def _rule_job_of(self, job: Any) -> RuleJob:

@@ -16,16 +16,11 @@ THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THRE
 
 KEPT = (
     # Who this is, where programs, libraries and free space are, and how texts are shown.
-    *("HOME", "USER", "LOGNAME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "XDG_CACHE_HOME", "LANG", "LC_*", "TZ"),
+    *("HOME", "USER", "LOGNAME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "XDG_CACHE_HOME"),
+    *("LANG", "LC_*", "PYTHONUTF8", "TZ"),
     # Which GPUs there are, and how they reach each other.
-    *(
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_DEVICE_ORDER",
-        "CUDA_MPS_*",
-        "NVIDIA_VISIBLE_DEVICES",
-        "NVIDIA_DRIVER_CAPABILITIES",
-    ),
-    *("NCCL_*", "GLOO_*", "UCX_*", "FI_*"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_*"),
+    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NCCL_*", "GLOO_*", "UCX_*", "FI_*"),
     # Compilers of kernels, and where these are kept.
     *("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS"),
     *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
@@ -39,12 +34,12 @@ KEPT = (
 def child_environment(*also: str) -> dict[str, str]:
     """Return the environment of a program: this process's variables of KEPT, of the configuration, and those of `also`.
 
-    A key of a server passes only by its own name. Python reads and writes UTF-8, and imports nothing from the working
-    directory, where other pods may write.
+    A key of a server passes only by its own name. Python imports nothing from the working directory, where other pods
+    may write.
     """
     patterns = (*KEPT, *os.environ.get(NAMED, "").split(), *also)
     given = {name: value for name, value in os.environ.items() if _passes(name, patterns)}
-    return given | {"PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
+    return given | {"PYTHONSAFEPATH": "1"}
 
 
 def _passes(name: str, patterns: tuple[str, ...]) -> bool:

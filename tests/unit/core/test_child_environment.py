@@ -6,10 +6,10 @@ import pytest
 
 from vlmflow.core.child_environment import NAMED, child_environment
 
-OURS = {"PYTHONSAFEPATH": "1", "PYTHONUTF8": "1"}
+OURS = {"PYTHONSAFEPATH": "1"}
 
 KEPT = {
-    *("PATH", "HOME", "TMPDIR", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "CXX"),
+    *("PATH", "HOME", "TMPDIR", "LC_ALL", "PYTHONUTF8", "CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "CXX"),
     *("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "VLMFLOW_RECORDS"),
 }
 

@@ -37,6 +37,13 @@ def test_it_answers_from_its_own_packages(module, capfd: pytest.CaptureFixture[s
     assert "below Python" in said
 
 
+def test_it_gets_the_variables_that_are_named_for_it_alone(module, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_HTTP_REQUEST_TIMEOUT", "MLFLOW_TRACKING_TOKEN", "HF_TOKEN", "OTEL_SDK_DISABLED"):
+        monkeypatch.setenv(name, "x")
+    program = module("json.dump([name for name, value in os.environ.items() if value == 'x'], sys.stdout)")
+    assert ask("search", program, None, also=["MLFLOW_*"]) == ["MLFLOW_HTTP_REQUEST_TIMEOUT"]
+
+
 def test_its_last_line_is_the_cause(module) -> None:
     program = module("print('first', file=sys.stderr)\nsys.exit('the server is away')")
     with pytest.raises(VlmflowError, match="the server is away") as caught:

@@ -138,14 +138,14 @@ def test_every_script_of_a_rule_has_a_digest_over_the_library() -> None:
     assert len(set(digests.values())) == len(digests)
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     script = folder / "stage.py"
     script.write_text(textwrap.dedent(STAGE))
     return subprocess.run(
         [sys.executable, str(script), *words],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": str(SCRIPTS), "VLMFLOW_VERDICT": str(folder / "verdict")},
+        env={"PYTHONPATH": str(SCRIPTS), "VLMFLOW_VERDICT": str(folder / "verdict")} | variables,
         check=False,
     )
 
@@ -183,6 +183,14 @@ def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-2:] == ["the stage failed: s: no words", "  what to do: give some"]
     assert "Traceback" not in done.stderr
     assert (tmp_path / "log").read_text().endswith(done.stderr)
+
+
+def test_a_stage_refuses_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
+    """As a job on another machine of a batch system, where the plan was not made."""
+    (folder := tmp_path / ("x" * 90)).mkdir()
+    done = run(tmp_path, "--source", "s", "--target", "t", "--words", "[a]", TMPDIR=str(folder))
+    assert done.returncode == 1
+    assert f"TMPDIR: {folder} has more than" in done.stderr.splitlines()[-2]
 
 
 def test_a_failing_stage_says_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """The executor with an API server that fails on demand, a real HTTP server."""
 
 import asyncio
+import locale
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kubernetes.client.rest import ApiException
@@ -84,6 +86,22 @@ def test_a_missing_log_is_not_a_failure(cluster: Namespace, server: BadMinutes) 
         assert cluster.log_end("p", 5) == ""
         server.answers.clear()
     assert len(server.asked) == 2
+
+
+def test_a_pods_log_is_kept_whatever_the_shells_language(tmp_path: Path) -> None:
+    """A byte that is no UTF-8 is U+FFFD in it, which other encodings lack."""
+    executor = object.__new__(HardenedExecutor)
+    executor.log_path, said = tmp_path, "caf\ufffd"
+    executor.cluster = SimpleNamespace(log_end=lambda *words: said)
+    executor._rule_job_of = lambda job: SimpleNamespace(nodes=1)
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    try:
+        kept = executor._save_log(SimpleNamespace(external_jobid="job", job=None), Outcome("failed", "pod"))
+    finally:
+        locale.setlocale(locale.LC_CTYPE, before)
+    assert kept == (said, tmp_path / "job.log")
+    assert kept[1].read_text("utf-8") == said
 
 
 def test_a_check_before_the_executor_is_ready_finds_nothing() -> None:
