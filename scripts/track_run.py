@@ -52,7 +52,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
         raise VlmflowError(
             f"run {name}: no tracker is named",
             'name one: ARGS="--mlflow sqlite:///mlflow.db", or set runs.NAME.track and give its file: '
-            'CONFIG=my-run.yaml',
+            "CONFIG=my-run.yaml",
         )
     evaluated = _made(folder, "eval", run)
     answered = _made(folder, "answers", run)

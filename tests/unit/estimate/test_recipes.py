@@ -46,7 +46,7 @@ def test_a_recipe_is_complete(file: Path) -> None:
     ((name, run),) = recipe["runs"].items()
     settings = check_config(merged, [file]).runs[name]
     assert settings.gpu is not None
-    assert f'RUN={name} CONFIG=recipes/{file.name}' in file.read_text()
+    assert f"RUN={name} CONFIG=recipes/{file.name}" in file.read_text()
     each = settings.train.per_device_batch_size * settings.train.gradient_accumulation_steps
     assert run["processes"] * each == 32
 
