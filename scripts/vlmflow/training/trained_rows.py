@@ -50,7 +50,7 @@ def newest_training(store: Path, run: str) -> Path:
     if newest is None:
         raise VlmflowError(
             f"{store / run / 'full'}: no full training of {run!r} has begun a step",
-            'check RUN, and stores.runs in the configuration: give the run\'s own CONFIG=… and ARGS="--directory …"',
+            'check RUN, and stores.runs in the configuration; name both: CONFIG=… ARGS="--directory …"',
         )
     return newest
 
