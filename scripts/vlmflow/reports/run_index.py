@@ -154,7 +154,7 @@ def _row(run: Run) -> Row:
         cell = tried(column, read, Cell())
         cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
     of: list[str] = tried("full run", _of, [])
-    former = tried("full run", _former, [])
+    former: list[FormerTraining] = tried("full run", _former, [])
     told = [(column, cause) for cause, column in faults.items()]
     return Row(run.name, cells, told, of, former, str(run.store / run.name / "full"))
 
