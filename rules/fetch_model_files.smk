@@ -1,18 +1,18 @@
 # Base models without their weights.
 #
-# Needs: as fetch_model: the model's source in the configuration; for one on the hub its row in pins.yaml, for
-#        merged/RUN that run's weights.
+# Needs: as fetch_model: the model's source in the configuration; for one on the hub its row in pins.yaml. Of merged/RUN
+#        no weights, but the small files of that run's own model, which are the same.
 # Makes: model_files/{model}/: files/, copies of the model's configuration, tokenizer and picture rule, some MB; and
 #        manifest.json, size and sha256 of each, and the names of the tensors in the weights, from their index or header.
 # Holds: the files are those of the pinned revision, only data and all of it but the weights. Lengths and the estimate
-#        come from them, so that both are known before the weights are fetched.
+#        come from them, so that both are known before the weights are fetched, or trained by another run.
 
 
 rule fetch_model_files:
     """Fetch a base model's files other than its weights."""
     input:
         inputs.local_model_files,
-        merged=inputs.base_run,
+        base=inputs.files_of_base_run,
     output:
         files=directory("model_files/{model}"),
     log:
@@ -27,7 +27,7 @@ rule fetch_model_files:
     threads: 4
     resources:
         mem_mb=1_000,
-        disk_mb=resources.fetched_disk,
+        disk_mb=1_000,
         runtime=60,
         pod_template="fetch",
     message:

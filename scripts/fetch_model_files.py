@@ -5,10 +5,11 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
+from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.model_files import list_files, refuse_code
-from vlmflow.fetch.published_run import published_names
-from vlmflow.fetch.small_files import small_names, write_small_files
+from vlmflow.fetch.model_folder import MANIFEST
+from vlmflow.fetch.small_files import SmallFiles, read_small_files, small_names, write_small_files
 from vlmflow.fetch.tensor_names import tensor_names
 
 
@@ -18,7 +19,7 @@ def main(
     source: str,
     store: Path,
     pins: Path = PINS,
-    merged: list[Path] | None = None,
+    base: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch them.
@@ -26,14 +27,14 @@ def main(
     files: the folder to write (model_files/MODEL).
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision. pins: the table with revisions of hub sources.
-    merged: the folder merged/RUN, if that is the source. threads: files that are fetched at a time.
+    base: the small files of RUN's own model (model_files/MODEL), if the source is merged/RUN: it has the same, but for
+    the limits of pictures' sizes, which each run sets. threads: files that are fetched at a time.
     """
     place = parse_source(source)
     revision: str | None = None
-    if merged:
-        (folder,) = merged
-        names = published_names(folder)
-        refuse_code(folder, names)
+    if base:
+        of_base = read_account(base[0] / MANIFEST, SmallFiles)
+        folder, names, tensors = read_small_files(base[0]), list(of_base.files), of_base.tensors
     elif isinstance(place, Path):
         folder, names = place, list_files(place, source, weights=False).names
         refuse_code(folder, names, weights=False)

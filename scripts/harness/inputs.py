@@ -64,6 +64,11 @@ class RuleInputs(SearchInputs):
         run = base_run(self._settings.models[wildcards.model].source)
         return [f"merged/{run}"] if run else []
 
+    def files_of_base_run(self, wildcards: Any) -> list[str]:
+        """The same run's own model without its weights: the training changes nothing else, and nothing waits for it."""
+        run = base_run(self._settings.models[wildcards.model].source)
+        return [f"model_files/{self._settings.runs[run].model}"] if run else []
+
     def _files_of_model(self, model: str, *, weights: bool = True) -> list[Any]:
         source = self._settings.models[model].source
         place = parse_source(source)

@@ -248,16 +248,24 @@ def test_rows_name_pictures_in_the_store_and_nothing_of_this_machine(demo_run: P
         assert str(demo_run) not in json.dumps(row)
 
 
+def of_run(demo_run: Path) -> dict[str, Any]:
+    """Return the inputs of the run's page beside its training and its estimate."""
+    (model,) = (demo_run / "models").iterdir()
+    return {"model": model, "dataset": "fire", "run_store": demo_run / "stores" / "runs"}
+
+
 def test_the_runs_page_shows_the_course_of_the_training_beside_its_estimate(demo_run: Path, tmp_path: Path) -> None:
     """Every figure is the report's; the page that was written while it trained ended too."""
     smoke, full = (demo_run / "checkpoints" / RUN / stage for stage in ("smoke", "full"))
     estimate = demo_run / "estimates" / f"{RUN}.json"
-    draw_page(smoke=smoke, full=full, estimate=estimate, page=tmp_path / "page.html")
+    draw_page(smoke=smoke, full=full, estimate=estimate, page=tmp_path / "page.html", **of_run(demo_run))
     with Browser(tmp_path / "profile") as browser:
         browser.check_page(tmp_path / "page.html", f"{RUN}: full run, step {STEPS} of {STEPS}")
+        text = browser.evaluate("document.body.innerText")
         titles = browser.evaluate("[...document.querySelectorAll('h3')].map(title => title.innerText)")
         cells = "[...row.children].map(cell => cell.innerText)"
         rows = browser.evaluate(f"[...document.querySelectorAll('.stack tr')].map(row => {cells})")
+    assert "data set fire; settings that differ from the defaults: device: cpu, " in text
     assert {"Loss", "Learning rate", "Gradient norm", "Speed"} <= set(titles)
     gate, report = read(smoke / "gate.json"), read(full / "report.json")
     table = {name: (estimated, measured) for name, estimated, measured, _ in rows[1:]}
@@ -280,4 +288,5 @@ def test_other_events_than_those_of_the_report_are_refused(demo_run: Path, tmp_p
             full=full,
             estimate=demo_run / "estimates" / f"{RUN}.json",
             page=tmp_path / "page.html",
+            **of_run(demo_run),
         )

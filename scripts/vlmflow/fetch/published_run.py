@@ -19,20 +19,18 @@ class _Record(msgspec.Struct, frozen=True):
     merged: dict[str, str]
 
 
-def published_names(merged: Path) -> list[str]:
-    """Return the names of the files that a run published.
-
-    Raises VlmflowError if its provenance is missing or damaged.
-    """
-    return sorted(_recorded(merged))
-
-
 def published_files(merged: Path, threads: int) -> dict[str, FileRecord]:
-    """Return size and SHA-256 of these files by name. threads: files that are read at a time.
+    """Return size and SHA-256 of the files that a run published, by name. threads: files that are read at a time.
 
-    Raises VlmflowError with the names of those that are missing or have changed.
+    Raises VlmflowError if its provenance is missing or damaged, or with the names of files that are missing or have
+    changed.
     """
-    recorded = _recorded(merged)
+    recorded = read_account(merged / PROVENANCE, _Record).merged
+    if unsafe := [name for name in recorded if not lies_within(name)]:
+        raise VlmflowError(
+            f"{merged / PROVENANCE}: {unsafe[0]!r} is no name inside a folder",
+            f"remove {merged} and run the same command again",
+        )
     files = hash_files(merged, [name for name in recorded if (merged / name).is_file()], threads)
     if other := sorted(name for name in recorded if name not in files or files[name].sha256 != recorded[name]):
         raise VlmflowError(
@@ -40,14 +38,3 @@ def published_files(merged: Path, threads: int) -> dict[str, FileRecord]:
             f"remove {merged} and run the same command again: it is made again from the proven files",
         )
     return files
-
-
-def _recorded(merged: Path) -> dict[str, str]:
-    """Return the SHA-256 of these files by name, as the run's provenance has them."""
-    recorded = read_account(merged / PROVENANCE, _Record).merged
-    if unsafe := [name for name in recorded if not lies_within(name)]:
-        raise VlmflowError(
-            f"{merged / PROVENANCE}: {unsafe[0]!r} is no name inside a folder",
-            f"remove {merged} and run the same command again",
-        )
-    return recorded

@@ -153,12 +153,14 @@ def _row(run: Run) -> Row:
     for column, read in COLUMNS.items():
         cell = tried(column, read, Cell())
         cells.append(replace(cell, badge=printable(cell.badge), lines=[printable(line) for line in cell.lines]))
-    nothing: list[str] = []
-    none_before: list[FormerTraining] = []
-    of = tried("full run", _of, nothing)
-    former = tried("full run", lambda run: former_trainings(run.store / run.name / "full", run.report), none_before)
+    of: list[str] = tried("full run", _of, [])
+    former: list[FormerTraining] = tried("full run", _former, [])
     told = [(column, cause) for cause, column in faults.items()]
     return Row(run.name, cells, told, of, former, str(run.store / run.name / "full"))
+
+
+def _former(run: Run) -> list[FormerTraining]:
+    return former_trainings(run.store / run.name / "full", run.report)
 
 
 def _of(run: Run) -> list[str]:

@@ -62,10 +62,18 @@ def test_another_licence_of_the_base_is_no_other_model(merged: Path) -> None:
     assert '"licence": "mit"' in (model / "provenance.json").read_text()
 
 
-def test_the_small_files_are_the_same(merged: Path) -> None:
-    files = merged.parents[1] / "model_files" / "m"
-    fetch_model_files(files=files, source="merged/first", store=merged.parents[1] / "store", merged=[merged])
-    assert {file.name for file in read_small_files(files).iterdir()} == {"config.json", "tokenizer.json"}
+def test_its_small_files_are_those_of_the_runs_own_model(tmp_path: Path) -> None:
+    """So lengths and estimate of the second run are known before the first is trained."""
+    (tmp_path / "tiny").mkdir()
+    for name, content in FILES.items():
+        (tmp_path / "tiny" / name).write_bytes(content)
+    first, second = tmp_path / "model_files" / "tiny", tmp_path / "model_files" / "m"
+    fetch_model_files(files=first, source=str(tmp_path / "tiny"), store=tmp_path / "store")
+    fetch_model_files(files=second, source="merged/first", store=tmp_path / "store", base=[first])
+    assert {file.name for file in read_small_files(second).iterdir()} == {"config.json", "tokenizer.json"}
+    (first / "files" / "config.json").write_text("{} ")
+    with pytest.raises(VlmflowError, match="1 of 2 model files have changed"):
+        fetch_model_files(files=second, source="merged/first", store=tmp_path / "store", base=[first])
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])

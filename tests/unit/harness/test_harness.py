@@ -284,6 +284,32 @@ def test_raw_files_know_their_source() -> None:
         source(SimpleNamespace(dataset="fire", file="x.json"))
 
 
+def test_a_base_waits_for_the_run_that_makes_it_and_its_small_files_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths and estimate of the second run are known before the first is trained.
+
+    The weights are no param: these would change between the plan, when they are not there, and the next call.
+    """
+    monkeypatch.chdir(tmp_path)
+    for folder in ("x", "merged/first"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "model.safetensors").write_bytes(b"")
+    settings = check_config(
+        {
+            "models": {name: {"source": at, "model_type": "qwen3"} for name, at in (("m", "x"), ("n", "merged/first"))},
+            "datasets": {"text": {"kind": "fire", "train": "t.json"}},
+            "runs": {name: {"model": m, "dataset": "text"} for name, m in (("first", "m"), ("second", "n"))},
+        },
+        [],
+    )
+    inputs, (local, made) = RuleInputs(None, settings), (SimpleNamespace(model=name) for name in ("m", "n"))
+    assert (inputs.base_run(made), inputs.files_of_base_run(made)) == (["merged/first"], ["model_files/m"])
+    assert inputs.local_model(made) == inputs.base_run(local) == inputs.files_of_base_run(local) == []
+    state = RuleParams(settings).model_state
+    assert (len(state(local)), state(made)) == (1, [])
+
+
 @pytest.mark.parametrize(
     ("test", "near", "files", "distance"),
     [

@@ -5,11 +5,13 @@ import os
 from pathlib import Path
 
 import pytest
+from test_arguments import job
 
 from made_accounts import leave_training, some_report
 from vlmflow.trainer.events import Begin, Log
 from vlmflow.training.accounts import TrainingDigests
 from vlmflow.training.former import former_trainings
+from vlmflow.training.run_folder import RunFolder
 
 NAMES = [f"{number:016x}" for number in range(4)]
 BEGIN = Begin(0, 8, 0, 4, "DISTRIBUTED", "cpu")
@@ -46,8 +48,8 @@ def test_each_former_training_says_in_what_it_differs_and_what_it_came_to(stage:
 
 def test_other_rows_and_another_base_are_named(stage: Path) -> None:
     folder = leave_training(stage, NAMES[1], EVENTS)
-    job = json.loads((folder / "job.json").read_text())
-    changed = job | {"data": {"digest": "d"}, "model": {"digest": "m"}, "nodes": 2}
+    written = json.loads((folder / "job.json").read_text())
+    changed = written | {"data": {"digest": "d"}, "model": {"digest": "m"}, "nodes": 2}
     (folder / "job.json").write_text(json.dumps(changed))
     (one,) = told(stage)
     assert one.startswith("processes 8 (now 4), other rows and pictures, other base model; 6 of 8 steps")
@@ -82,3 +84,11 @@ def test_no_setting_steers_the_terminal(stage: Path) -> None:
     job = stage / NAMES[1] / "job.json"
     job.write_text(job.read_text().replace('"qwen3"', '"\\u001b[2J"'))
     assert told(stage)[0].startswith("train.swift_args.template \N{REPLACEMENT CHARACTER}[2J (now null)")
+
+
+def test_what_a_training_writes_into_its_folder_is_read(stage: Path) -> None:
+    training = job(learning_rate=2e-4)
+    with RunFolder(stage / NAMES[1]).held(training.describe()):
+        (one,) = told(stage)
+    assert "train.learning_rate 0.0002 (now 0.0001)" in one
+    assert "not compared" not in one
