@@ -123,7 +123,8 @@ def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
             NO_GAIN: "No difference between the tuned model and its base is shown.",
             TOO_FEW: f"Too few rows for a verdict: {missing(answers)}.",
         }
-        return [begins[name], f"Their loss changed by {_in_words(answers.difference)} nats per token."]
+        change = _in_words(answers.difference)
+        return [begins[name], f"The loss of the answers changed by {change} nats per token; less is better."]
     begins = {
         LEARNED: "The tuned model learned to use feedback.",
         WORSE: "The tuned model uses feedback less than its base, and answers worse with it.",
@@ -134,10 +135,8 @@ def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
         begins[NO_GAIN] = "The tuned model uses feedback more than its base, but answers worse with it."
     if name == NO_GAIN and uses.difference.below_zero:
         begins[NO_GAIN] = "The tuned model uses feedback less than its base, but does not answer worse with it."
-    said = [
-        begins[name],
-        f"With another row's feedback as a control, its own makes the right answer likelier {_in_rows(uses)}.",
-    ]
+    helps = "makes the right answer likelier" if right is None else "favours the right answer over the wrong one"
+    said = [begins[name], f"With another row's feedback as a control, its own {helps} {_in_rows(uses)}."]
     if name in (NO_GAIN, TOO_FEW) and uses.base.mean >= NEAR_CEILING:
         said.append("The base already does so in nearly all rows, so hardly any gain can be shown.")
     if right is not None:
@@ -153,7 +152,8 @@ def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
 def _in_rows(share: Compared) -> str:
     change, base, tuned = share.difference, share.base.mean, share.tuned.mean
     ends = "" if change.low is None or change.high is None else f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
-    return f"in {tuned:.1%} of rows, the base in {base:.1%}: {100 * change.mean:+.1f} points{ends}"
+    chance = ", which may be chance" if ends and not (change.below_zero or change.above_zero) else ""
+    return f"in {tuned:.1%} of rows, the base in {base:.1%}: {100 * change.mean:+.1f} points{ends}{chance}"
 
 
 def _in_words(interval: Interval) -> str:

@@ -22,14 +22,16 @@ def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, in
 
 
 def in_words(trained: Mapping[int, int], dataset: str, good_run: str | None) -> str | None:
-    """Return what the scores of the trained text mean, for people; None if none of it is from a bad attempt.
+    """Return what the scores of the trained text mean, for people; None without scores.
 
     trained: its characters by score. dataset: its name. good_run: a run that trains the good attempts of the same data
     alone, if there is one.
     """
     bad = sum(characters for score, characters in trained.items() if score < GOOD)
-    if not bad:
+    if not trained:
         return None
+    if not bad:
+        return f"all of the trained text is attempts scored at least {min(trained)}"
     instead = f"run {good_run} trains" if good_run else f"datasets.{dataset}.min_score: {GOOD} trains"
     return (
         f"{bad / sum(trained.values()):.0%} of the trained text is attempts scored below {GOOD}; {instead} the others"

@@ -148,9 +148,10 @@ def test_learned_says_with_what_it_was_compared() -> None:
     verdict, _ = judged(rows(own=more))
     assert (verdict.name, verdict.costs_first_answers) == (LEARNED, False)
     assert verdict.sentence == (
-        "The tuned model learned to use feedback. With another row's feedback as a control, its own makes the right "
-        "answer likelier in 90.0% of rows, the base in 50.0%: +40.0 points [+30.3, +48.9]. With its own feedback the "
-        "right answer is likelier than the wrong one in 75.0% of rows, the base in 75.0%: +0.0 points [-1.4, +1.4]."
+        "The tuned model learned to use feedback. With another row's feedback as a control, its own favours the right "
+        "answer over the wrong one in 90.0% of rows, the base in 50.0%: +40.0 points [+30.3, +48.9]. With its own "
+        "feedback the right answer is likelier than the wrong one in 75.0% of rows, the base in 75.0%: +0.0 points "
+        "[-1.4, +1.4], which may be chance."
     )
 
 
@@ -220,7 +221,7 @@ def test_without_feedback_the_loss_of_the_answers_decides(change: float, name: s
     ]
     verdict, figures = judged(some)
     assert verdict.name == name
-    assert "nats per token." in verdict.sentence
+    assert verdict.sentence.endswith(" nats per token; less is better.")
     assert falls_short("uses_feedback", verdict, figures) == "its rows have no feedback"
 
 

@@ -40,7 +40,7 @@ def test_the_account_has_what_is_trained_of_each_score(
     [
         ({3: 46, 9: 54}, "good", "46% of the trained text is attempts scored below 8; run good trains the others"),
         ({7: 1, 8: 2}, None, "33% of the trained text is attempts scored below 8; datasets.mine.min_score: 8 trains"),
-        ({8: 7, 10: 3}, "good", None),
+        ({8: 7, 10: 3}, "good", "all of the trained text is attempts scored at least 8"),
         ({}, None, None),
     ],
 )
