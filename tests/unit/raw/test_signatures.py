@@ -46,6 +46,7 @@ def written(write: object) -> bytes:
         (ROWS.decode().encode("utf-16-be"), "in UTF-16", "save the file as UTF-8"),
         (b"\n<!DOCTYPE html><html>", "a web page", "fetch the file again"),
     ],
+    ids=("gzip", "bzip2", "xz", "zip", "excel", "arrow", "utf-16", "utf-16 big", "page"),
 )
 def test_what_a_file_really_is(tmp_path: Path, content: bytes, what: str, next_step: str, suffix: str) -> None:
     file = tmp_path / f"rows{suffix}"
