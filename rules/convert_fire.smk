@@ -27,7 +27,7 @@ rule convert_fire:
         split="{split}",
         settings=params.dataset(
             *("form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
-            *("row_limits", "system_prompt"),
+            *("row_limits", "system_prompt", "ignore_keys"),
         ),
         choice=params.row_choice,
     threads: 4

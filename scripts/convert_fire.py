@@ -23,6 +23,7 @@ class DatasetBlock(Settings):
     single_turn: str | None = None
     thoughts: str = "keep"
     feedback_form: str = "raw"
+    ignore_keys: list[str] = []
 
 
 def main(
@@ -50,7 +51,7 @@ def main(
     """
     refuse_changed_raw(raw, raw_accounts)
     form = TrainingForm(**{name: getattr(settings, name) for name in TrainingForm.__dataclass_fields__})
-    make = fire_rows(form, settings.row_limits, settings.system_prompt)
+    make = fire_rows(form, settings.row_limits, settings.system_prompt, settings.ignore_keys)
     with open_rows(raw, split, mended) as rows:
         found = convert(rows, converted, rejects, split, make, choice or RowChoice(), threads)
     write_account(unread, found)

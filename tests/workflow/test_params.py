@@ -52,6 +52,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.text.prompt": ("Continue.", {"convert_rows"}),
     "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
     "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
+    "datasets.fire.ignore_keys": (["weight"], {"convert_fire"}),
     "datasets.fire.sources": (["gqa"], {"convert_fire", *LOOKING}),
     "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),
     "datasets.fire.seed": (7, {"validate_sharegpt"}),

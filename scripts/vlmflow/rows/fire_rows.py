@@ -1,5 +1,6 @@
 """Converts FIRE's raw rows to one of the two training forms."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmflow.config.raw_forms import PICTURES
@@ -9,6 +10,7 @@ from vlmflow.rows.chat import from_system
 from vlmflow.rows.converted import ConvertedRow, MakeRows
 from vlmflow.rows.fire_texts import with_sentences, without_thoughts
 from vlmflow.rows.forms.fire import (
+    FORM,
     NESTED,
     RawRow,
     Trajectory,
@@ -62,14 +64,17 @@ class TrainingForm:
         return [single_turn_row(identity, trajectory, good[-1], marked)]
 
 
-def fire_rows(form: TrainingForm, limits: RowLimits, system_prompt: str | None = None) -> MakeRows:
+def fire_rows(
+    form: TrainingForm, limits: RowLimits, system_prompt: str | None = None, ignore_keys: Sequence[str] = ()
+) -> MakeRows:
     """Return the converter of FIRE's raw rows.
 
     limits: apply to the whole trajectory, in both forms: the timestep form repeats its turns in many rows.
-    system_prompt: the first turn of every row, if any.
+    system_prompt: the first turn of every row, if any. ignore_keys: see `form_rows`.
     """
     system = from_system(system_prompt)
-    unread = Unread((RawRow, RawRow), NESTED)
+    meanings = FORM.meanings_of(FORM.names({}))
+    unread = Unread((RawRow, RawRow), NESTED, meanings, ignore_keys, ["student"])
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         trajectory = read_trajectory(row, unread.shape.decode)

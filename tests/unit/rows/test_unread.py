@@ -282,5 +282,21 @@ def test_a_key_without_a_meaning_cannot_be_ignored() -> None:
     for key, kind in (("lable", "messages"), ("history", "messages"), ("label", "text")):
         with pytest.raises(ValueError, match=f"ignore_keys: '{key}' never stops a row of kind {kind}"):
             DatasetSettings(kind=kind, train="x", prompt="p" if kind == "text" else None, ignore_keys=[key])
-    with pytest.raises(ValueError, match="applies to every kind but fire only"):
+    with pytest.raises(ValueError, match="'label' never stops a row of kind fire; these do: weight, "):
         DatasetSettings(kind="fire", train="x", ignore_keys=["label"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("loss", False), ("lossWeight", 0), ("train_detail", [0]), ("weight", 0)])
+def test_what_is_not_trained_stops_fires_rows_too(key: str, value: Any) -> None:
+    """In an answer or in the row; feedback is not trained anyway."""
+    rows = [fire_row(), fire_row(rounds=2), fire_row(rounds=2), fire_row() | {key: value}]
+    rows[1]["conversations"][1][key] = value
+    rows[2]["conversations"][2][key] = value
+    make = fire_rows(TrainingForm("trajectory"), RowLimits(), ignore_keys=["weight"])
+    for number, row in enumerate(rows):
+        assert not isinstance(make("id", number, json.dumps(row).encode()), Reject)
+    found, meant = make.unread.take(), {"lossWeight": "loss_weight"}.get(key, key)
+    assert found.meant == {f"conversations.{meant}": 1, meant: 1}
+    assert found.first[f"conversations.{meant}"][0] == 2
+    with pytest.raises(VlmflowError, match=f"conversations.{meant}: 1 of 4 rows"):
+        found.refuse("raw", "fire", make.unread.meanings, make.unread.ignored)

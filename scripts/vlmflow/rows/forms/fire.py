@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from vlmflow.config.key_meanings import TRAINED
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.raw.named import source_of
 from vlmflow.rows.chat import FIRST_LINE, Turn
@@ -71,10 +72,11 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
 
 
 class NamedInRow(Protocol):
-    """The keys that stages read to choose rows and find their pictures; the conversion reads RawRow."""
+    """The keys that stages read to choose rows and find their pictures, and the turns; the conversion reads RawRow."""
 
     image: str
     source: Any
+    conversations: list[RawTurn]
 
 
 class _GoldRow(msgspec.Struct, gc=False):
@@ -98,8 +100,10 @@ FORM = RawForm(
     kinds=("fire",),
     row="FIRE's trajectories: a question on a picture, attempts to answer it, and feedback with a score",
     content=NamedInRow,
-    meanings={},
-    settings=("form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
+    turns="conversations",
+    speakers={"student": "gpt", "teacher": "human"},
+    meanings=TRAINED,
+    settings=("ignore_keys", "form", "max_history_rounds", "min_score", "single_turn", "thoughts", "feedback_form"),
     fixed=True,
     feedback=("fire",),
     gold=read_gold,
