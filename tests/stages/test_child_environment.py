@@ -134,6 +134,10 @@ def computed(kinds: list[Callable[[Tiny, Path], Any]], tiny: Tiny, folder: Path)
     return found
 
 
+def test_columns_that_would_mean_something_to_ms_swift_are_not_read(tiny: Tiny, tmp_path: Path) -> None:
+    assert len(lengths(tiny, tmp_path)) == 12
+
+
 @pytest.mark.parametrize("itself", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_no_variable_of_the_shell_changes_what_is_computed(tiny: Tiny, tmp_path: Path, itself: bool) -> None:
     """itself: each program starts by itself, so it also imports its libraries in that shell's environment."""
