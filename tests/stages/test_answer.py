@@ -140,7 +140,7 @@ def test_a_server_that_is_killed_is_named_and_its_answers_are_kept(demo_run: Pat
         assert time.monotonic() < give_up
         time.sleep(0.01)
     for child in psutil.Process(stage.pid).children(recursive=True):
-        if "transformers.cli" in words_of(child):
+        if "serving/guarded.py" in words_of(child):
             child.kill()
     _, said = stage.communicate(timeout=300)
     assert stage.returncode == 1
