@@ -7,7 +7,8 @@
 #        covers 99.9 % of train and of val, and all rows; digests of the rows, of the model's files and of the result.
 # Holds: every row is measured; ms-swift's own template gives the same lengths on some rows of every run, the
 #        extremes among them, and the model's own chat template the same tokens (or the run's model accepts a
-#        difference); the base has the tensors that its configuration needs. train.max_length has no influence: a new value measures nothing again.
+#        difference); the base has the tensors that its configuration needs. train.max_length has no influence: a new
+#        value measures nothing again.
 
 
 rule measure_lengths:

@@ -207,7 +207,6 @@ def _state(source: str, choose: Callable[[list[str]], list[str]] = list) -> list
     place = parse_source(source)
     if not isinstance(place, Path) or not place.exists() or base_run(source):
         return []
-    files = (
-        [place / name for name in choose(list_files(place, source, weights=False).names)] if place.is_dir() else [place]
-    )
+    names = choose(list_files(place, source, weights=False).names) if place.is_dir() else []
+    files = [place / name for name in names] if place.is_dir() else [place]
     return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]

@@ -115,8 +115,11 @@ def fetch_small_files(
 
 def _names_in_header(file: HubFile) -> list[str]:
     """Return the names of the tensors in weights on the hub, of which only the header is fetched."""
+
+    def find() -> str:
+        return hub.look_up(file.source, file.revision, file.path)[1]
+
     with Progress(f"reading the header of {file}", 0, "bytes") as progress:
-        find = lambda: hub.look_up(file.source, file.revision, file.path)[1]  # noqa: E731
         remote = RemoteFile(str(file), find, Transport(progress), file.size, file.revision)
         remote.open()
         return read_names(remote.read, file.size, str(file))

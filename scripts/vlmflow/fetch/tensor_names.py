@@ -45,7 +45,7 @@ def read_names(read: Read, size: int, what: str) -> list[str]:
 
     Raises VlmflowError if the header is not one.
     """
-    length = int.from_bytes(read(0, LENGTH_BYTES), "little")
+    length = int.from_bytes(read(0, LENGTH_BYTES), "little") if size > LENGTH_BYTES else size
     try:
         if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
             raise ValueError(f"it would have {length:,} bytes, the file has {size:,}")

@@ -47,7 +47,7 @@ def accepted_difference(
 def _what_makes_them_equal(found: Mapping[str, Any], text_args: Mapping[str, Any]) -> str:
     form = ChatForm.of(text_args, False)
     if form.empty_thoughts != "none" and found["trained"].startswith(THOUGHT):
-        return "train no empty thoughts: runs.NAME.train.swift_args: {add_non_thinking_prefix: false}"
+        return "train no empty thoughts: add add_non_thinking_prefix: false to runs.NAME.train.swift_args"
     if form.system is not None:
         return "write the system prompt into the rows (datasets.NAME.system_prompt), not into swift_args"
     return "put the chat template that the training uses into a local copy of the model, and use that"

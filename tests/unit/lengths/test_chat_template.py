@@ -27,7 +27,7 @@ def test_an_accepted_difference_is_told_on_one_line() -> None:
 @pytest.mark.parametrize(
     ("text_args", "trained", "step"),
     [
-        (QWEN3, "<think>\n\n</think>\n\nred", "runs.NAME.train.swift_args: {add_non_thinking_prefix: false}"),
+        (QWEN3, "<think>\n\n</think>\n\nred", "add_non_thinking_prefix: false to runs.NAME.train.swift_args"),
         (QWEN3, "red", "local copy of the model"),
         (QWEN3 | {"add_non_thinking_prefix": False}, "<think>\nWell", "local copy of the model"),
         ({"system": "Be brief."}, "<|im_start|>system", "datasets.NAME.system_prompt"),
