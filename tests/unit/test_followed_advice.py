@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "tests/unit/serving/test_running.py::test_a_server_that_ends_is_explained_by_its_output",
     ),
     "install": (
-        r"\binstall|make env-|same version",
+        r"\binstall|\bupdate\b|make env-|same version",
         "tests/workflow/test_search_plan.py::test_a_missing_environment_is_said_by_a_dry_run",
     ),
     "set a token": (r"token|\bkey\b|\bset it\b", HERE + "test_a_token_that_is_set_as_advised_opens_the_repository"),

@@ -84,7 +84,7 @@ def test_a_damaged_config_stops_a_run_unless_the_estimate_is_ignored(place: Path
 
 
 def test_a_run_that_does_not_fit_leaves_no_account(place: Path) -> None:
-    with pytest.raises(VlmflowError, match=r"on each of 1 GPU\(s\) by the estimate, \d+% of GeForce RTX 4090's 24 GB"):
+    with pytest.raises(VlmflowError, match=r"on each of 1 GPU by the estimate, \d+% of GeForce RTX 4090's 24 GB"):
         run(place, gpu="rtx-4090", tuner="full")
     assert not (place / "estimates").exists()
     assert isinstance(run(place, gpu="rtx-4090", tuner="full", estimate="ignore"), Estimate)

@@ -16,7 +16,7 @@ from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.fetch.small_files import read_small_files
 from vlmflow.reports.accounts import Provenance
 
-FILES = {"config.json": b"{}", "model.safetensors": b"weights", "tokenizer.json": b"{}"}
+FILES = {"config.json": b"{}", "model.safetensors": b"\2" + bytes(7) + b"{}", "tokenizer.json": b"{}"}
 
 
 @pytest.fixture
