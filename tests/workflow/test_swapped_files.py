@@ -124,7 +124,9 @@ def run(stage: str, **changed: Any) -> None:
             **pictures,
         },
         "measure_lengths": {
-            **(data | pictures | {"model_files": "model_files/tiny", "settings": length}),
+            **(
+                data | pictures | {"model_files": "model_files/tiny", "settings": {**length, "template_differs": False}}
+            ),
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
