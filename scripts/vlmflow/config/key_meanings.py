@@ -16,12 +16,14 @@ class Meaning(NamedTuple):
     """What a key means in a row.
 
     says: its meaning, for people. has: whether a value has this meaning; null, empty and neutral values do not.
-    of_answers: in a turn, it counts only if the assistant speaks; what others say is not trained.
+    of_answers: in a turn, it counts only if the assistant speaks; what others say is not trained. turns: its content
+    may be written as turns instead.
     """
 
     says: str
     has: Callable[[Any], bool]
     of_answers: bool = False
+    turns: bool = False
 
 
 NOTHING = frozenset({"", "null", "none", "nan", "[]", "{}"})
@@ -75,7 +77,7 @@ PARTS = Meaning("which parts of the answers are trained", is_given)
 PREFERENCE = Meaning("a better and a worse answer to one question, for preference training (DPO)", is_given)
 LABEL = Meaning("false marks the answer as a bad one, for KTO training", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
-SYSTEM = Meaning("the system prompt", is_given)
+SYSTEM = Meaning("the system prompt", is_given, turns=True)
 MEDIA = Meaning("videos or audio that the row is about", is_given)
 
 WEIGHTS = (
@@ -110,7 +112,7 @@ OF_CONVERSATIONS = {
     **dict.fromkeys(("label", "kto_tag"), LABEL),
     **dict.fromkeys(("chosen", "rejected", "rejected_response", "rejected_messages"), PREFERENCE),
 }
-HISTORY = {"history": Meaning("the turns before the question", is_given)}
+HISTORY = {"history": Meaning("the turns before the question", is_given, turns=True)}
 OF_TURNS = {
     **MEDIA_KEYS,
     **{key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()},

@@ -87,10 +87,12 @@ class Found:
             number, value = self.first[key]
             place = f"first in row {number} (counted from 0), with {value}"
             lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {place}: {meanings[key].says}")
+        turns = all(meanings[key].turns for key in stopping)
+        in_turns = ", or write the keys' content as turns" if turns else ""
         raise VlmflowError(
             "\n".join([f"{where}: the workflow does not read these keys, which change what rows mean:", *lines]),
-            "remove such rows, or write the keys' content into the turns; to train on them as if these keys were "
-            f"absent, add this line to datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
+            f"remove such rows{in_turns}; to train on them as if these keys were absent, add this line to "
+            f"datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
         )
 
     def counts(self, ignored: Collection[str]) -> UnreadKeys:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import pytest
 from harness import code_digest, stale_lock
 from harness.inputs import RuleInputs, splits_of
 from harness.params import RuleParams
+from harness.volume_inputs import as_inputs
 from vlmflow.config.model import check_config
 from workflow_runs import ROOT
 
@@ -340,3 +342,18 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     assert inputs.everything() == ["merged/r", "merged/s", *(f"reports/{page}.html" for page in pages)]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
     assert inputs.everything() == ["merged/s", *(f"reports/{page}.html" for page in [pages[0], *pages[4:]])]
+
+
+def test_a_local_source_of_the_future_is_refused_with_what_mends_it(tmp_path: Path) -> None:
+    """Archives from a time zone ahead, and file systems with another clock, have such files."""
+    file = tmp_path / "rows.jsonl"
+    file.write_text("")
+    local = SimpleNamespace(storage_registry=SimpleNamespace(default_storage_provider=None))
+    assert as_inputs(local, [file, tmp_path / "gone"]) == [str(file), str(tmp_path / "gone")]
+    os.utime(file, (0, time.time() + 86_400))
+    with pytest.raises(SystemExit) as ended:
+        as_inputs(local, [file])
+    said, advice = str(ended.value).split("\n  what to do: set it to now: ")
+    assert re.fullmatch(rf"{re.escape(str(file))}: its time, 20\S+ \S+, is in the future", said)
+    subprocess.run(advice.split(), check=True)
+    assert as_inputs(local, [file]) == [str(file)]
