@@ -40,7 +40,9 @@ override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(
 
 # The words of ARGS behind the configuration's files, if there are any: $(configured); "$${ARGS[@]}"
 override configured = $(call split,ARGS); $(call split,CONFIG); \
-  [ -z "$${CONFIG[*]}" ] || ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}")
+  if [ -n "$${CONFIG[*]}" ]; then case " $${ARGS[*]}" in *" --configfile"*) \
+    echo "make: CONFIG and --configfile in ARGS: name all files by CONFIG=\"FIRST SECOND\"" >&2; exit 2;; esac; \
+    ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}"); fi
 
 .PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put

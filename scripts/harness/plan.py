@@ -13,7 +13,7 @@ from snakemake.utils import available_cpu_count
 
 from harness import ancient_inputs, search_targets, stale_lock, staleness
 from harness.plan_notes import notes
-from harness.temporary_folder import refuse_long_temporary_folder
+from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
@@ -21,7 +21,6 @@ from vlmflow.core.own_environment import python_of
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing, refuse_old_driver
 
-TRAINING = ("train_smoke", "train_model", "trial")
 """The rules that start `processes` trainers."""
 
 SHIPPED_ROOT = "pictures"
@@ -93,7 +92,8 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         sys.exit(
             f"{said}: no rule makes this target{f'; nearest: {nearest[0]}' if nearest else ''}\n"
             f"  what to do: use one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
-            f"{', '.join(settings.datasets)}; for those in your own file, add --configfile FILE before the --"
+            f"{', '.join(settings.datasets)}; for those in your own file, name it: CONFIG=FILE with "
+            "make, else --configfile FILE before the --"
         )
 
 
@@ -161,7 +161,7 @@ def _refuse_a_long_temporary_folder(workflow: Any) -> None:
     """Refuse jobs on this machine whose processes could make no sockets in its folder for temporary files."""
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
-    if any(workflow.dag.needrun_jobs()):
+    if any(job.rule.name in TRAINING for job in workflow.dag.needrun_jobs()):
         try:
             refuse_long_temporary_folder()
         except VlmflowError as error:

@@ -11,7 +11,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.rows.stats import Stats
-from vlmflow.rows.trained_text import in_words
+from vlmflow.rows.trained_text import in_words, is_mixed
 from vlmflow.training.steps import Steps, evaluations_of, schedule_in_words
 
 Kind = TypeVar("Kind")
@@ -28,8 +28,8 @@ def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
         if said := settings.models[run.model].unsupported:
             lines[f"models.{run.model}.{said}"] = None
         stats = _account(folder / "data" / run.dataset / "stats.json", Stats)
-        if stats and (said := in_words(stats.trained_characters, run.dataset, settings.good_run(run.dataset))):
-            lines[f"data set {run.dataset}: {said}"] = None
+        if stats and is_mixed(trained := stats.trained_characters):
+            lines[f"data set {run.dataset}: {in_words(trained, run.dataset, settings.good_run(run.dataset))}"] = None
         fitted = _account(folder / "fitted" / name / ACCOUNT, FittedRows)
         rows = fitted.train.lengths.rows if fitted else stats.examples["train"] if stats else 0
         if rows and not run.train.packing:  # how many rows a pack holds, only their lengths tell

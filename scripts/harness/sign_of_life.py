@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from snakemake.logging import logger
@@ -22,10 +23,11 @@ def _watch(workflow: Any) -> None:
     while True:
         time.sleep(max(said + SILENCE - time.time(), 1))
         said = max(said, _last_line())
-        running = list(workflow.scheduler.running)
-        if running and time.time() - said >= SILENCE:
-            logger.info(f"still running: {'; '.join(sorted(map(_named, running)))}")
-            said = time.time()
+        with suppress(Exception):  # a line that cannot be made is no reason to show a traceback
+            running = list(workflow.scheduler.running)
+            if running and time.time() - said >= SILENCE:
+                logger.info(f"still running: {'; '.join(sorted(map(_named, running)))}")
+                said = time.time()
 
 
 def _last_line() -> float:

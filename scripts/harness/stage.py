@@ -30,7 +30,7 @@ import pydantic
 
 from harness import gpu_share
 from harness.messages import complete_commands
-from harness.temporary_folder import refuse_long_temporary_folder
+from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.printable import printable_lines
 from vlmflow.core.process import descends_from, die_with_parent
@@ -55,7 +55,8 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
         values, log = _from_rule(main, job)
     _log_to(log)
     try:
-        refuse_long_temporary_folder()
+        if job and job.rule in TRAINING:
+            refuse_long_temporary_folder()
         gpu_share.take(int(job.resources.get("gpu") or 0) if job else 0)
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:
@@ -111,7 +112,7 @@ def _plain(value: Any) -> Any:
 def _named(text: str, job: Any) -> str:
     """Insert the rule's data set, run and model into the keys of a message: the library does not know their names."""
     names = dict(job.wildcards.items()) if job else {}
-    inputs = dict(job.input.items()) if job else {}
+    inputs = {key: file for key, file in job.input.items() if isinstance(file, str)} if job else {}
     if "search" in names and "rows" in inputs:
         names["run"] = Path(inputs["rows"]).name  # a search's stages read fitted/RUN
     if folder := inputs.get("model") or inputs.get("model_files"):

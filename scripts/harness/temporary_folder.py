@@ -4,6 +4,9 @@ import tempfile
 
 from vlmflow.core.errors import VlmflowError
 
+TRAINING = ("train_smoke", "train_model", "trial")
+"""The rules that start trainers, whose sockets are there; other stages have none."""
+
 LONGEST = 107 - len("/torch-shm-dir-XXXXXX/manager.sock")
 """Bytes of the folder's path. A socket's may have 107 (unix(7)), and this name is the longest that is put there, of
 PyTorch; that of Python's multiprocessing has 32 bytes."""

@@ -115,7 +115,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.verify.logits": (False, {"verify_merged"}),
     "runs.fire.resources.weights_mb": (9_000, set()),
     "integrity": ("full", set()),
-    "environment": (["TORCH_NCCL_*"], set()),
+    "environment": (["IBV_*"], set()),
 }
 """A setting, another value for it, and the rules that have it among their params. Stages behind these are stale too,
 by their files."""

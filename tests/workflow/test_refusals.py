@@ -137,7 +137,7 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     ("target", "said"),
     [
         ("merged/qwen3vl-fir", "nearest: merged/qwen3vl-fire"),
-        ("merged/my-run", "for those in your own file, add --configfile FILE"),
+        ("merged/my-run", "for those in your own file, name it: CONFIG=FILE"),
         ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
         ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
         ("models/qwen3-8B", "nearest: models/qwen3-8b"),
@@ -245,7 +245,9 @@ def test_a_temporary_folder_too_long_for_sockets_is_refused_with_the_plan(
     """As it is on a batch system: the trainers' processes could not reach each other."""
     (folder := tmp_path / ("x" * 90)).mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
-    done = call(tmp_path, "-n", "--", "data/fire/stats.json")
+    (tmp_path / "t.json").write_text("[]")
+    (tmp_path / "mine.yaml").write_text("datasets: {fire: {train: t.json, test: null, image_roots: [.]}}")
+    done = call(tmp_path, "-n", "--configfile", str(tmp_path / "mine.yaml"), "--", "checkpoints/qwen3vl-fire/smoke")
     assert done.returncode == 1
     assert f"TMPDIR: {folder} has more than 73 bytes" in done.stderr
     assert "export TMPDIR=/tmp" in done.stderr

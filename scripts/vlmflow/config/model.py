@@ -128,7 +128,7 @@ class Config(Settings):
 
     environment: list[VariableName] = []
     """Variables of the shell that trainers, and all other programs of the stages, get besides those that each gets
-    (docs/training.md, The full training): names, or beginnings of names with a `*` (`TORCH_NCCL_*`). Name none that
+    (docs/training.md, The full training): names, or beginnings of names with a `*` (`IBV_*`). Name none that
     changes what is trained: no digest covers its value. A changed list makes nothing run again."""
 
     models: dict[Name, ModelSettings]

@@ -16,13 +16,23 @@ THREADS_OF_LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THRE
 
 KEPT = (
     # Who this is, where programs, libraries and free space are, and how texts are shown.
-    *("HOME", "USER", "LOGNAME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "XDG_CACHE_HOME"),
+    *("HOME", "USER", "LOGNAME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "TEMP", "TMP", "XDG_CACHE_HOME"),
     *("LANG", "LC_*", "PYTHONUTF8", "TZ"),
     # Which GPUs there are, and how they reach each other.
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_MPS_*"),
-    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NCCL_*", "GLOO_*", "UCX_*", "FI_*"),
+    *("NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NCCL_*", "TORCH_NCCL_*", "GLOO_*", "UCX_*"),
+    *("FI_*", "OFI_*", "RDMAV_*", "MLX5_*", "OMPI_MCA_*"),
     # Compilers of kernels, and where these are kept.
-    *("CC", "CXX", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TORCH_CUDA_ARCH_LIST", "MAX_JOBS"),
+    *("CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "DS_SKIP_CUDA_CHECK"),
+    *(
+        "TRITON_LIBCUDA_PATH",
+        "TRITON_PTXAS_PATH",
+        "CUDA_HOME",
+        "CUDA_PATH",
+        "CUDA_CACHE_PATH",
+        "TORCH_CUDA_ARCH_LIST",
+        "MAX_JOBS",
+    ),
     *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     # Memory and cores.
     *("MALLOC_*", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_WAIT_POLICY", *THREADS_OF_LIBRARIES),

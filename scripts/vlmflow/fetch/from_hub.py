@@ -19,6 +19,7 @@ from vlmflow.fetch.tensor_names import read_names, tensor_names
 from vlmflow.web import hub
 from vlmflow.web.download import download
 from vlmflow.web.hub import HubFile
+from vlmflow.web.missing import CHECK_PROXIES, Refused
 from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import Transport
 
@@ -121,8 +122,11 @@ def _names_in_header(file: HubFile) -> list[str]:
 
     with Progress(f"reading the header of {file}", 0, "bytes") as progress:
         remote = RemoteFile(str(file), find, Transport(progress), file.size, file.revision)
-        remote.open()
-        return read_names(remote.read, file.size, str(file))
+        try:
+            remote.open()
+            return read_names(remote.read, file.size, str(file))
+        except Refused as refusal:
+            raise VlmflowError(f"{file}: {refusal}", CHECK_PROXIES) from None
 
 
 def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile], list[str]]:

@@ -37,8 +37,14 @@ class Located(msgspec.Struct, frozen=True):
 
 
 def same_form(name: str) -> str:
-    """Return a name in the one Unicode form in which names that look alike are equal (NFKC)."""
-    return name if name.isascii() else unicodedata.normalize("NFKC", name)
+    """Return a name in the one form in which names that look alike are equal: composed (NFC), with plain spaces.
+
+    ² and 2 do not look alike: NFKC would take one for the other.
+    """
+    if name.isascii():
+        return name
+    spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
+    return unicodedata.normalize("NFC", spaced)
 
 
 def same_case(name: str) -> str:

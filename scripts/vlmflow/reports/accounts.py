@@ -36,7 +36,7 @@ class Provenance(msgspec.Struct, frozen=True):
     versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
     chosen_by: the search, trial and study that chose the settings (`runs.NAME.chosen_by`); null if none did.
     chat_template: how the model's chat template renders rows, compared with the training; null in an account of before.
-    trained_text: what the scores of the trained answers mean, for people; null if all are good, or have none.
+    trained_text: what the scores of the trained answers mean, for people; null without scores.
     """
 
     run: str

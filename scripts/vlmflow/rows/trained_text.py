@@ -21,6 +21,11 @@ def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, in
     return dict(found)
 
 
+def is_mixed(trained: Mapping[int, int]) -> bool:
+    """Return whether any of the text is from a bad attempt. trained: its characters by score."""
+    return any(score < GOOD for score in trained)
+
+
 def in_words(trained: Mapping[int, int], dataset: str, good_run: str | None) -> str | None:
     """Return what the scores of the trained text mean, for people; None without scores.
 
@@ -30,7 +35,7 @@ def in_words(trained: Mapping[int, int], dataset: str, good_run: str | None) -> 
     bad = sum(characters for score, characters in trained.items() if score < GOOD)
     if not trained:
         return None
-    if not bad:
+    if not is_mixed(trained):
         return f"all of the trained text is attempts scored at least {min(trained)}"
     instead = f"run {good_run} trains" if good_run else f"datasets.{dataset}.min_score: {GOOD} trains"
     return (

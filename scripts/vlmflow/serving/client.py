@@ -55,7 +55,7 @@ class Client:
         """
         body = {"model": self._model, "messages": list(messages), "max_tokens": most_tokens, "temperature": 0}
         try:
-            reply = self._http.post(f"{self._url}/chat/completions", json=body)
+            reply = self._http.post(f"{self._url.rstrip('/')}/chat/completions", json=body)
         except httpx.HTTPError as error:  # a timeout, too
             raise PassingError(
                 f"{self._url}: no answer: {_shown(str(error) or type(error).__name__)}",

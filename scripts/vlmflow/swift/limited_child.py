@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import resource
+import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -14,8 +15,11 @@ from vlmflow.core.process import bound_to_this_process
 MEMORY = 1 << 30
 """Bytes that the child may have more than this process."""
 
-SECONDS = 60.0
-"""How long the child may take; it takes a few milliseconds per row, and a second for the largest model."""
+SECONDS = 60
+"""Processor time that the child may take; it takes a few milliseconds per row, and a second for the largest model."""
+
+WAIT = 20 * SECONDS
+"""Seconds until a child that computes nothing is given up; on a busy machine it may wait for long."""
 
 MOST_CHARS = 500
 """Characters that are kept of an error."""
@@ -32,11 +36,14 @@ def limited(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     child.start()
     sender.close()
     try:
-        if not receiver.poll(SECONDS):
-            return {"failed": f"not done after {SECONDS:g} s"}
+        if not receiver.poll(WAIT):
+            return {"failed": f"not done after {WAIT} s"}
         found: dict[str, Any] = json.loads(receiver.recv_bytes())
         return found
     except EOFError:
+        child.join()
+        if child.exitcode == -signal.SIGXCPU:
+            return {"failed": f"not done after {SECONDS} s of processor time"}
         return {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
     finally:
         child.kill()
@@ -53,6 +60,7 @@ def _work(bind: Callable[[], None], sender: Connection, work: Callable[[], dict[
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     try:
         found = work()
     except Exception as error:  # whatever their text does

@@ -76,6 +76,6 @@ def refuse_foreign_code(checkpoint: Path) -> None:
 
 def _next(checkpoint: Path) -> str:
     return (
-        f"find out who wrote {checkpoint}, and load it nowhere; after `rm -r {checkpoint}` the same command resumes "
-        "from the checkpoint before, or begins again"
+        f"find out who wrote {checkpoint}, and load it nowhere; if it was this training, report it with its name; "
+        f"after `rm -r {checkpoint}` the same command resumes from the checkpoint before, or begins again"
     )

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
@@ -25,12 +26,18 @@ OLDEST_DRIVER = 580
 
 
 def refuse_old_driver() -> None:
-    """Raise VlmflowError if this machine's NVIDIA driver is too old for the locked PyTorch; without one it may pass."""
+    """Raise VlmflowError if this machine's NVIDIA driver is too old for the locked PyTorch; without one it may pass.
+
+    NVIDIA's package cuda-compat, whose libcuda LD_LIBRARY_PATH names, lets older drivers of data-centre GPUs pass.
+    """
+    folders = filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))
+    if any(Path(folder, "libcuda.so.1").exists() for folder in folders):
+        return
     version = next(iter(_ask_driver("driver_version")), "")
     if version.partition(".")[0].isdigit() and int(version.partition(".")[0]) < OLDEST_DRIVER:
         raise VlmflowError(
             f"NVIDIA driver {version} is too old for the locked PyTorch, which has CUDA 13",
-            f"update it to {OLDEST_DRIVER} or newer, or train elsewhere",
+            f"update it to {OLDEST_DRIVER} or newer, put NVIDIA's cuda-compat into LD_LIBRARY_PATH, or train elsewhere",
         )
 
 

@@ -20,7 +20,7 @@ from vlmflow.core.files import unfinished
 from vlmflow.core.patience import PassingFault
 from vlmflow.web import hub
 from vlmflow.web.hub import HubFile
-from vlmflow.web.missing import Refused
+from vlmflow.web.missing import CHECK_PROXIES, Refused
 from vlmflow.web.transport import Answer, Enough, Stopped, Transport, host_of
 
 logger = logging.getLogger(__name__)
@@ -201,9 +201,7 @@ def _receive(file: HubFile, content: _Content, transport: Transport) -> None:
     try:
         transport.get(address, headers, lambda answer: _accept(answer, file, content), content.append)
     except Refused as refusal:
-        raise VlmflowError(
-            f"{file}: {refusal}", "check proxies and HF_ENDPOINT, then run the same command again"
-        ) from None
+        raise VlmflowError(f"{file}: {refusal}", CHECK_PROXIES) from None
     if content.missing:
         raise PassingFault(f"{host_of(address)} ended the file {content.missing:,} bytes early")
 

@@ -27,6 +27,10 @@ class Missing(msgspec.Struct, frozen=True):
     detail: str
 
 
+CHECK_PROXIES = "check proxies and HF_ENDPOINT, then run the same command again"
+"""The next step where a server refuses a file that the hub has."""
+
+
 class Refused(Exception):
     """A source refuses a file permanently; `missing` has the reason."""
 

@@ -62,6 +62,11 @@ def test_a_driver_that_is_too_old_for_cuda_13_is_named(tmp_path: Path, monkeypat
     nvidia_smi(tmp_path, "570.211.01\\n570.211.01\\n", monkeypatch)
     with pytest.raises(VlmflowError, match=r"NVIDIA driver 570\.211\.01 is too old .* CUDA 13"):
         refuse_old_driver()
+    with monkeypatch.context() as compatible:
+        (tmp_path / "compat").mkdir()
+        (tmp_path / "compat" / "libcuda.so.1").touch()
+        compatible.setenv("LD_LIBRARY_PATH", f"/gone::{tmp_path}/compat")
+        refuse_old_driver()
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     refuse_old_driver()
 

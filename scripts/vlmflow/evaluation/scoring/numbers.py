@@ -50,7 +50,7 @@ WORD = re.compile(
 NOT_ITSELF = word_set("over under above below before after beyond minus nearly almost half")
 """Before a number, they say that another one is meant: over 6, half of 6."""
 
-PARTS = word_set("thirds quarters fifths tenths hundredths k too")
+PARTS = word_set("thirds quarters fifths tenths hundredths k")
 """After a number, they say so: two thirds, 2 k, "6 is too low"."""
 
 COMPARED = re.compile(r"[<>≤≥~]\s*$")
@@ -117,7 +117,7 @@ def _is_said(text: str, found: re.Match[str], right: Number) -> bool:
         other_unit
         or NOT_ITSELF & {*last}
         or PARTS & {*after[:2]}
-        or after[:2] == ["and", "half"]
+        or after[:2] in (["and", "half"], ["is", "too"])
         or text[found.end() : found.end() + 1] == "+"
         or COMPARED.search(text[: found.start()])
     ) and asserted(before, after)

@@ -22,8 +22,8 @@ ANOTHER = re.compile(r"(?:\b(?:or|and)|[,;/]) (?:option )?[\(\[]?[A-F][.:)\]]", 
 """One more letter, behind the text of the first: A. red or B. blue."""
 
 CORRECTED = re.compile(
-    r"(?:[,;:/.] |\bis |\b(?:a|A)ctually |\b(?:n|N)o,? )[\(\[]?[B-F](?![\w'’])|[\(\[][A-Fa-f][\)\]]|\b[A-F]\)"
-    r"|^(?:wrong|incorrect)\W*$"
+    r"(?:[,;:/.] |\bis |\b(?:a|A)ctually |\b(?:n|N)o,? )[\(\[]?(?:[B-F](?![\w'’])|A(?=\W*$))"
+    r"|[\(\[][A-Fa-f][\)\]]|\b[A-F]\)|^(?:wrong|incorrect)\W*$"
 )
 """Behind the first letter, what chooses another one, or none: B. No, C; (B) red (C) blue; B. wrong."""
 

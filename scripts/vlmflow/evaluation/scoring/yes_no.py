@@ -1,6 +1,7 @@
 """Answers to a question that yes or no answers, alone or before a sentence."""
 
 import re
+from itertools import pairwise
 
 from vlmflow.evaluation.scoring.answer_text import tokens_of
 from vlmflow.evaluation.scoring.stated import MARKS, word_set
@@ -26,7 +27,7 @@ def says(answer: str) -> str | None:
     tokens = tokens_of(answer)
     if not tokens or tokens[0] not in ("yes", "no") or {*tokens[1:2]} - FOLLOWS or UNSURE & {*tokens}:
         return None
-    if tokens[0] == "yes" and "not ." in " ".join([*tokens, "."]):
+    if tokens[0] == "yes" and ("not", ".") in pairwise([*tokens, "."]):
         return None
     alone = [
         word

@@ -116,7 +116,7 @@ def test_options(gold: str, answer: str) -> None:
         *("Option A or option B", "The answer is A or B.", "A. red or B. blue", "Option A and option B"),
         *("It is not option A.", "I don't think the answer is A.", "Option A is wrong.", "Option A. No, option B."),
         *("(A) red (B) blue", "A) red D) blue", "A. The answer is B", "A. No, C", "A. Actually C", "A. wrong", "A, B"),
-        *("I rule out option A", "A/B", "A?"),
+        *("I rule out option A", "A/B", "A?", "B. No, A"),
         "option A, " * 9,
     ],
 )
@@ -169,6 +169,7 @@ def test_words(gold: str) -> None:
         ("٦", "٦"),
         ("６", "6"),
         ("There are three skaters.", "3"),
+        ("There are 3, too.", "3"),
         ("three", "3"),
         ("3", "Three."),
         ("There is one dog.", "1"),

@@ -42,6 +42,7 @@ AGAINST = st.sampled_from(
         ("NO", "No."),
         ("Yes, the armchair is grey.", "Yes, the armchair is gray."),
         ("Yes, there is no doubt.", "yes"),
+        ("Yes, it is a knot.", "yes"),
         ("The people in this picture are standing.", "standing"),
         ('The title of the book is "The Dreaming Void".', "the dreaming void"),
         ("The kites are in the air.", "in air"),
