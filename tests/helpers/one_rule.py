@@ -13,14 +13,12 @@ SNAKEFILE = """
 import sys
 from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/scripts")
-from harness.inputs import RuleInputs
-from harness.names import Names
-from harness.params import RuleParams
+from harness import start
 from vlmflow.config.model import check_config
 configfile: "config.yaml"
 settings = check_config(config, [])
 config = settings.model_dump(mode="json")
-names, inputs, params = Names(settings), RuleInputs(workflow, settings), RuleParams(settings)
+names, inputs, params, resources = start.for_rules(workflow, settings)
 """
 
 

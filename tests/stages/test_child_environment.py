@@ -63,17 +63,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     tiny = Tiny.write(tmp_path_factory.mktemp("tiny"), vision=True)
     for split in ("train", "val"):
         file = tiny.folder / f"{split}.jsonl"
-        rows = map(json.loads, file.read_text().splitlines())
-        file.write_text("".join(json.dumps({"system": "x", "messages": 3} | row) + "\n" for row in rows))
+        rows = [json.loads(line) | {"id": str(n)} for n, line in enumerate(file.read_text().splitlines())]
+        others = {"system": "x", "messages": 3, "source": "s"}
+        file.write_text("".join(json.dumps(others | row) + "\n" for row in rows))
     return tiny
 
 
 def lengths(tiny: Tiny, folder: Path) -> Any:
     words = as_words(template_arguments(tiny.folder / "base", "qwen3_vl", "default", {}))
     env = environment(tiny.folder / "pictures", IMAGE_MAX_TOKENS, folder / "cache", 1)
-    words = [str(tiny.folder / "train.jsonl"), str(folder / "lengths.json"), *words]
+    (folder / "tensors.json").write_text("null")
+    words = [
+        *(str(place) for place in (tiny.folder / "train.jsonl", folder / "tensors.json", folder / "lengths.json")),
+        *words,
+    ]
     run_module(row_lengths.__name__, words, folder, env, folder / "log", "lengths")
-    return json.loads((folder / "lengths.json").read_text())
+    return json.loads((folder / "lengths.json").read_text())["lengths"]
 
 
 def cached(tiny: Tiny, folder: Path) -> Any:
