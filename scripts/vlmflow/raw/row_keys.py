@@ -29,7 +29,8 @@ def key_fault(row: bytes, pictures: Collection[str] = ()) -> str:
         nonlocal keys  # the row's own come last
         keys = [key for key, _ in pairs]
         if len(set(keys)) < len(keys):
-            raise _Twice(next(key for key in keys if keys.count(key) > 1))
+            seen: set[str] = set()
+            raise _Twice(next(key for key in keys if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
 
     try:
         text = row.decode(errors="replace")

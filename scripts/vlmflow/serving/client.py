@@ -64,14 +64,14 @@ class Client:
         if (status := reply.status_code) != 200:
             passing = status >= 500 or status in (408, 429)
             raise (PassingError if passing else VlmflowError)(
-                f"{self._url}: model {self._model!r}: HTTP {status}: {_shown(reply.text)}",
+                f"{self._url}: model {self._model!r}: HTTP {status}: {_shown(_text_of(reply))}",
                 "read the server's output" if passing else "ask for a model that this server has, in its limits",
             )
         try:
             choice = msgspec.convert(json.loads(reply.content), _Reply).choices[0]
         except (ValueError, IndexError, RecursionError) as error:
             raise VlmflowError(
-                f"{self._url}: its reply is not a chat completion: {_shown(f'{error}: {reply.text}')}",
+                f"{self._url}: its reply is not a chat completion: {_shown(f'{error}: {_text_of(reply)}')}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
         return Answer(choice.message.content or "", choice.finish_reason == "length")
@@ -90,6 +90,11 @@ class _Reply(msgspec.Struct, frozen=True):
     """The used part of a chat completion."""
 
     choices: list[_Choice]
+
+
+def _text_of(reply: httpx.Response) -> str:
+    """Return a reply as UTF-8, whatever its headers call it."""
+    return reply.content.decode(errors="replace")
 
 
 def _shown(text: str) -> str:

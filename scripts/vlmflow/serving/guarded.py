@@ -24,6 +24,14 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 KEY = "VLMFLOW_ANSWER_KEY"
 
+KEYS = {
+    *("model", "messages", "stream", "stream_options", "n", "user", "metadata", "store", "response_format"),
+    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "logit_bias"),
+    *("frequency_penalty", "presence_penalty", "logprobs", "top_logprobs"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
+}
+"""What a request may have: OpenAI's own. Others would set the chat template, or how the model generates."""
+
 LARGEST_REQUEST = 64_000_000
 """Bytes of a request: some pictures in base64."""
 
@@ -68,7 +76,7 @@ def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) ->
 def _refuse_other_key(request: Request, key: str) -> None:
     given = request.headers.get("authorization", "")
     if not secrets.compare_digest(given.encode(), f"Bearer {key}".encode()):
-        raise HTTPException(401, "the request has not this server's key: Authorization: Bearer KEY")
+        raise HTTPException(401, "the request does not have this server's key: Authorization: Bearer KEY")
 
 
 async def _body_of(request: Request) -> dict[str, Any]:
@@ -83,6 +91,8 @@ async def _body_of(request: Request) -> dict[str, Any]:
         raise HTTPException(400, "the request is no JSON") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise HTTPException(400, "the request is no chat: it has no list `messages`")
+    if others := sorted(body.keys() - KEYS):
+        raise HTTPException(400, f"this server does not take {', '.join(others)[:200]}")
     return body
 
 

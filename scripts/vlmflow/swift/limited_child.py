@@ -44,7 +44,9 @@ def limited(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         child.join()
         if child.exitcode == -signal.SIGXCPU:
             return {"failed": f"not done after {SECONDS} s of processor time"}
-        return {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
+        if child.exitcode in (0, 1):  # Python's own end, without a word: not even its error could be told
+            return {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
+        return {"failed": f"its process ended with code {child.exitcode}"}
     finally:
         child.kill()
         child.join()

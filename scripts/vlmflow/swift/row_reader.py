@@ -5,6 +5,10 @@ text that looks like a date there is a time, and the load ends at a later text t
 empty there, and filled later.
 """
 
+import atexit
+import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,11 +30,15 @@ def read_rows_by_type() -> None:
 
 
 def _load_rows(kind: str, *, data_files: str, cache_dir: str, **others: Any) -> Any:
-    """Take the place of `datasets.load_dataset` in ms-swift's loader. The rows are cached as Arrow in `cache_dir`."""
+    """Take the place of `datasets.load_dataset` in ms-swift's loader. Rows are Arrow in `cache_dir` while this runs."""
     from datasets import Dataset, Features, List, Value
 
     features = Features({"conversations": Value("string"), "images": List(Value("string"))})
-    return Dataset.from_generator(_rows, features, cache_dir, gen_kwargs={"file": data_files})
+    # Whoever can write the cache must not decide what is trained, nor an older file of this name.
+    os.makedirs(cache_dir, exist_ok=True)
+    fresh = tempfile.mkdtemp(prefix="rows-", dir=cache_dir)
+    atexit.register(shutil.rmtree, fresh, ignore_errors=True)
+    return Dataset.from_generator(_rows, features, fresh, gen_kwargs={"file": data_files})
 
 
 def _rows(file: str) -> Iterator[dict[str, Any]]:

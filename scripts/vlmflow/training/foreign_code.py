@@ -5,6 +5,7 @@ are loaded with `weights_only=True` (transformers, `trainer.fsdp2`).
 """
 
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def refuse_foreign_code(checkpoint: Path) -> None:
     with torch.serialization.safe_globals(stand_ins):
         for file in sorted((checkpoint / latest).iterdir()):
             try:
+                if not stat.S_ISREG(file.lstat().st_mode):
+                    raise ValueError("it is no regular file")
                 names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
                 if not names:
                     torch.load(file, map_location="meta", weights_only=True)

@@ -89,6 +89,7 @@ def test_what_a_server_would_fetch_or_open_is_refused(client: TestClient, part: 
         b'{"messages": [7]}',
         b'{"messages": [{"content": {}}]}',
         b"[" * 9999,
+        b'{"messages": [], "chat_template_kwargs": {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}}',
     ],
 )
 def test_a_request_of_another_form_is_refused(client: TestClient, body: bytes) -> None:
