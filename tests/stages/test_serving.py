@@ -84,7 +84,10 @@ def test_the_served_weights_answer_as_in_this_process_and_end_with_the_caller(
             pytest.raises(VlmflowError, match=r"HTTP 400: .*requested 'another'"),
         ):
             client.answer(messages, TOKENS)
-        with Client(url, model) as client, pytest.raises(VlmflowError, match=r"HTTP 401: .*has not this server's key"):
+        with (
+            Client(url, model) as client,
+            pytest.raises(VlmflowError, match=r"HTTP 401: .*does not have this server's key"),
+        ):
             client.answer(messages, TOKENS)
         of_disk = messages_of(asked.turns, [{"type": "image_url", "image_url": {"url": str(picture)}}])
         with Client(url, model, key) as client, pytest.raises(VlmflowError, match=r"HTTP 400: .*in the request itself"):

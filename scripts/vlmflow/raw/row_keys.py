@@ -46,6 +46,21 @@ def key_fault(row: bytes, pictures: Collection[str] = ()) -> str:
     return ""
 
 
+def count_keys(value: bytes) -> int:
+    """Return how many keys the objects in a JSON value have, all together; -1 if Python cannot decode it."""
+    found = 0
+
+    def see(pairs: list[tuple[str, Any]]) -> None:
+        nonlocal found
+        found += len(pairs)
+
+    try:
+        json.loads(value.decode(errors="replace"), object_pairs_hook=see, parse_int=str, parse_float=str, strict=False)
+    except (ValueError, RecursionError):
+        return -1
+    return found
+
+
 def spelled(keys: Iterable[str], pictures: Collection[str]) -> list[str]:
     """Return those of some keys that are keys of pictures, in any letter case."""
     folded = {key.casefold() for key in pictures}

@@ -19,7 +19,7 @@ from msgspec import UNSET
 from vlmflow.config.key_meanings import Meaning, folded
 from vlmflow.config.row_settings import NOT_IN_COLUMNS
 from vlmflow.fetch.model_files import shown
-from vlmflow.raw.row_keys import MARKS, key_fault
+from vlmflow.raw.row_keys import MARKS, count_keys, key_fault
 from vlmflow.rows.unread_keys import NAMES_KEPT, Found
 
 SHAPES_KEPT = 32
@@ -199,7 +199,7 @@ class Unread:
                 holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
                 changed.append((field.name, holds, msgspec.field(name=key)))
             made = _strict(general, top, changed)
-        objects = {key: len(MARKS(bytes(values[key]))) for key in top if bytes(values[key])[:1] in b"[{"}
+        objects = {key: count_keys(bytes(values[key])) for key in top if bytes(values[key])[:1] in b"[{"}
         each = {key: len(self._nested_keys[key]) + len(keys) for key, keys in zip(self._nested, inner, strict=True)}
         return Shape(_decoder(made, each, objects), tuple(names))
 
@@ -213,7 +213,7 @@ def _decoder(
     number than that of the row's keys.
 
     nested: by nested key, how many keys each object there has. objects: by unread key with an object or a list, how
-    many marks are there.
+    many keys are there in all.
     """
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     optional = [one.name for one in fields.values() if one.default is UNSET]

@@ -249,3 +249,12 @@ def test_many_keys_of_which_one_is_given_twice_take_no_longer() -> None:
     began = time.process_time()
     assert key_fault(f'{{{many},"k59999":2}}'.encode()) == "the key 'k59999' is given twice"
     assert time.process_time() - began < 5
+
+
+def test_a_text_that_looks_like_a_key_in_an_earlier_row_hides_no_key_given_twice() -> None:
+    make = form_rows("prompt_completion", "text", {}, None, None)
+    for _ in range(2):
+        assert not isinstance(make("id", 0, b'{"prompt":"q","completion":"a","more":{"x":": "}}'), Reject)
+    made = make("id", 0, b'{"prompt":"q","completion":"a","more":{"x":1,"x":2}}')
+    assert isinstance(made, Reject)
+    assert made.reason == "duplicate_key"
