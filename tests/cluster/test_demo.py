@@ -47,7 +47,7 @@ def test_every_job_had_a_pod_of_its_own(finished: ClusterWorkflow) -> None:
 def declared(rule: str, resource: str) -> int:
     """Read what a rule file declares: a number, a key of the run's settings, or the disk for logs on a volume."""
     text = (ROOT / "rules" / f"{rule}.smk").read_text()
-    of_functions = {"weights_disk": LOGS_MB, "train_disk": TRAINING_MB}
+    of_functions = {"weights_disk": LOGS_MB, "fetched_disk": LOGS_MB, "train_disk": TRAINING_MB}
     if function := re.search(rf"^ +{resource}=resources\.(\w+),$", text, re.MULTILINE):
         return of_functions[function[1]]
     found = re.search(
