@@ -187,42 +187,60 @@ def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text().endswith(done.stderr)
 
 
-def test_a_stage_refuses_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
-    """As a job on another machine of a batch system, where the plan was not made."""
-    (folder := tmp_path / ("x" * 90)).mkdir()
-    done = run(tmp_path, "--source", "s", "--target", "t", "--words", "[a]", TMPDIR=str(folder))
-    assert done.returncode == 1
-    assert f"TMPDIR: {folder} has more than" in done.stderr.splitlines()[-2]
-
-
 def test_a_failing_stage_says_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
     """Its words may be a row's or a server's."""
     done = run(tmp_path, "--source", "a\x1b[2Jb", "--target", "t", "--words", "[]")
     assert done.stderr.splitlines()[-2:] == ["the stage failed: a�[2Jb: no words", "  what to do: give some"]
 
 
-def test_a_next_step_names_its_run_data_set_and_model(tmp_path: Path) -> None:
-    text = STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b, runs.NAME.c or models.NAME.d")
-    (tmp_path / "stage.py").write_text(text.replace("source: Path", "source: Path, stats: Path, model_files: Path"))
-    for name in ("s", "data/fire/stats.json", "model_files/a"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "Snakefile").write_text(
-        "rule words:\n"
-        '    input: source="s", stats="data/fire/stats.json", model_files="model_files/a"\n'
+def in_rule(folder: Path, rule: str, inputs: str, **variables: str) -> str:
+    """Run the stage in a rule whose wildcard `run` is my.run; returns what Snakemake says."""
+    (folder / "Snakefile").write_text(
+        f"rule {rule}:\n"
+        f"    input: {inputs}\n"
         '    output: target="made/{run}"\n'
         "    params: words=[]\n"
         '    script: "stage.py"\n'
     )
     done = subprocess.run(
-        [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "--cores", "1", "made/my.run"],
+        [sys.executable, "-m", "snakemake", "--directory", str(folder), "--cores", "1", "made/my.run"],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": str(SCRIPTS), "HOME": str(tmp_path), "PATH": os.environ["PATH"]},
-        cwd=tmp_path,
+        env={"PYTHONPATH": str(SCRIPTS), "HOME": str(folder), "PATH": os.environ["PATH"]} | variables,
+        cwd=folder,
         check=False,
     )
-    assert "  what to do: set datasets.fire.a, runs.my.run.b, runs.my.run.c or models.a.d\n" in done.stderr, done.stderr
+    return done.stderr
+
+
+def test_a_stage_that_trains_refuses_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
+    """As a job on another machine of a batch system, where the plan was not made; others have no sockets."""
+    (folder := tmp_path / ("x" * 90)).mkdir()
+    (tmp_path / "s").touch()
+    (tmp_path / "stage.py").write_text(STAGE)
+    for rule, said in (("train_smoke", f"TMPDIR: {folder} has more than"), ("words", "no words")):
+        assert said in in_rule(tmp_path, rule, 'source="s"', TMPDIR=str(folder))
+
+
+def test_a_next_step_names_its_run_data_set_and_model(tmp_path: Path) -> None:
+    text = STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b, runs.NAME.c or models.NAME.d")
+    more = "source: Path, stats: Path | None = None, model_files: Path | None = None"
+    (tmp_path / "stage.py").write_text(text.replace("source: Path", more))
+    for name in ("s", "data/fire/stats.json", "model_files/a"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    said = in_rule(tmp_path, "words", 'source="s", stats="data/fire/stats.json", model_files="model_files/a"')
+    assert "  what to do: set datasets.fire.a, runs.my.run.b, runs.my.run.c or models.a.d\n" in said, said
+
+
+def test_a_stage_without_an_input_that_others_have_says_what_failed(tmp_path: Path) -> None:
+    """A rule may have a named input that is an empty list."""
+    text = STAGE.replace("source: Path", "source: Path, stats: list[Path] | None = None")
+    (tmp_path / "stage.py").write_text(text)
+    (tmp_path / "s").touch()
+    said = in_rule(tmp_path, "words", 'source="s", stats=[]')
+    assert "what to do: give some" in said, said
+    assert "TypeError" not in said
 
 
 def test_an_unforeseen_failure_leaves_its_traceback_in_the_log(tmp_path: Path) -> None:
