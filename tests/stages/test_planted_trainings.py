@@ -35,6 +35,7 @@ def test_who_repeats_words_of_the_feedback_did_not(tmp_path: Path) -> None:
     assert not rose(figures.right_with_feedback)
 
 
+@pytest.mark.slow
 def test_who_learned_the_form_of_right_answers_did_not(tmp_path: Path) -> None:
     """It prefers each right answer, whatever the feedback."""
     figures = evaluated(FORM, tmp_path, NO_GAIN)
