@@ -58,6 +58,12 @@ HEAVY = (
 )
 """Files and folders outside of stages/ whose tests import torch or other slow libraries, or start programs that do."""
 
+NOT_QUICK = (
+    *("unit/demo/test_sample.py", "unit/evaluation/test_intervals.py", "unit/evaluation/test_simulated_verdicts.py"),
+    *("unit/test_advice.py", "unit/test_followed_advice.py"),
+)
+"""Unit tests that `make check` leaves out: they draw samples for seconds, or read all of the code."""
+
 
 @dataclass
 class Part:
@@ -125,7 +131,8 @@ def parts_of(what: str) -> list[list[Part]]:
         build = Part("build", [sys.executable, "-m", "cluster", "build"], {"PYTHONPATH": path})
         return [[build], [pytest("pods", 0, tests / "cluster", "-vv", "--durations", 40)]]
     if what == "check":
-        quick = ("--ignore", remote, "--hypothesis-profile", "quick")
+        left_out = [word for name in NOT_QUICK for word in ("--ignore", tests / name)]
+        quick = ("--ignore", remote, *left_out, "--hypothesis-profile", "quick")
         return [[lint, pytest("unit", 5, tests / "unit", *without, *quick, light=True)]]
     light = (tests, "--ignore", tests / "cluster", "--ignore", tests / "stages", *without)
     return [
