@@ -12,7 +12,9 @@ Behaviour = Callable[[str, list[dict[str, Any]]], str | int | bytes]
 
 
 class ChatServer(ThreadingHTTPServer):
-    """requests: the bodies of all requests, in order. keys: their Authorization headers."""
+    """requests: the bodies of all requests, in order. keys: their Authorization headers. form: the replies' type."""
+
+    form = "application/json"
 
     def __init__(self, behave: Behaviour) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -44,7 +46,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, content: bytes) -> None:
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", self.server.form)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -27,6 +27,7 @@ from vlmflow.serving.server import serve_with_transformers
 from vlmflow.swift import export, row_lengths
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, run_module
+from vlmflow.swift.row_reader import _load_rows
 from vlmflow.training.cached_dataset import arguments
 from vlmflow.training.train import train
 from warm_programs import fresh
@@ -137,6 +138,14 @@ def computed(kinds: list[Callable[[Tiny, Path], Any]], tiny: Tiny, folder: Path)
         (folder / kind.__name__).mkdir(parents=True)
         found[kind.__name__] = kind(tiny, folder / kind.__name__)
     return found
+
+
+def test_a_changed_file_of_the_same_name_is_read_anew(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for said in ("one", "two"):
+        file.write_text(json.dumps({"conversations": [{"from": "gpt", "value": said}]}) + "\n")
+        (row,) = _load_rows("json", data_files=str(file), cache_dir=str(tmp_path / "cache"))
+        assert json.loads(row["conversations"])[0]["value"] == said
 
 
 def test_columns_that_would_mean_something_to_ms_swift_are_not_read(tiny: Tiny, tmp_path: Path) -> None:

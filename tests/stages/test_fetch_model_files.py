@@ -13,6 +13,7 @@ from safetensors.numpy import save
 
 import fetch_model
 import fetch_model_files
+from faulty_server import refuses
 from harness.params import RuleParams
 from hub_server import REVISION, HubServer, served_hub, sha256
 from vlmflow.config.model import Config
@@ -90,6 +91,16 @@ def test_of_weights_in_one_file_only_the_header_is_fetched(server: HubServer, pl
     place.fetch()
     assert tensors_of(place.target) == ["a", "b"]
     assert len(server.requests) == asked, "the store has the weights now"
+
+
+def test_a_server_that_refuses_the_header_is_named(server: HubServer, place: Place) -> None:
+    """As a proxy does that lets only the hub itself through."""
+    server.add("o/m", {**SMALL, SINGLE: save({"a": np.zeros(9)})}, plain=tuple(SMALL))
+    server.faults[("bytes", SINGLE)] = [refuses(403)]
+    with pytest.raises(VlmflowError, match="403") as caught:
+        place.fetch()
+    assert SINGLE in caught.value.cause
+    assert caught.value.next_step.startswith("check proxies and HF_ENDPOINT")
 
 
 def test_a_local_folder_needs_no_weights(place: Place, local: Path) -> None:

@@ -216,10 +216,13 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
     saved = folder.glob(f"stores/runs/{RUN}/full/*/checkpoints/checkpoint-*/trainer_state.json")
     step = max(json.loads(state.read_text())["global_step"] for state in saved)
     assert 2 <= step == steps_logged(folder) < STEPS
+    (rows,) = folder.glob(f"stores/runs/{RUN}/full/*/cache/datasets")
+    (rows / "planted").touch()
     assert f"resuming from step {step} of {STEPS}" in snakemake(folder, *words[words.index("--allowed-rules") :])
     report = json.loads((folder / "checkpoints" / RUN / "full" / "report.json").read_text())
     assert [number for number, _ in report["losses"]] == list(range(1, STEPS + 1))
     assert report["sessions"] == 2
+    assert not (rows / "planted").exists(), "whoever writes there would decide what is trained"
 
 
 def steps_logged(folder: Path) -> int:

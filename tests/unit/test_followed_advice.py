@@ -42,7 +42,7 @@ KINDS: dict[str, tuple[str, str]] = {
         r"\b(?:name|give|put|use|choose|take|say|write|ask|work)\b",
         HERE + "test_a_folder_that_is_named_as_advised_is_taken",
     ),
-    "mend a file": (
+    "fix a file": (
         r"\badd keys|\b(?:fix|save|fetch|correct|close|copy|convert|change|merge it)\b|must hold|must be JSON",
         HERE + "test_a_file_that_is_saved_as_advised_is_read",
     ),

@@ -131,6 +131,14 @@ def test_every_program_with_a_configuration_gets_the_files(checkout: Path) -> No
     )
 
 
+def test_files_that_are_named_in_two_ways_are_refused(checkout: Path) -> None:
+    """Snakemake would take those of ARGS alone."""
+    words = ["make", "clean-runs", "CONFIG=a.yaml", "ARGS=--directory x --configfile b.yaml"]
+    done = subprocess.run(words, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "CONFIG and --configfile in ARGS: name all files by CONFIG" in done.stderr
+
+
 def test_a_run_without_a_configuration_is_refused(checkout: Path) -> None:
     done = subprocess.run(["make", "run", "CONFIG="], cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode != 0

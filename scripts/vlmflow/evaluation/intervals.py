@@ -66,11 +66,11 @@ class Groups:
         found: Values = (sums - self._sizes[:, None] * values.mean(axis=0)) * (self.count / len(values))
         return found
 
-    def variance(self, values: Values) -> Values:
-        """Return the variance of the mean of each column, at least that of its groups alone."""
+    def variance(self, values: Values, influence: Values) -> Values:
+        """Return the variance of the mean of each column, at least that of its groups alone (`influence`)."""
         above = values - values.mean(axis=0)
         shared = 2 * np.sum(above[self._links[:, 0]] * above[self._links[:, 1]], axis=0) / len(values) ** 2
-        found: Values = self.influence(values).var(axis=0, ddof=1) / self.count + np.maximum(shared, 0.0)
+        found: Values = influence.var(axis=0, ddof=1) / self.count + np.maximum(shared, 0.0)
         return found
 
     def quantile(self) -> float:
@@ -94,7 +94,7 @@ def mean_interval(values: Values, groups: Groups) -> Bounds:
     known = np.where(deviation > 0, deviation, 1.0)
     # The adjusted Fisher-Pearson coefficient: without its factor samples are less skewed than what they come from.
     skewness = np.mean(influence**2 * influence, axis=0) / known**3 * np.sqrt(count * (count - 1)) / (count - 2)
-    mean, error = columns.mean(axis=0), np.sqrt(groups.variance(columns))
+    mean, error = columns.mean(axis=0), np.sqrt(groups.variance(columns, influence))
     low = mean - np.maximum(_hall(quantile, skewness / np.sqrt(count)), quantile) * error
     high = mean - np.minimum(_hall(-quantile, skewness / np.sqrt(count)), -quantile) * error
     return _bounds(values, mean, low, high)
@@ -133,7 +133,8 @@ def _of_signs(values: Values, groups: Groups, added: int) -> Bounds:
     rows, mean, square = len(columns), columns.mean(axis=0), np.mean(columns**2, axis=0)
     independent = (square - mean**2) / rows
     equal = independent <= np.finfo(float).eps
-    effect = np.where(equal, rows / groups.effective, groups.variance(columns) / np.where(equal, 1.0, independent))
+    variance = groups.variance(columns, groups.influence(columns))
+    effect = np.where(equal, rows / groups.effective, variance / np.where(equal, 1.0, independent))
     effective = rows / np.maximum(effect, 1.0)
     total = effective + added
     centre = effective * mean / total

@@ -25,13 +25,13 @@ def refuse_incomplete_base(found: Mapping[str, Any], base: str) -> None:
             f"{base}: its files lack tensors that its config.json needs: {_some(missing)}; the training would begin "
             "with random numbers there",
             "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole "
-            "folder; or mend config.json in a local copy (tie_word_embeddings, for a head that is the embedding)",
+            "folder; or fix config.json in a local copy (tie_word_embeddings, for a head that is the embedding)",
         )
     if unneeded := found.get("unneeded"):
         raise VlmflowError(
             f"{base}: its files have tensors that no model of its config.json has: {_some(unneeded)}; nobody would "
             "load them",
-            "choose another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or remove the tensors, or mend "
+            "choose another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or remove the tensors, or fix "
             "config.json, in a local copy",
         )
 

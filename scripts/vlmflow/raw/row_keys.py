@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -29,8 +30,7 @@ def key_fault(row: bytes, pictures: Collection[str] = ()) -> str:
         nonlocal keys  # the row's own come last
         keys = [key for key, _ in pairs]
         if len(set(keys)) < len(keys):
-            seen: set[str] = set()
-            raise _Twice(next(key for key in keys if key in seen or seen.add(key)))  # type: ignore[func-returns-value]
+            raise _Twice(Counter(keys).most_common(1)[0][0])
 
     try:
         text = row.decode(errors="replace")

@@ -15,7 +15,7 @@ KINDS = (
     (rb"PK\x03\x04[\s\S]{26}(?:\[Content_Types\]|_rels/|docProps/|xl/)", "an Excel workbook", AS_CSV),
     (rb"PK\x03\x04", "a ZIP archive", PACKED),
     (rb"\xd0\xcf\x11\xe0", "an old Excel workbook", AS_CSV),
-    (rb"PAR1", "parquet", "give its name the ending .parquet"),
+    (rb"PAR1[^\t\r\n -~]", "parquet", "give its name the ending .parquet"),
     (rb"ARROW1|FEA1|\xff\xff\xff\xff", "in Arrow's form", "write it as parquet (datasets: to_parquet)"),
     (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[\[{\"]\0|\0[\[{\"]", "in UTF-16 or UTF-32", AS_UTF_8),
     (

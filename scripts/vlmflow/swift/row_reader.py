@@ -5,14 +5,13 @@ text that looks like a date there is a time, and the load ends at a later text t
 empty there, and filled later.
 """
 
-import atexit
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from vlmflow.core.files import sha256_of
 
 
 class _Row(msgspec.Struct):
@@ -30,15 +29,15 @@ def read_rows_by_type() -> None:
 
 
 def _load_rows(kind: str, *, data_files: str, cache_dir: str, **others: Any) -> Any:
-    """Take the place of `datasets.load_dataset` in ms-swift's loader. Rows are Arrow in `cache_dir` while this runs."""
+    """Take the place of `datasets.load_dataset` in ms-swift's loader.
+
+    The rows are Arrow in `cache_dir`, under the file's digest, for all processes of this machine.
+    """
     from datasets import Dataset, Features, List, Value
 
     features = Features({"conversations": Value("string"), "images": List(Value("string"))})
-    # Whoever can write the cache must not decide what is trained, nor an older file of this name.
-    os.makedirs(cache_dir, exist_ok=True)
-    fresh = tempfile.mkdtemp(prefix="rows-", dir=cache_dir)
-    atexit.register(shutil.rmtree, fresh, ignore_errors=True)
-    return Dataset.from_generator(_rows, features, fresh, gen_kwargs={"file": data_files})
+    digest = sha256_of(Path(data_files))
+    return Dataset.from_generator(_rows, features, cache_dir, gen_kwargs={"file": data_files}, fingerprint=digest)
 
 
 def _rows(file: str) -> Iterator[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from vlmflow.core.files import remove
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training
@@ -64,12 +65,14 @@ def start(
     """
     if resume is not None and training.strategy.engine == "deepspeed":
         refuse_foreign_code(resume)
+    env = environment(training, folder, threads, place.node)
+    remove(Path(env["HF_DATASETS_CACHE"]))  # who can write there must not decide what is trained
     with log_of(folder, place.node).open("ab") as output:
         return subprocess.Popen(
             command(training, folder, resume, place),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(training, folder, threads, place.node),
+            env=env,
             cwd=folder.path,  # ms-swift searches for a picture in the working directory first
             pass_fds=[lock] if lock is not None else [],
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills

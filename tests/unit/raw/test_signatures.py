@@ -57,6 +57,13 @@ def test_what_a_file_really_is(tmp_path: Path, content: bytes, what: str, next_s
     assert next_step in error.value.next_step
 
 
+def test_a_table_may_begin_like_parquet(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("PAR1,b\n1,2\n")
+    with open_rows([file], "train") as rows:
+        assert len(rows) == 1
+
+
 def test_parquet_under_another_name_is_read_when_it_has_its_own(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_bytes(written(pyarrow.parquet.write_table))

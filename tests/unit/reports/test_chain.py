@@ -113,6 +113,7 @@ def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytes
             lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"x"),
             "adapter_model.safetensors: expected no such file",
         ),
+        (lambda folder: (folder / "more").symlink_to("/etc"), "more: expected no such file"),
         (lambda folder: change(folder, lambda record: record.update(merged={})), "names no weights"),
         (
             lambda folder: change(folder, lambda record: record["base_model"]["files"].update({"config.json": "0"})),
@@ -135,6 +136,7 @@ def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytes
         "missing weights",
         "wide limits",
         "one file more",
+        "a link to a folder more",
         "no weights",
         "another file",
         "other limits",

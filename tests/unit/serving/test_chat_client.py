@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from chat_server import canned_server
+from chat_server import canned_server, chat_server
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.messages import messages_of
@@ -84,6 +84,14 @@ def test_a_reply_that_is_no_completion_says_so(reply: str) -> None:
     ):
         client.answer([{"role": "user", "content": "?"}], 5)
     assert "\x1b" not in str(caught.value)
+
+
+@pytest.mark.parametrize("charset", ["bz2", "idna", "punycode", "hex", "no-such"])
+def test_no_charset_of_a_reply_is_believed(charset: str) -> None:
+    with chat_server(lambda model, messages: 400) as server, Client(server.url, "mine") as client:
+        server.form = f"text/plain; charset={charset}"
+        with pytest.raises(VlmflowError, match=r"HTTP 400: .*no, "):
+            client.answer([{"role": "user", "content": "?"}], 5)
 
 
 def test_a_key_is_not_repeated_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,12 @@ def test_what_is_no_file_of_torch_is_refused_with_the_next_step(checkpoint: Path
     assert f"rm -r {checkpoint}" in caught.value.next_step
 
 
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(checkpoint: Path) -> None:
+    os.mkfifo(checkpoint / "global_step20" / "a.pt")
+    with pytest.raises(ForeignCodeError, match=r"a\.pt: .*it is no regular file"):
+        refuse_foreign_code(checkpoint)
+
+
 def test_tensors_bytes_are_not_read(checkpoint: Path) -> None:
     torch.save({"module": torch.zeros(50_000_000, dtype=torch.uint8)}, checkpoint / STATES)
 
