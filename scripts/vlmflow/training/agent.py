@@ -65,14 +65,13 @@ def start(
     """
     if resume is not None and training.strategy.engine == "deepspeed":
         refuse_foreign_code(resume)
-    env = environment(training, folder, threads, place.node)
-    remove(Path(env["HF_DATASETS_CACHE"]))  # who can write there must not decide what is trained
+    remove(_cache(folder, place.node) / "datasets")  # who can write there must not decide what is trained
     with log_of(folder, place.node).open("ab") as output:
         return subprocess.Popen(
             command(training, folder, resume, place),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=env,
+            env=environment(training, folder, threads, place.node),
             cwd=folder.path,  # ms-swift searches for a picture in the working directory first
             pass_fds=[lock] if lock is not None else [],
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
@@ -127,14 +126,18 @@ def _meeting(training: Training, place: Place) -> list[str]:
     ]
 
 
+def _cache(folder: RunFolder, node: int) -> Path:
+    """Return the folder of ms-swift's caches: each node has its own, for locks of others may not be seen."""
+    return folder.path / (f"cache-{node}" if node else "cache")
+
+
 def environment(training: Training, folder: RunFolder, threads: int, node: int = 0) -> dict[str, str]:
     """Return the trainers' environment: ms-swift's, with its caches in the run folder and an equal share of cores."""
     cores = max(1, threads // training.processes)
     pictures, image_max_tokens = training.data.pictures, training.settings.image_max_tokens
     # Rows of all lengths leave gaps in the GPU's memory that segments of fixed size cannot use.
     allocator = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    cache = folder.path / (f"cache-{node}" if node else "cache")  # locks of other nodes may not be seen
-    env = child_process.environment(pictures, image_max_tokens, cache, cores)
+    env = child_process.environment(pictures, image_max_tokens, _cache(folder, node), cores)
     return allocator | env | {"PATH": search_path()}
 
 
