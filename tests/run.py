@@ -58,12 +58,6 @@ HEAVY = (
 )
 """Files and folders outside of stages/ whose tests import torch or other slow libraries, or start programs that do."""
 
-NOT_QUICK = (
-    *("unit/demo/test_sample.py", "unit/evaluation/test_intervals.py", "unit/evaluation/test_simulated_verdicts.py"),
-    *("unit/test_advice.py", "unit/test_followed_advice.py"),
-)
-"""Unit tests that `make check` leaves out: they draw samples for seconds, or read all of the code."""
-
 
 @dataclass
 class Part:
@@ -131,8 +125,7 @@ def parts_of(what: str) -> list[list[Part]]:
         build = Part("build", [sys.executable, "-m", "cluster", "build"], {"PYTHONPATH": path})
         return [[build], [pytest("pods", 0, tests / "cluster", "-vv", "--durations", 40)]]
     if what == "check":
-        left_out = [word for name in NOT_QUICK for word in ("--ignore", tests / name)]
-        quick = ("--ignore", remote, *left_out, "--hypothesis-profile", "quick")
+        quick = ("--ignore", remote, "-m", "not slow and not lengthy", "--hypothesis-profile", "quick")
         return [[lint, pytest("unit", 5, tests / "unit", *without, *quick, light=True)]]
     light = (tests, "--ignore", tests / "cluster", "--ignore", tests / "stages", *without)
     return [
@@ -222,6 +215,7 @@ def main() -> int:
     began, budget, speed = time.monotonic(), read_budget(), Speed()
     speed.start()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process compiles what it imports, for seconds
     folder = session_folder.make()
     servers: list[subprocess.Popen[bytes]] = []
     parts: list[Part] = []

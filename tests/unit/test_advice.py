@@ -15,6 +15,8 @@ from snakemake.cli import get_argument_parser
 from texts_of_code import VALUE, texts
 from workflow_runs import ROOT
 
+pytestmark = pytest.mark.lengthy
+
 SCRIPTS = ROOT / "scripts"
 RULES = [ROOT / "Snakefile", *sorted((ROOT / "rules").glob("*.smk"))]
 

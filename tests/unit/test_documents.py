@@ -84,6 +84,7 @@ FROM_OTHERS = {
 """Words of quoted messages that are not ours."""
 
 
+@pytest.mark.lengthy
 def test_every_message_of_the_troubles_page_is_one_of_the_code() -> None:
     code = texts_of_the_code()
     rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs" / "troubles.md").read_text(), re.MULTILINE)

@@ -18,6 +18,8 @@ from vlmflow.pictures.roots import PictureRoots
 from vlmflow.web import hub
 from workflow_runs import ROOT
 
+pytestmark = pytest.mark.lengthy
+
 HERE = "tests/unit/test_followed_advice.py::"
 
 KINDS: dict[str, tuple[str, str]] = {

@@ -138,7 +138,6 @@ def test_a_redirect_is_followed_once(server: ArchiveServer, tmp_path: Path) -> N
 
 
 FAULTS = {
-    "stall": breaks(700, "stall"),
     "reset": breaks(700, "reset"),
     "cut": breaks(700),
     "nothing": breaks(0),
@@ -155,7 +154,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+STALL = pytest.param(breaks(700, "stall"), id="stall", marks=pytest.mark.lengthy)
+
+
+@pytest.mark.parametrize("fault", [STALL, *(pytest.param(fault, id=name) for name, fault in FAULTS.items())])
 @pytest.mark.parametrize("first", [2, 3, 6], ids=["directory", "first range", "later"])
 def test_temporary_faults_lose_nothing(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, first: int

@@ -76,7 +76,10 @@ def test_coco_by_number_one_by_one(server: ArchiveServer, tmp_path: Path, caplog
     assert [Path(place.file).read_bytes() for place in found] == [Random(n).randbytes(4_000) for n in (1, 1, 3, 5, 2)]
 
 
-@pytest.mark.parametrize("fault", [breaks(100), breaks(100, "reset"), breaks(10, "stall"), refuses(503)])
+stalls = pytest.param(breaks(10, "stall"), marks=pytest.mark.lengthy)
+
+
+@pytest.mark.parametrize("fault", [breaks(100), breaks(100, "reset"), stalls, refuses(503)])
 def test_single_pictures_through_faults(
     server: ArchiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:

@@ -29,6 +29,8 @@ from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from workflow_runs import ROOT
 
+pytestmark = pytest.mark.lengthy
+
 TRAIN_ROWS, TEST_ROWS = 240, 48
 FILES = {"train": "FIRE-train-100K.json", "test": "FIRE-test.json"}
 MAKE_SAMPLE = ROOT / "scripts" / "make_sample.py"

@@ -71,6 +71,7 @@ def test_the_order_of_items_does_not_count() -> None:
     assert derange(of, 6) != found
 
 
+@pytest.mark.lengthy
 def test_three_thousand_rows_take_seconds() -> None:
     """And the sixth over it are in a part of their own."""
     random = Random(0)

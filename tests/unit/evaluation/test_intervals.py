@@ -19,6 +19,8 @@ from simulated_evaluations import (
 from vlmflow.evaluation.accounts import FEWEST_GROUPS
 from vlmflow.evaluation.intervals import Bounds, Groups, Values, difference_interval, mean_interval, share_interval
 
+pytestmark = pytest.mark.lengthy
+
 LEAST = 93
 
 

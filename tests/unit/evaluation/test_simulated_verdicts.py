@@ -16,6 +16,8 @@ from simulated_evaluations import (
 from vlmflow.evaluation.accounts import FEWEST_GROUPS, OWN, QUESTION
 from vlmflow.evaluation.verdict import LEARNED, TOO_FEW, WORSE
 
+pytestmark = pytest.mark.lengthy
+
 BY_CHANCE = 3.5
 """A 95 % interval is above zero by chance in 2.5 %; that of 2,000 draws may be 3.5 %."""
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+import pytest
+
 from workflow_runs import ROOT
 
 TRAINING_ALONE = (
@@ -47,6 +49,7 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
     import_without_training(scripts)
 
 
+@pytest.mark.lengthy
 def test_commands_of_the_data_environment_import_no_package_of_training() -> None:
     scripts = set()
     for target in re.findall(r"^\w+: \.venv/data\.stamp.*(?:\n\t.*)+", (ROOT / "Makefile").read_text(), re.MULTILINE):

@@ -63,6 +63,7 @@ def test_jobs_side_by_side_have_gpus_of_their_own(machine: dict[str, str]) -> No
         process.communicate()
 
 
+@pytest.mark.lengthy
 def test_a_job_of_all_gpus_waits_for_the_others(machine: dict[str, str]) -> None:
     """Snakemake counts for one call; another call's jobs are held up by the locks alone."""
     one = job(1, machine)

@@ -98,6 +98,7 @@ def test_declared_files_of_a_script_count_as_its_code(scripts: Path) -> None:
         code_digest.of_scripts(scripts)("one", reads="pack/other")
 
 
+@pytest.mark.lengthy
 def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_path: Path) -> None:
     """A new page cannot forget them: the test finds the scripts that draw pages by their code."""
     folder = tmp_path / "scripts"
@@ -213,6 +214,7 @@ def in_rule(folder: Path, rule: str, inputs: str, **variables: str) -> str:
     return done.stderr
 
 
+@pytest.mark.lengthy
 def test_a_stage_that_trains_refuses_a_temporary_folder_too_long_for_sockets(tmp_path: Path) -> None:
     """As a job on another machine of a batch system, where the plan was not made; others have no sockets."""
     (folder := tmp_path / ("x" * 90)).mkdir()
@@ -222,6 +224,7 @@ def test_a_stage_that_trains_refuses_a_temporary_folder_too_long_for_sockets(tmp
         assert said in in_rule(tmp_path, rule, 'source="s"', TMPDIR=str(folder))
 
 
+@pytest.mark.lengthy
 def test_a_next_step_names_its_run_data_set_and_model(tmp_path: Path) -> None:
     text = STAGE.replace("give some", "set datasets.NAME.a, runs.NAME.b, runs.NAME.c or models.NAME.d")
     more = "source: Path, stats: Path | None = None, model_files: Path | None = None"
@@ -233,6 +236,7 @@ def test_a_next_step_names_its_run_data_set_and_model(tmp_path: Path) -> None:
     assert "  what to do: set datasets.fire.a, runs.my.run.b, runs.my.run.c or models.a.d\n" in said, said
 
 
+@pytest.mark.lengthy
 def test_a_stage_without_an_input_that_others_have_says_what_failed(tmp_path: Path) -> None:
     """A rule may have a named input that is an empty list."""
     text = STAGE.replace("source: Path", "source: Path, stats: list[Path] | None = None")

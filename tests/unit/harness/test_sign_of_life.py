@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from workflow_runs import ROOT
 
 WATCHED = """
@@ -29,6 +31,7 @@ time.sleep(5)
 """
 
 
+@pytest.mark.lengthy
 def test_silence_is_broken_and_nothing_else(tmp_path: Path) -> None:
     said = tmp_path / "said"
     with said.open("w") as file:

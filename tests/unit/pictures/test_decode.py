@@ -163,6 +163,7 @@ print(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 """
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if "floats" in name else pytest.mark.slow) for name in LARGEST]
 )

@@ -177,6 +177,7 @@ def test_it_has_no_figures_that_the_trainer_did_not_write(folder: RunFolder) -> 
     assert "not a number</span> train, in 1 step" in page
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_loads_and_runs_nothing_while_it_runs(folder: RunFolder, tmp_path: Path, dark: bool) -> None:
     history = RunHistory()

@@ -1,5 +1,7 @@
 """Files in FIRE's form for benchmarks: realistic sizes, and every row usable."""
 
+import pytest
+
 from bulk_rows import PICTURE_COUNT, write_fire_rows
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.raw.json_file import JsonRows
@@ -31,6 +33,7 @@ def test_every_row_is_valid_and_its_picture_exists(tmp_path):
     assert 2_000 < (tmp_path / "rows.json").stat().st_size / ROWS < 2_270
 
 
+@pytest.mark.lengthy
 def test_two_runs_write_the_same_bytes_and_another_seed_others(tmp_path):
     files = [tmp_path / str(number) / "rows.json" for number in range(3)]
     for file, seed in zip(files, (1, 1, 2), strict=True):

@@ -69,6 +69,7 @@ def test_a_damaged_job_file_hides_no_training(folder: RunFolder, tmp_path: Path,
     assert [(run.stage, run.doing) for run in runs] == [("full", "starting"), ("smoke", "starting")]
 
 
+@pytest.mark.lengthy
 def test_status_shows_them_on_a_machine_without_a_cluster(folder: RunFolder, tmp_path: Path) -> None:
     def status() -> str:
         words = [sys.executable, ROOT / "scripts" / "status.py", "any", "--directory", tmp_path]

@@ -69,7 +69,7 @@ def test_the_token_goes_to_the_hub_and_not_to_its_storage(server: HubServer, tmp
     assert not server.leaked
 
 
-@pytest.mark.parametrize("end", ["close", "reset", "stall"])
+@pytest.mark.parametrize("end", ["close", "reset", pytest.param("stall", marks=pytest.mark.lengthy)])
 def test_a_break_is_resumed(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str):
     """An incomplete download. Time-outs too. Nothing is fetched twice."""
     if end == "stall":
@@ -131,7 +131,9 @@ def test_answers_that_are_not_the_file_are_requested_again(
         pytest.param(with_headers(ETag='"another"'), "another file than before", id="another ETag"),
         pytest.param(as_another_file, "do not belong to one file", id="another file"),
         pytest.param(refuses(416), "answers 416", id="416"),
-        pytest.param(with_headers(Content_Length="9999999"), "", id="Content-Length too large"),
+        pytest.param(
+            with_headers(Content_Length="9999999"), "", id="Content-Length too large", marks=pytest.mark.lengthy
+        ),
         pytest.param(with_headers(Content_Length="999"), "", id="Content-Length too small"),
     ],
 )

@@ -281,6 +281,7 @@ def test_composed_and_decomposed_texts_are_equal(text: str) -> None:
     assert normalised(unicodedata.normalize("NFC", text)) == normalised(unicodedata.normalize("NFD", text))
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
 def test_no_text_takes_long(text: str) -> None:
     """In process time: each of them took under a second here; a search that is quadratic would take hours."""
