@@ -35,6 +35,8 @@ override GIVEN := PYTHON FIRE DATASET RUN ARGS FOLDER NAMES STEP CONFIG NAMESPAC
   FEEDBACK ADAPTER GPUS PUBLIC YES
 $(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
 
+$(foreach name,ADAPTER PUBLIC YES,$(if $(filter-out 1,$(value $(name))),$(error $(name) is 1, or is left out)))
+
 # Makes a variable an array of its words, as a shell reads quotes; nothing in it runs: $(call split,ARGS); "$${ARGS[@]}"
 override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(1) < <(printf '%s' "$$words")
 

@@ -181,9 +181,11 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read one JSON file.
 
-    Raises VlmflowError with the file's name if it is missing or not JSON.
+    Raises VlmflowError with the file's name if it is missing, no file (a pipe would be waited for), or not JSON.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("is not a file")
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise VlmflowError(f"{path}: {error}", f"remove {target_of(path)} and run the same command again") from None

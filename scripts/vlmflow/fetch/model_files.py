@@ -44,6 +44,12 @@ KERNEL = "names a kernel that transformers would run"
 KERNEL_KEYS = {"attn_implementation": KERNEL, "_attn_implementation": KERNEL}
 """Keys that are refused only if they name a repository with code for attention (OWNER/NAME)."""
 
+COUNTED_KEYS = {"num_labels": "is for classifiers, and transformers would make a name for each class"}
+"""Keys that are refused only with numbers above MOST_COUNTED, which would fill the memory of whoever reads them."""
+
+MOST_COUNTED = 10_000_000
+"""More than any token's number, and than any classifier has classes."""
+
 MAX_JSON_BYTES = 200_000_000
 """Five times the largest known tokenizer.json; a larger file would fill the memory of a small pod."""
 
@@ -191,15 +197,21 @@ def _refuse_keys(file: Path) -> None:
         # A number belongs to a token of a vocabulary; null and {} name nothing.
         found.extend((key, value) for key, value in pairs if key in REFUSED_KEYS and value and type(value) is not int)
         found.extend((key, value) for key, value in pairs if key in KERNEL_KEYS and "/" in json.dumps(value))
+        found.extend((key, value) for key, value in pairs if key in COUNTED_KEYS and _is_large(value))
         return dict(pairs)
 
     _read(file, look)
     for key, value in found:
         told = json.dumps(value)
         raise VlmflowError(
-            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: {(REFUSED_KEYS | KERNEL_KEYS)[key]}",
+            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: "
+            f"{(REFUSED_KEYS | KERNEL_KEYS | COUNTED_KEYS)[key]}",
             PLAIN_COPY,
         )
+
+
+def _is_large(value: Any) -> bool:
+    return type(value) is int and value > MOST_COUNTED
 
 
 def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:

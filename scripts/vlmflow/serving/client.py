@@ -27,7 +27,7 @@ class Client:
     """A connection to one model of a server.
 
     url: of the API, with /v1. model: the name that the server knows. key: for servers that ask for one.
-    seconds: how long one answer may take.
+    seconds: how long the server may be silent.
     """
 
     def __init__(self, url: str, model: str, key: str | None = None, seconds: float = 600) -> None:
@@ -74,7 +74,8 @@ class Client:
                 f"{self._url}: its reply is not a chat completion: {_shown(f'{error}: {_text_of(reply)}')}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
-        return Answer(choice.message.content or "", choice.finish_reason == "length")
+        text = (choice.message.content or "").encode(errors="replace").decode()  # half a surrogate pair is no text
+        return Answer(text, choice.finish_reason == "length")
 
 
 class _Message(msgspec.Struct, frozen=True):

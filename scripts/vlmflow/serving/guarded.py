@@ -9,6 +9,8 @@ handler of chat completions, and no other route but the list of models and the p
 """
 
 import argparse
+import base64
+import io
 import json
 import os
 import re
@@ -20,6 +22,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
+from PIL import Image
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 KEY = "VLMFLOW_ANSWER_KEY"
@@ -35,7 +38,10 @@ KEYS = {
 LARGEST_REQUEST = 64_000_000
 """Bytes of a request: some pictures in base64."""
 
-PICTURE = re.compile(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/=]+")
+PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
+
+MOST_PIXELS = 200_000_000
+"""Pixels of a request's pictures together: a small file can hold thousands of millions."""
 
 OWN_NAMES = ("127.0.0.1", "localhost")
 
@@ -68,7 +74,10 @@ def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) ->
         _refuse_other_key(request, key)
         body = await _body_of(request)
         _refuse_other_pictures(body)
-        return await handle(body, str(uuid.uuid4()))
+        try:
+            return await handle(body, str(uuid.uuid4()))
+        except (TypeError, ValueError) as error:  # pydantic's own too: a value of another type than OpenAI's
+            raise HTTPException(400, f"the request cannot be answered: {str(error)[:500]}") from None
 
     return app
 
@@ -97,7 +106,11 @@ async def _body_of(request: Request) -> dict[str, Any]:
 
 
 def _refuse_other_pictures(body: dict[str, Any]) -> None:
-    """Raise HTTPException unless every part of a message is a text, or a picture that is in the request itself."""
+    """Raise HTTPException unless every part of a message is a text, or a picture that is in the request itself.
+
+    The pictures may have MOST_PIXELS together.
+    """
+    pixels = 0
     for number, message in enumerate(body["messages"], 1):
         match message:
             case {"content": list(parts)}:
@@ -108,6 +121,9 @@ def _refuse_other_pictures(body: dict[str, Any]) -> None:
                             f"message {number}: only texts, and pictures in the request itself: "
                             '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
                         )
+                    pixels += _pixels_of(part)
+                    if pixels > MOST_PIXELS:
+                        raise HTTPException(413, f"the pictures have more than {MOST_PIXELS:,} pixels")
             case {"content": str() | None} | {"tool_calls": list()}:
                 pass
             case _:
@@ -121,6 +137,18 @@ def _is_data(part: Any) -> bool:
         case {"type": "image_url", "image_url": {"url": str(url)}}:
             return PICTURE.fullmatch(url) is not None
     return False
+
+
+def _pixels_of(part: dict[str, Any]) -> int:
+    """Return the pixels of a part's picture, as its header tells; 0 for a text. Raises HTTPException if it is none."""
+    if part["type"] == "text":
+        return 0
+    found = PICTURE.fullmatch(part["image_url"]["url"])
+    try:
+        with Image.open(io.BytesIO(base64.b64decode(found[1] if found else ""))) as picture:
+            return picture.width * picture.height
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
 
 
 def main() -> None:

@@ -121,6 +121,7 @@ CODE = {"AutoModel": "modeling_x.Model"}
         ("config.json", '{"auto_map": {"A": "x.X"}, "auto_map": {}}', "auto_map = "),
         ("config.json", '{"custom_pipelines": {"p": {"impl": "x.X"}}}', "custom_pipelines = .*names Python code"),
         ("config.json", '{"transformers_weights": "a.bin"}', 'transformers_weights = "a.bin": names other weights'),
+        ("config.json", '{"num_labels": 1000000000}', "num_labels = 1000000000: is for classifiers"),
         ("config.json", '{"attn_implementation": "owner/kernel"}', "attn_implementation = .*names a kernel"),
         ("config.json", '{"text_config": {"_attn_implementation": {"": "o/k"}}}', "_attn_implementation = .*a kernel"),
         ("adapter_config.json", "{}", "the model's folder contains an adapter"),

@@ -43,7 +43,7 @@ def test_tags_in_the_question_are_stripped_and_one_is_put_in_front() -> None:
     """Tags anywhere in the first question are removed, and one is put in front."""
     trajectory = read(fire_row(question="What <image> is it?\n<image>"))
     row = trajectory_row("id", trajectory)
-    assert row.conversations[0].value == "<image>\nWhat  is it?"
+    assert row.conversations[0].value == "<image>\nWhat is it?"
     assert row.images == ["coco/train2017/000000000001.jpg"]
 
 

@@ -94,6 +94,13 @@ def test_no_charset_of_a_reply_is_believed(charset: str) -> None:
             client.answer([{"role": "user", "content": "?"}], 5)
 
 
+def test_half_a_surrogate_pair_is_replaced() -> None:
+    """No file in UTF-8 can hold one."""
+    reply = rb'{"choices": [{"message": {"content": "a \ud800 b \ud83d\ude00"}, "finish_reason": "stop"}]}'
+    with canned_server(reply) as url, Client(url, "mine") as client:
+        assert client.answer([], 5).text == "a ? b \U0001f600"
+
+
 def test_a_key_is_not_repeated_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "very-secret")
     reply = b'{"choices": [{"message": {"content": ["no: very-secret"]}, "finish_reason": "stop"}]}'

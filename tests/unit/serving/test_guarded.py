@@ -1,5 +1,7 @@
 """Our server of transformers answers only who has its key, by its own names, and reads pictures from requests alone."""
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -10,20 +12,30 @@ from typing import Any
 import pytest
 from fastapi import Response
 from fastapi.testclient import TestClient
+from PIL import Image
 
 from vlmflow.core.keys import ANSWER_KEY
 from vlmflow.serving import guarded
 
 KEY = "open sesame"
 MODEL = "mine"
-DATA = "data:image/png;base64,iVBORw0KGgo="
+
+
+def data(size: tuple[int, int], cut: int | None = None) -> str:
+    file = io.BytesIO()
+    Image.new("1", size).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()[:cut]).decode()}"
+
+
+DATA = data((4, 3))
 
 asked: list[dict[str, Any]] = []
 
 
 async def handle(body: dict[str, Any], number: str) -> Response:
-    """Record a request that passed."""
+    """Record a request that passed; its temperature must be a number."""
     asked.append(body)
+    float(body.get("temperature", 0))
     return Response("{}")
 
 
@@ -50,6 +62,28 @@ def test_texts_and_pictures_in_the_request_are_answered(client: TestClient) -> N
     for content in ("How many?", [picture(DATA), {"type": "text", "text": "\nHow many?"}], None):
         assert client.post(PATH, json=chat(content)).status_code == 200
     assert len(asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "said"),
+    [
+        ([picture(data((8_000, 8_000)))] * 4, 413, "more than 200,000,000 pixels"),
+        ([picture(data((4, 3), cut=20))], 400, "cannot be read"),
+        ([picture("data:image/png;base64,AAAA")], 400, "cannot be read"),
+    ],
+)
+def test_pictures_that_would_fill_the_memory_or_are_none(
+    client: TestClient, parts: list[Any], status: int, said: str
+) -> None:
+    answer = client.post(PATH, json=chat(parts))
+    assert (answer.status_code, said in answer.json()["detail"]) == (status, True)
+    assert not asked
+
+
+@pytest.mark.parametrize("value", ["hot", [], None])
+def test_a_value_of_another_type_is_the_callers_fault(client: TestClient, value: Any) -> None:
+    answer = client.post(PATH, json=chat("?") | {"temperature": value})
+    assert (answer.status_code, len(asked)) == (400, 1)
 
 
 @pytest.mark.parametrize(
