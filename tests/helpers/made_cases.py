@@ -5,15 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from training_rows import made_row
 from vlmflow.evaluation.accounts import Loss
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 
 ROWS = 120
 
 
-def row(number: int, code: str, *, source: str = "codes", score: float = 3, images: Sequence[str] = ()) -> Row:
+def row(number: int, code: str, *, source: str = "codes", score: float = 3, images: Sequence[str] = ()) -> ShareGptRow:
     """Return a row whose feedback holds the right answer, `code`."""
     turns = [
         Turn("human", f"What is the code of door {number}?"),
@@ -21,10 +22,10 @@ def row(number: int, code: str, *, source: str = "codes", score: float = 3, imag
         Turn("human", f"Score: {score:g}. It is {code}."),
         Turn("gpt", f"Thought: I see.\nAnswer: {code}"),
     ]
-    return Row(f"val-{number:07}-aa", turns, source, list(images), [score, 10])
+    return made_row(f"val-{number:07}-aa", turns, source, list(images), [score, 10])
 
 
-def rows(count: int = ROWS) -> list[Row]:
+def rows(count: int = ROWS) -> list[ShareGptRow]:
     """Return rows with codes that differ between neighbours."""
     return [row(number, f"c{number % 7}") for number in range(count)]
 

@@ -16,6 +16,7 @@ import msgspec
 from PIL import Image
 
 from text_run import SWIFT_ARGS
+from training_rows import made_row
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.config.tuners import FULL
@@ -27,7 +28,7 @@ from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
 from vlmflow.merging.merge import merge_weights
 from vlmflow.rows.chat import FIRST_LINE, Turn
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.released import release
@@ -85,17 +86,17 @@ class Planted:
     """The rows of a kind, and how a model is trained on them. pictures: their folder."""
 
     kind: str
-    rows: list[Row]
+    rows: list[ShareGptRow]
     pictures: Path
     settings: TrainSettings
 
     @property
-    def train(self) -> list[Row]:
+    def train(self) -> list[ShareGptRow]:
         """The rows to train: one epoch of the steps."""
         return self.rows[:-VAL]
 
     @property
-    def val(self) -> list[Row]:
+    def val(self) -> list[ShareGptRow]:
         """The rows to evaluate."""
         return self.rows[-VAL:]
 
@@ -109,7 +110,7 @@ def planted(kind: str, folder: Path) -> Planted:
     return Planted(kind, rows, folder, settings)
 
 
-def _row(kind: str, number: int, draw: random.Random, folder: Path) -> Row:
+def _row(kind: str, number: int, draw: random.Random, folder: Path) -> ShareGptRow:
     question = " ".join(draw.choices(WORDS, k=draw.randint(3, 6))) + "?"
     words = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(2)]
     right, wrong = draw.sample(CODES[: len(COLOURS)] if kind == PICTURE else CODES, 2)
@@ -126,7 +127,7 @@ def _row(kind: str, number: int, draw: random.Random, folder: Path) -> Row:
         Turn("human", f"{words[0]}\n{held}\n{words[1]}"),
         Turn("gpt", before + right),
     ]
-    return Row(f"row-{number}", turns, "planted", images, [3, 10])
+    return made_row(f"row-{number}", turns, "planted", images, [3, 10])
 
 
 def write_model(folder: Path, made: Planted) -> BaseModel:
@@ -210,6 +211,6 @@ def figures_of_training(kind: str, folder: Path) -> MarginFigures:
     return margin_figures(found)
 
 
-def _line(row: Row) -> dict[str, Any]:
+def _line(row: ShareGptRow) -> dict[str, Any]:
     turns = [{"from": turn.speaker, "value": turn.value} for turn in row.conversations]
     return {"id": row.id, "source": row.source, "images": row.images, "conversations": turns}

@@ -12,6 +12,7 @@ import psutil
 from PIL import Image
 
 from tiny_models import file_names
+from training_rows import made_row
 from vlmflow.config.run_settings import QuantisationSettings, TrainSettings
 from vlmflow.config.strategies import DDP, Strategy
 from vlmflow.config.tuners import LORA, Tuner
@@ -23,7 +24,7 @@ from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_stored_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import IMAGE_TAG, Turn
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.trainer.events import Log, read_events
@@ -86,7 +87,7 @@ class Tiny:
         settings = training.settings
         if not tuner.trains_adapter:
             return tensors, verify_stored_logits(base, place / "full", place / "merged", "cpu", settings.dtype)
-        rows = [Row(**_typed(_row(number, self.vision))) for number in range(2)]
+        rows = [_typed(_row(number, self.vision)) for number in range(2)]
         quantisation = QuantisationSettings() if tuner.quantises else None
         pictures, largest = self.folder / "pictures", settings.image_max_tokens
         return tensors, verify_logits(
@@ -101,9 +102,9 @@ def _row(number: int, vision: bool) -> dict[str, Any]:
     return {"conversations": turns, **({"images": [f"{colour}.png"]} if vision else {})}
 
 
-def _typed(row: dict[str, Any]) -> dict[str, Any]:
+def _typed(row: dict[str, Any]) -> ShareGptRow:
     turns = [Turn(turn["from"], turn["value"]) for turn in row["conversations"]]
-    return {"id": "row", "conversations": turns, "images": row.get("images", [])}
+    return made_row("row", turns, images=row.get("images", []))
 
 
 def losses_of(training: Training, runs: Path) -> list[tuple[int, float]]:

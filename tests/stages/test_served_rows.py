@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 from vlmflow.lengths.against_swift import check_lengths
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import PLAIN, read_lengths
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import limited_child
@@ -40,7 +40,7 @@ def found(folder: Path, template: str, *dialogues: list[tuple[str, str]], form: 
     rows, trained = [], []
     for number, turns in enumerate(dialogues):
         spoken = [Turn(speaker, text) for speaker, text in turns]
-        rows.append(Row(f"row-{number}", spoken))
+        rows.append(made_row(f"row-{number}", spoken))
         trained.append(_tokens(tokenizer, form.pieces(ShareGptRow("r", "s", [], [], [], spoken))))
     return first_difference(tokenizer, rows, trained)
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from tiny_models import file_names, randomise
+from training_rows import made_row
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
@@ -26,14 +27,14 @@ from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_stored_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.trainer.trained_tensors import POSITIONS
 from workflow_runs import ROOT
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]
 SPEAKERS = ("human", "gpt", "human", "gpt")
-TEXT_ROW = Row("text", [Turn(speaker, text) for speaker, text in zip(SPEAKERS, TEXTS, strict=True)])
-ROW = Row("row", [Turn("human", f"<image>\n{TEXTS[0]}"), *TEXT_ROW.conversations[1:]], images=["square.png"])
+TEXT_ROW = made_row("text", [Turn(speaker, text) for speaker, text in zip(SPEAKERS, TEXTS, strict=True)])
+ROW = made_row("row", [Turn("human", f"<image>\n{TEXTS[0]}"), *TEXT_ROW.conversations[1:]], images=["square.png"])
 
 
 def write_run(folder: Path, vision: bool, update: float = 0.1, stored: str = "auto") -> Path:
@@ -67,7 +68,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("reading"), vision=False)
 
 
-def verify(folder: Path, merged: Path, rows: list[Row], dtype: str = "float32") -> LogitProof:
+def verify(folder: Path, merged: Path, rows: list[ShareGptRow], dtype: str = "float32") -> LogitProof:
     return verify_logits(folder / "base", folder / "adapter", merged, rows, folder, "cpu", dtype, 64)
 
 
@@ -230,7 +231,6 @@ from pathlib import Path
 from vlmflow.merging.verify_logits import verify_logits
 from msgspec import UNSET
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
 folder, rows = Path({str(reading)!r}), [{TEXT_ROW!r}]
 verify_logits(folder / "base", folder / "adapter", folder / "merged", rows, folder, "cpu", "float32", 64)
 """

@@ -28,7 +28,8 @@ from vlmflow.evaluation.looks import read_looks
 from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
 from vlmflow.reports.accounts import Provenance
 from vlmflow.rows.chat import ROLES, Turn
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.track.accounts import Tracked
 from warm_programs import fresh
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
@@ -77,7 +78,7 @@ def test_every_row_of_the_split_is_evaluated_or_left_out(evaluated: Path, split:
     folder = evaluated / "eval" / RUN / split
     rows = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
     out = [json.loads(line) for line in (folder / "left_out.jsonl").read_text().splitlines()]
-    all_rows = [row.id for row in lines_of(evaluated / "data" / "fire" / f"{split}.jsonl", Row)]
+    all_rows = [row.id for row in lines_of(evaluated / "data" / "fire" / f"{split}.jsonl", ShareGptRow)]
     assert sorted([row.id for row in rows] + [row["id"] for row in out]) == sorted(all_rows)
     found = report(evaluated, split)
     assert (found.rows, sum(found.left_out.values())) == (len(rows), len(out))

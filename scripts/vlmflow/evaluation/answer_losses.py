@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import UNSET
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.evaluation.accounts import Loss
-from vlmflow.rows.chat import ROLES, Turn
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.messages import trained_messages_of
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
 
@@ -125,12 +125,8 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
 
 def _encode(template: Any, made: Pass) -> dict[str, Any]:
     root = Path(os.environ["ROOT_IMAGE_DIR"])
-    messages: list[dict[str, Any]] = [{"role": ROLES[turn.speaker], "content": turn.value} for turn in made.turns]
-    for message, turn in zip(messages, made.turns, strict=True):
-        if turn.loss is not UNSET:
-            message["loss"] = turn.loss
     images = [str(root / name) for name in made.images]
-    encoded: dict[str, Any] = template.encode({"messages": messages, "images": images})
+    encoded: dict[str, Any] = template.encode({"messages": trained_messages_of(made.turns), "images": images})
     return encoded
 
 

@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-import msgspec
-
 from vlmflow.config.row_settings import GOOD
 from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
 from vlmflow.rows.chat import Turn, dialogue_start
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.halves import group_of
 from vlmflow.rows.raw_text import SINGLE_TURN
+from vlmflow.rows.sharegpt import ShareGptRow
 
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`forms.fire.timestep_rows`)."""
@@ -31,7 +29,7 @@ class Case:
     answer with which its last, right one is compared (`with_right_last`); None if there is none.
     """
 
-    row: Row
+    row: ShareGptRow
     group: str
     pictures: tuple[str, ...] = ()
     wrong: str | None = None
@@ -57,7 +55,7 @@ class Case:
         return self.turns[-1].value
 
 
-def read_case(row: Row, pictures: Mapping[str, str], one_prompt: bool = False) -> Case:
+def read_case(row: ShareGptRow, pictures: Mapping[str, str], one_prompt: bool = False) -> Case:
     """Return a row with its group. pictures: the SHA-256 of every picture, by its name in the store; see `group_of`."""
     return Case(row, group_of(row, pictures, one_prompt), tuple(pictures[name] for name in row.images))
 
@@ -83,10 +81,8 @@ def with_right_last(case: Case) -> Case | LeftOut:
         return LeftOut(
             case.row.id, "no_wrong", f"the answer that scored {scores[wrong]:g} says the same as the right one"
         )
-    row = msgspec.structs.replace(
-        case.row, conversations=[*case.system, *case.turns[: 2 * right + 2]], scores=scores[: right + 1]
-    )
-    return replace(case, row=row, wrong=answers[wrong])
+    row = case.row.until(len(case.system) + 2 * right + 2)
+    return replace(case, row=row, pictures=case.pictures[: len(row.images)], wrong=answers[wrong])
 
 
 def _listed(scores: Iterable[float]) -> str:

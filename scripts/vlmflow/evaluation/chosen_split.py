@@ -13,9 +13,10 @@ from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.gold import gold_answers
 from vlmflow.rows.halves import Part, group_of, half_of
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import entries_named, pictures_in
 
@@ -90,12 +91,16 @@ def choose_from_split(
     last_answer_only = account.form == "timestep"
     form = form_of(account.kind)
     read_gold = form.gold
-    ids = (row.id for row in lines_of(file, Row))
+    ids = (row.id for row in lines_of(file, ShareGptRow))
     gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
     digests = dict(map(name_and_digest, entries.values()))
-    half = half_of((group_of(row, digests, form.one_prompt) for row in lines_of(file, Row)), part) if part else None
+    half = (
+        half_of((group_of(row, digests, form.one_prompt) for row in lines_of(file, ShareGptRow)), part)
+        if part
+        else None
+    )
     rows, out = choose_rows(
-        lines_of(file, Row),
+        lines_of(file, ShareGptRow),
         digests,
         gold,
         feedback=has,

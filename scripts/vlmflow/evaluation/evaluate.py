@@ -24,7 +24,7 @@ from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_d
 from vlmflow.evaluation.passes import RIGHT, WRONG, margins_of, passes_of, scored_answers
 from vlmflow.evaluation.scoring.answer_text import answer_in
 from vlmflow.evaluation.scoring.judge import holds
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Scorer = Callable[[Sequence[Work]], Mapping[str, Measured]]
 
 
 def choose_rows(
-    rows: Iterable[Row],
+    rows: Iterable[ShareGptRow],
     pictures: Mapping[str, str],
     gold: Mapping[str, str],
     *,

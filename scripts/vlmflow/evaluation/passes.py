@@ -5,7 +5,7 @@ from vlmflow.evaluation.answer_losses import Pass
 from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.scoring.answer_text import answer_in
 from vlmflow.rows.answer_mark import after_mark
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import Turn, tags_in
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -21,11 +21,10 @@ def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dic
     picture_donor: the row whose pictures are the control, with as many; None if there is none.
     """
     contexts = {QUESTION: case.turns[:-1]} if donor is None else {QUESTION: case.turns[:1], OWN: case.turns[:-1]}
-    pictures = dict.fromkeys(contexts, case.row.images)
     if donor is not None:
-        other = list(case.turns[:-1])
-        other[2::2] = donor.turns[2 : len(other) : 2]
-        contexts[OTHER], pictures[OTHER] = other, case.row.images
+        contexts[OTHER] = list(case.turns[:-1])
+        contexts[OTHER][2::2] = donor.turns[2 : len(case.turns) - 1 : 2]
+    pictures = dict.fromkeys(contexts, case.row.images)
     if picture_donor is not None:
         contexts[OTHER_PICTURE] = contexts[QUESTION] if donor is None else contexts[OWN]
         pictures[OTHER_PICTURE] = picture_donor.row.images
@@ -34,7 +33,7 @@ def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dic
     if donor is not None:  # what the training left out of the loss is history like all else
         contexts = {each: [Turn(turn.speaker, turn.value) for turn in turns] for each, turns in contexts.items()}
     return {
-        f"{context} {which}": Pass([*case.system, *before, answer], pictures[context], given)
+        f"{context} {which}": Pass([*case.system, *before, answer], pictures[context][: tags_in(before)], given)
         for context, before in contexts.items()
         for which, answer in answers.items()
     }

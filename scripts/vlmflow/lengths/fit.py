@@ -23,7 +23,7 @@ from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.pictures.image_manifest import name_and_digest, pictures_digest
 from vlmflow.rows.chat import dialogue_start
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.halves import group_of, half_of
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.stats import Stats
@@ -180,7 +180,7 @@ def _judging(data: TrainingData, one_prompt: bool) -> frozenset[str]:
     one_prompt: see `halves.group_of`.
     """
     digests = dict(map(name_and_digest, entries_named(pictures_in(data.val), data.manifests).values()))
-    groups = {row.id: group_of(row, digests, one_prompt) for row in lines_of(data.val, Row)}
+    groups = {row.id: group_of(row, digests, one_prompt) for row in lines_of(data.val, ShareGptRow)}
     judges = half_of(groups.values(), "judges") or frozenset()
     return frozenset(name for name, group in groups.items() if group in judges)
 
@@ -245,12 +245,7 @@ def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
     System turn and question stay; the other attempts keep their numbers.
     """
     asked = dialogue_start(row.conversations) + 1
-    return msgspec.structs.replace(
-        row,
-        attempts=row.attempts[count:],
-        scores=row.scores[count:],
-        conversations=row.conversations[:asked] + row.conversations[asked + 2 * count :],
-    )
+    return row.without(asked, asked + 2 * count)
 
 
 def _describe(split: str, fitted: Fitted, max_length: int) -> FittedSplit:

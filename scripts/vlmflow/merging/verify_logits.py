@@ -33,8 +33,8 @@ from vlmflow.merging.loaded_model import (
 from vlmflow.merging.logit_proof import compare, judge
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.quantisation import effect_of_quantisation
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.messages import messages_of
+from vlmflow.rows.sharegpt import ShareGptRow
 
 POSITIONS = 128
 """The number of a row's last positions that are compared; they depend on everything before them."""
@@ -45,7 +45,7 @@ def verify_logits(
     base: Path,
     adapter: Path,
     merged: Path,
-    rows: Sequence[Row],
+    rows: Sequence[ShareGptRow],
     picture_root: Path,
     device: str,
     dtype: str,
@@ -84,7 +84,9 @@ def verify_logits(
     return msgspec.structs.replace(proof, verdict=judge(proof, merged, exact=not rounds_finer(stored, computed)))
 
 
-def _inputs(folder: Path, rows: Sequence[Row], picture_root: Path, image_max_tokens: int) -> Iterator[BatchFeature]:
+def _inputs(
+    folder: Path, rows: Sequence[ShareGptRow], picture_root: Path, image_max_tokens: int
+) -> Iterator[BatchFeature]:
     """Turn rows into a model's inputs, with the processor in `folder`."""
     try:
         sees = hasattr(AutoConfig.from_pretrained(folder, **OFFLINE), "vision_config")
@@ -93,7 +95,7 @@ def _inputs(folder: Path, rows: Sequence[Row], picture_root: Path, image_max_tok
         raise does_not_load(folder, error) from None
     for row in rows:
         pictures = [_picture(picture_root / name, processor, image_max_tokens) for name in row.images]
-        messages = list(_messages(row.conversations, iter(pictures), sees))
+        messages = messages_of(row.conversations, [{"type": "image", "image": picture} for picture in pictures])
         yield processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
 
 
@@ -105,18 +107,6 @@ def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:
     if shrink >= 1:
         return picture
     return picture.resize((max(side, round(picture.width * shrink)), max(side, round(picture.height * shrink))))
-
-
-def _messages(turns: Sequence[Turn], pictures: Iterator[Image.Image], sees: bool) -> Iterator[dict[str, Any]]:
-    """Return the turns as messages of transformers' chat templates."""
-    for turn in turns:
-        content: str | list[dict[str, Any]] = turn.value
-        if sees:
-            first, *others = turn.value.split(IMAGE_TAG)
-            content = [{"type": "text", "text": first}]
-            for text in others:
-                content += [{"type": "image", "image": next(pictures)}, {"type": "text", "text": text}]
-        yield {"role": ROLES[turn.speaker], "content": content}
 
 
 def _logits_beside(

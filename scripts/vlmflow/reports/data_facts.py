@@ -10,8 +10,9 @@ from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import read_picture_manifest, size_of
 from vlmflow.reports.histogram import Histogram
 from vlmflow.rows.chat import answers, said
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.row_counts import QuarantinedRow
+from vlmflow.rows.sharegpt import ShareGptRow
 
 FILES = ("train", "val", "test")
 """The data files of a data set, without their suffix."""
@@ -35,7 +36,7 @@ class RowFacts:
     characters: Histogram = field(default_factory=Histogram)
     answers: Histogram = field(default_factory=Histogram)
     scores: Histogram = field(default_factory=Histogram)
-    samples: list[Row] = field(default_factory=list)
+    samples: list[ShareGptRow] = field(default_factory=list)
 
 
 def row_facts(rows: Path, samples: int) -> RowFacts:
@@ -46,8 +47,8 @@ def row_facts(rows: Path, samples: int) -> RowFacts:
     Raises VlmflowError if a line is not a row.
     """
     facts = RowFacts()
-    drawn: dict[str, list[tuple[str, Row]]] = {}
-    for row in lines_of(rows, Row):
+    drawn: dict[str, list[tuple[str, ShareGptRow]]] = {}
+    for row in lines_of(rows, ShareGptRow):
         facts.turns.add(len(said(row.conversations)))
         facts.characters.add(sum(len(turn.value) for turn in row.conversations))
         for answer in answers(row.conversations):
@@ -60,7 +61,7 @@ def row_facts(rows: Path, samples: int) -> RowFacts:
     return facts
 
 
-def _draw(drawn: dict[str, list[tuple[str, Row]]], row: Row, samples: int) -> None:
+def _draw(drawn: dict[str, list[tuple[str, ShareGptRow]]], row: ShareGptRow, samples: int) -> None:
     """Keeps at most `samples` rows of each of at most `samples` sources: those with the lowest hash of identity."""
     order = hashlib.blake2b(row.id.encode(), digest_size=8).hexdigest()
     if row.source not in drawn and len(drawn) == samples:
@@ -74,7 +75,7 @@ def _draw(drawn: dict[str, list[tuple[str, Row]]], row: Row, samples: int) -> No
     del held[samples:]
 
 
-def _mixed(drawn: dict[str, list[tuple[str, Row]]], samples: int) -> list[Row]:
+def _mixed(drawn: dict[str, list[tuple[str, ShareGptRow]]], samples: int) -> list[ShareGptRow]:
     """Return the first row of every source, then the second ones, until there are enough."""
     ranked = ((rank, order, row) for held in drawn.values() for rank, (order, row) in enumerate(held))
     return [row for _, _, row in heapq.nsmallest(samples, ranked, key=lambda item: item[:2])]

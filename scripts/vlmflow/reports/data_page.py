@@ -22,8 +22,8 @@ from vlmflow.reports.look_alikes_section import LookAlikes, look_alikes
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import Counted, Loss, RowAccount, account_tiles, ranked, row_account
 from vlmflow.reports.thumbnails import Shown, thumbnail
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.row_counts import QuarantinedRow
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import RawFile, Stats
 from vlmflow.rows.trained_text import in_words
 
@@ -219,7 +219,7 @@ def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
     return SplitPictures(split, counts.named, counts.usable, *ordered)
 
 
-def _sample(file: str, row: Row, store: Path | None, limits: PictureLimits) -> Sample:
+def _sample(file: str, row: ShareGptRow, store: Path | None, limits: PictureLimits) -> Sample:
     """Return a row as the page shows it. store: None if pictures were skipped, since their names are unchecked."""
     return Sample(
         file,

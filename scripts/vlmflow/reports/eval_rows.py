@@ -14,7 +14,8 @@ from vlmflow.reports.data_page import CHARACTERS_SHOWN, THUMBNAIL, Text
 from vlmflow.reports.eval_figures import names_of
 from vlmflow.reports.thumbnails import Shown, thumbnail
 from vlmflow.rows.chat import FIRST_LINE
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.sharegpt import ShareGptRow
 
 ROWS_SHOWN = 6
 """Rows that gained most, and as many that lost most."""
@@ -113,7 +114,7 @@ def _cases(rows: Sequence[EvaluatedRow], file: Path) -> dict[str, Case]:
     names = {name for row in rows for name in (row.id, row.donor, row.picture_donor) if name}
     feedback = any(row.donor for row in rows)
     found = {}
-    for row in lines_of(file, Row):
+    for row in lines_of(file, ShareGptRow):
         if row.id in names:
             case = read_case(row, dict.fromkeys(row.images, ""))  # digests only tell its group
             cut = with_right_last(case) if feedback else case

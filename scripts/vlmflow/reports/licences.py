@@ -8,7 +8,8 @@ import msgspec
 
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX, spellings
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.sharegpt import ShareGptRow
 
 UNKNOWN = "unknown"
 
@@ -63,7 +64,7 @@ def stated_licences(
 
     questions: Counter[tuple[str, str]] = Counter()
     pictures: Counter[tuple[str, str]] = Counter()
-    for row in lines_of(rows, Row):
+    for row in lines_of(rows, ShareGptRow):
         questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
         pictures.update(set(map(of_picture, row.images)))
     sources = [_public(address) for address in addresses]

@@ -11,7 +11,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import SplitLengths
 from vlmflow.pictures.image_manifest import MAKE_AGAIN
 from vlmflow.rows.chat import said, without_tags
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 
 QUESTION_SHOWN = 160
 """Characters."""
@@ -52,7 +52,7 @@ def _with_look(row: LongRow, file: Path, start: int, end: int) -> LongRow:
     with file.open("rb") as opened:
         line = os.pread(opened.fileno(), end - start, start)
     try:
-        found = msgspec.json.decode(line, type=Row)
+        found = msgspec.json.decode(line, type=ShareGptRow)
     except ValueError as error:
         raise VlmflowError(f"{file}, bytes {start:,} to {end:,}: {error}", MAKE_AGAIN) from None
     texts = said(found.conversations)

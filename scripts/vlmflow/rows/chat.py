@@ -70,6 +70,11 @@ def answers(turns: Sequence[Turn]) -> list[str]:
     return [turn.value for turn in turns if turn.speaker == "gpt"]
 
 
+def tags_in(turns: Sequence[Turn]) -> int:
+    """Return how many pictures are shown in some turns."""
+    return sum(turn.value.count(IMAGE_TAG) for turn in turns)
+
+
 def without_tags(question: str) -> str:
     """Remove all picture tags from a question."""
     return question.replace(IMAGE_TAG, "")

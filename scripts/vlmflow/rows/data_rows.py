@@ -10,19 +10,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import MAKE_AGAIN
-from vlmflow.rows.chat import Turn
 
 Line = TypeVar("Line")
-
-
-class Row(msgspec.Struct):
-    """The used fields of a training row; other fields are ignored."""
-
-    id: str
-    conversations: list[Turn]
-    source: str = ""
-    images: list[str] = []
-    scores: list[float] = []
 
 
 def lines_of(file: Path, form: type[Line]) -> Iterator[Line]:

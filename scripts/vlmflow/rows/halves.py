@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from vlmflow.rows.chat import dialogue_start
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 
 Part = Literal["chooses", "judges"]
 """chooses: by its validation loss a training keeps its best checkpoint, and by it a search ranks its trials. judges:
@@ -20,7 +20,7 @@ FEWEST_TO_HALVE = 200
 """With fewer groups all rows do both: half of them would be too few for an interval (`evaluation.accounts`)."""
 
 
-def group_of(row: Row, pictures: Mapping[str, str], one_prompt: bool = False) -> str:
+def group_of(row: ShareGptRow, pictures: Mapping[str, str], one_prompt: bool = False) -> str:
     """Return the digest of a row's pictures, or without one of its question: rows with the same are alike.
 
     pictures: the SHA-256 of every picture, by its name in the store. one_prompt: all questions are the same, so the

@@ -1,10 +1,12 @@
-"""Turns as the messages that servers and chat templates take."""
+"""Turns as the messages that servers, chat templates and ms-swift take."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec import UNSET
+
 from vlmflow.core.errors import VlmflowError
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn, tags_in
 
 
 def messages_of(turns: Sequence[Turn], pictures: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
@@ -14,13 +16,21 @@ def messages_of(turns: Sequence[Turn], pictures: Sequence[dict[str, Any]] = ()) 
 
     Raises VlmflowError if there are more or fewer pictures than tags.
     """
-    tags = sum(turn.value.count(IMAGE_TAG) for turn in turns)
+    tags = tags_in(turns)
     if tags != len(pictures):
         raise VlmflowError(
             f"{tags} picture tag(s) ({IMAGE_TAG}) but {len(pictures)} picture(s)", "give one picture for each tag"
         )
     parts = iter(pictures)
     return [{"role": ROLES[turn.speaker], "content": _content(turn.value, parts)} for turn in turns]
+
+
+def trained_messages_of(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """Return turns as the messages of ms-swift: picture tags stay, and answers say whether they are trained."""
+    return [
+        {"role": ROLES[turn.speaker], "content": turn.value} | ({} if turn.loss is UNSET else {"loss": turn.loss})
+        for turn in turns
+    ]
 
 
 def _content(text: str, pictures: Iterator[dict[str, Any]]) -> str | list[dict[str, Any]]:

@@ -12,8 +12,9 @@ from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.image_manifest import name_and_digest, read_picture_manifest
 from vlmflow.pictures.look_alikes import LookAlike, find_look_alikes
 from vlmflow.rows.chat import said
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.questions import question_key, question_of
+from vlmflow.rows.sharegpt import ShareGptRow
 
 
 class NearDuplicate(msgspec.Struct):
@@ -68,7 +69,7 @@ def find_near_duplicates(
     Raises VlmflowError if a line of an input is damaged.
     """
     digests, names = _pictures(manifests)
-    test_pictures = {digests[name] for row in lines_of(test, Row) for name in row.images if name in digests}
+    test_pictures = {digests[name] for row in lines_of(test, ShareGptRow) for name in row.images if name in digests}
     alike = find_look_alikes(read_hashes(tables), test_pictures, distance)
     named = (entry for manifest in manifests[:1] for entry in read_picture_manifest(manifest))
     paths = {entry.path: digests[name_and_digest(entry)[0]] for entry in named if entry.reason is None}
@@ -76,7 +77,7 @@ def find_near_duplicates(
     asked, alone, known = _test_questions(test, digests, wanted, one_prompt)
     pictures: dict[bytes, NearDuplicate] = {}
     questions: list[NearDuplicate] = []
-    for row in lines_of(train, Row):
+    for row in lines_of(train, ShareGptRow):
         to_the_letter, question = _asked(row, one_prompt)
         if not row.images:
             same = alone.get(question_key(question))
@@ -91,7 +92,7 @@ def find_near_duplicates(
     return Found(len(pictures), len(questions))
 
 
-def _asked(row: Row, one_prompt: bool) -> tuple[str, str]:
+def _asked(row: ShareGptRow, one_prompt: bool) -> tuple[str, str]:
     return question_of(said(row.conversations), one_prompt)
 
 
@@ -121,7 +122,7 @@ def _test_questions(
     asked: dict[bytes, set[bytes]] = {}
     alone: dict[bytes, str] = {}
     known: set[bytes] = set()
-    for row in lines_of(test, Row):
+    for row in lines_of(test, ShareGptRow):
         to_the_letter, question = _asked(row, one_prompt)
         key = question_key(question)
         if not row.images:

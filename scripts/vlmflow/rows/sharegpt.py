@@ -2,14 +2,26 @@
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
 
 from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, SPEAKERS, Text, Turn, dialogue_start, wrong_order
+from vlmflow.rows.chat import (
+    FIRST_LINE,
+    IMAGE_TAG,
+    SPEAKERS,
+    Text,
+    Turn,
+    answers,
+    dialogue_start,
+    tags_in,
+    wrong_order,
+)
 from vlmflow.rows.rejects import Reject
+
+Item = TypeVar("Item")
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
 """Texts that Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
@@ -52,7 +64,7 @@ Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
 
 
 class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One training row.
+    """One training row: a conversation. Every stage behind the conversion reads rows as this type.
 
     id: split, raw row number and checksum; in the timestep form the attempt too.
     source: the question's source in the raw row.
@@ -70,6 +82,28 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     attempts: Annotated[list[Counted], Meta(min_length=1)]
     scores: list[Score]
     conversations: Annotated[list[Turn], Meta(min_length=2)]
+
+    def until(self, end: int) -> Self:
+        """Return the row with its turns before index `end` alone; see `without`."""
+        return self.without(end, len(self.conversations))
+
+    def without(self, first: int, end: int) -> Self:
+        """Return the row without its turns from index `first` to `end`, which is excluded.
+
+        Their pictures go with them, and attempts and scores of their answers.
+        """
+        before, between = self.conversations[:first], self.conversations[first:end]
+        return msgspec.structs.replace(
+            self,
+            images=_without(self.images, tags_in(before), tags_in(between)),
+            attempts=_without(self.attempts, len(answers(before)), len(answers(between))),
+            scores=_without(self.scores, len(answers(before)), len(answers(between))),
+            conversations=_without(self.conversations, first, len(between)),
+        )
+
+
+def _without(items: list[Item], first: int, count: int) -> list[Item]:
+    return items[:first] + items[first + count :]
 
 
 def as_line(row: ShareGptRow, images: list[str]) -> bytes:
@@ -126,11 +160,11 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
     if len(turns) > limits.max_turns:
         return Reject("too_many_turns", f"{len(turns)} turns, at most {limits.max_turns} are allowed")
     first = dialogue_start(turns)
-    answers = (len(turns) - first) // 2
-    if [turn.speaker for turn in turns[first:]] != SPEAKERS * answers or not answers:
+    rounds = (len(turns) - first) // 2
+    if [turn.speaker for turn in turns[first:]] != SPEAKERS * rounds or not rounds:
         return wrong_order(turns, first)
-    if len(row.attempts) != answers or len(row.scores) not in (0, answers):
-        return Reject("schema", f"{answers} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
+    if len(row.attempts) != rounds or len(row.scores) not in (0, rounds):
+        return Reject("schema", f"{rounds} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
     if fault := _wrong_loss(turns):
         return Reject("schema", fault)
     texts = [turn.value for turn in turns]

@@ -12,7 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import Stats
 
 
@@ -108,8 +108,8 @@ def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, Known
     return {entry.name: entry for entry in entries if entry.name in names}
 
 
-def first_rows(rows: Path, count: int) -> list[Row]:
+def first_rows(rows: Path, count: int) -> list[ShareGptRow]:
     """Return the first `count` rows of a data file."""
-    decoder = msgspec.json.Decoder(Row)
+    decoder = msgspec.json.Decoder(ShareGptRow)
     with rows.open("rb") as lines:
         return [decoder.decode(line) for line in islice(lines, count)]

@@ -37,8 +37,9 @@ def asked_in_val(rows: Path, picture_store: Path) -> Asked:
     (row,) = found
     asked = next(number for number, turn in enumerate(row.conversations) if turn.speaker == "human")
     feedback = next((turn.value for turn in row.conversations[asked + 1 :] if turn.speaker == "human"), None)
-    pictures = [pictures_of(rows, picture_store) / name for name in row.images]
-    return Asked(f"val row {row.id}", row.conversations[: asked + 1], pictures, feedback)
+    shown = row.until(asked + 1)
+    pictures = [pictures_of(rows, picture_store) / name for name in shown.images]
+    return Asked(f"val row {row.id}", shown.conversations, pictures, feedback)
 
 
 def asked_by_person(question: str, picture: Path | None) -> Asked:

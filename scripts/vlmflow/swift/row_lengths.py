@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 
 from vlmflow.core.process import die_with_parent
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.swift.row_reader import read_rows_by_type
@@ -49,7 +50,7 @@ def main() -> None:
     for row in map(template.encode, dataset):
         tokens.append(list(row["input_ids"]))
         lengths.append([len(row["input_ids"]), sum(label != IGNORED for label in row["labels"])])
-    difference = first_difference(template.processor, list(lines_of(Path(rows), Row)), tokens)
+    difference = first_difference(template.processor, list(lines_of(Path(rows), ShareGptRow)), tokens)
     stored = json.loads(Path(names).read_text())
     tensors = {} if stored is None else compare_tensors(Path(arguments.model), stored)
     Path(found).write_text(json.dumps({"lengths": lengths, "template": difference, "tensors": tensors}))

@@ -11,9 +11,8 @@ from typing import Any, Self
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from vlmflow.rows.chat import IMAGE_TAG
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.messages import messages_of
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.swift.limited_child import failure, limited
 
 DAYS = (datetime(2001, 2, 3, 4, 5), datetime(2034, 11, 28, 17, 6))
@@ -23,7 +22,7 @@ SHOWN = 12
 """Tokens that are shown of a difference, and before it."""
 
 
-def first_difference(processor: Any, rows: Sequence[Row], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
+def first_difference(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Compare some rows.
 
     processor: the model's processor, or its tokenizer if it sees no pictures. trained: the tokens of each row in the
@@ -36,7 +35,7 @@ def first_difference(processor: Any, rows: Sequence[Row], trained: Sequence[Sequ
     return limited(partial(_compare, processor, rows, trained))
 
 
-def _compare(processor: Any, rows: Sequence[Row], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _compare(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
     tokenizer = getattr(processor, "tokenizer", processor)
     picture = getattr(processor, "image_token_id", None)
     for row, ids in zip(rows, trained, strict=True):
@@ -53,7 +52,7 @@ def _compare(processor: Any, rows: Sequence[Row], trained: Sequence[Sequence[int
     return {}
 
 
-def _served(processor: Any, tokenizer: PreTrainedTokenizerBase, row: Row, day: datetime) -> list[list[int]]:
+def _served(processor: Any, tokenizer: PreTrainedTokenizerBase, row: ShareGptRow, day: datetime) -> list[list[int]]:
     """Return for each answer of a row what the model has read when it has written it: the prompt, and the answer.
 
     Raises whatever the template raises, also for the whole conversation, which the proof of the merged weights renders.
@@ -67,8 +66,8 @@ def _served(processor: Any, tokenizer: PreTrainedTokenizerBase, row: Row, day: d
     chat_template_utils.datetime = OnThatDay  # only in this child
 
     def rendered(number: int, prompt: bool) -> str:
-        turns = row.conversations[:number]
-        messages = messages_of(turns, [{"type": "image"}] * sum(turn.value.count(IMAGE_TAG) for turn in turns))
+        shown = row.until(number)
+        messages = messages_of(shown.conversations, [{"type": "image"}] * len(shown.images))
         return str(processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
 
     def tokens(text: str) -> list[int]:

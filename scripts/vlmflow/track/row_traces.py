@@ -14,7 +14,8 @@ from vlmflow.evaluation.results import REPORT
 from vlmflow.evaluation.row_shares import row_shares
 from vlmflow.pictures.image_manifest import name_and_digest
 from vlmflow.rows.chat import ROLES
-from vlmflow.rows.data_rows import Row, lines_of
+from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import entries_named, pictures_in
 from vlmflow.track.accounts import RowTrace, Turn
 
@@ -58,7 +59,7 @@ def row_traces(
     said = _answers(answered, report) if answered else {}
     digests = dict(map(name_and_digest, entries_named(pictures_in(rows), manifests).values()))
     compared = {row.id: row for row in lines_of(evaluated / ROWS, EvaluatedRow)}
-    told = [row for row in lines_of(rows, Row) if row.id in compared or row.id in said]
+    told = [row for row in lines_of(rows, ShareGptRow) if row.id in compared or row.id in said]
     for row in told:
         if unknown := [name for name in row.images if name not in digests]:
             raise VlmflowError(
@@ -112,7 +113,7 @@ def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
         yield Turn(f"after {turn.rounds} round(s)", turn.prompt, answer.text, scores, facts)
 
 
-def _scored(row: Row, found: EvaluatedRow | None, model: Model) -> Iterator[Turn]:
+def _scored(row: ShareGptRow, found: EvaluatedRow | None, model: Model) -> Iterator[Turn]:
     if found is not None:
         case = with_right_last(Case(row, found.group)) if found.right is not None else None
         *before, last = case.row.conversations if isinstance(case, Case) else row.conversations

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, ImageOps
 
 import make_sample
+from training_rows import made_row
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
@@ -23,7 +24,6 @@ from vlmflow.evaluation.accounts import FEWEST_GROUPS
 from vlmflow.evaluation.evaluate import choose_rows
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
 from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
@@ -281,7 +281,7 @@ def test_the_demo_s_val_suffices_for_a_verdict(tmp_path):
     val = hold_out(groups, 0.1, "42", frozenset())
     held = [row for row in valid if digests[row["image"]].digest() in val]
     cases = [
-        Row(
+        made_row(
             id=str(number),
             conversations=trajectory_row(str(number), understood(row)).conversations,
             images=[row["image"]],

@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_cases import row
+from training_rows import made_row
 from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
 from vlmflow.evaluation.passes import passes_of, scored_answers
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 
 SHA = {"a.jpg": "a" * 64, "b.jpg": "b" * 64, "copy-of-a.jpg": "a" * 64}
 
@@ -55,12 +56,12 @@ def test_whole_pictures_are_drawn_and_more_rows_include_fewer(count: int, seed: 
     assert {case.row.id for case in drawn} <= {case.row.id for case in draw(of, count + 1, seed, "k")[0]}
 
 
-def dialogue(answers: list[str], scores: list[float]) -> Row:
+def dialogue(answers: list[str], scores: list[float]) -> ShareGptRow:
     """Return a row with these answers, and feedback on each but the last."""
     turns = [Turn("human", "What is it?")]
     for number, answer in enumerate(answers):
         turns += [Turn("gpt", answer), Turn("human", f"Feedback {number}.")]
-    return Row("val-1", turns[:-1], "codes", [], scores)
+    return made_row("val-1", turns[:-1], "codes", [], scores)
 
 
 @pytest.mark.parametrize(

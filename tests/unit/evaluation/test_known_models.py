@@ -4,17 +4,18 @@ import msgspec
 import pytest
 
 from made_cases import ROWS, Judge, ignores, noise, reacts_to_presence, rows, scorer, unlike, uses
+from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of, evaluated_rows
 from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge
-from vlmflow.rows.data_rows import Row
+from vlmflow.rows.sharegpt import ShareGptRow
 
 
 def chosen(
-    of: list[Row] | None = None, feedback: bool = True, **settings: int
+    of: list[ShareGptRow] | None = None, feedback: bool = True, **settings: int
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     values = {"count": 1000, "seed": 1} | settings
     return choose_rows(of or rows(), {}, {}, feedback=feedback, last_answer_only=False, key="k", **values)
@@ -86,7 +87,7 @@ def test_without_feedback_the_loss_of_the_answers_decides() -> None:
 
 def test_every_row_is_evaluated_or_left_out_with_a_reason() -> None:
     some = rows(20)
-    some.append(Row("val-no", some[0].conversations[:2], "codes", [], [3]))
+    some.append(made_row("val-no", some[0].conversations[:2], "codes", [], [3]))
     some.append(msgspec.structs.replace(some[3], id="val-alone", source="other"))
     some += [msgspec.structs.replace(some[n], id=f"val-{n}", scores=scores) for n, scores in ((4, [3, 7]), (5, [6, 9]))]
     same = some[6].conversations

@@ -13,8 +13,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.halves import group_of, half_of
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 
 TOKENS = {"train": [50, 101, 100, 300], "val": [100]}
@@ -78,7 +78,9 @@ def test_rows_that_are_left_out_are_counted_and_named(fit: Callable[[OverLong], 
 def test_half_of_a_large_val_judges_and_is_never_given_to_the_training(tmp_path: Path) -> None:
     """Rows of train are not set aside, and a row of the other half may be as long as it likes."""
     fit = fitting(tmp_path, {"train": [50] * 201, "val": [100, 300] * 100})
-    groups = {f"val-{number}": group_of(msgspec.convert(row(f"val-{number}"), Row), {}) for number in range(200)}
+    groups = {
+        f"val-{number}": group_of(msgspec.convert(row(f"val-{number}"), ShareGptRow), {}) for number in range(200)
+    }
     judges = half_of(groups.values(), "judges") or frozenset()
     long = [name for name, group in groups.items() if group not in judges and int(name[4:]) % 2]
     account = fit("leave_out")

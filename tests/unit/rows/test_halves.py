@@ -1,9 +1,9 @@
 """The halves of val: each row is in one of them, all rows of a picture in the same, and small splits have none."""
 
 from made_cases import row
+from training_rows import made_row
 from vlmflow.evaluation.accounts import FEWEST_GROUPS
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
 from vlmflow.rows.halves import FEWEST_TO_HALVE, group_of, half_of
 
 GROUPS = [group_of(row(number, "c"), {}) for number in range(301)]
@@ -42,7 +42,8 @@ def test_rows_of_the_same_picture_or_question_are_one_group() -> None:
 def test_rows_that_all_have_one_prompt_are_told_apart_by_their_answers() -> None:
     """As the splits do: every row of `kind: text` has the same question."""
     asked = [
-        Row(f"t-{number}", [Turn("human", "Continue."), Turn("gpt", f"Text {number}.")], "s") for number in range(3)
+        made_row(f"t-{number}", [Turn("human", "Continue."), Turn("gpt", f"Text {number}.")], "s")
+        for number in range(3)
     ]
     assert len({group_of(row, {}) for row in asked}) == 1
     assert len({group_of(row, {}, one_prompt=True) for row in asked}) == 3

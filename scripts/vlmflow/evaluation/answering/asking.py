@@ -65,5 +65,4 @@ def _answer(question: Question, ask: Ask, pictures: Path, max_tokens: int) -> Ke
         raise type(error)(
             f"row {question.row}, after {question.rounds} rounds: {error.cause}", error.next_step
         ) from None
-    text = answer.text.encode(errors="replace").decode()  # half of a surrogate pair has no place in a file
-    return KeptAnswer(question.key, text, answer.cut)
+    return KeptAnswer(question.key, answer.text, answer.cut)

@@ -36,17 +36,17 @@ def questions_of(case: Case, rounds: int, feedback: bool, gold: str | None = Non
     """
     found = []
     for place in range(0, min(len(case.turns), 2 * rounds + 2), 2):
-        turns = [*case.system, *case.turns[: place + 1]]
+        shown = case.row.until(len(case.system) + place + 1)
         reference = case.turns[place + 1].value
         right = (gold or case.answer) if feedback else reference
-        content = msgspec.json.encode([turns, case.pictures])
+        content = msgspec.json.encode([shown.conversations, case.pictures[: len(shown.images)]])
         found.append(
             Question(
                 key=hashlib.sha256(content).hexdigest()[:32],
                 row=case.row.id,
                 rounds=place // 2,
-                turns=turns,
-                images=case.row.images,
+                turns=shown.conversations,
+                images=shown.images,
                 reference=reference,
                 gold=answer_in(right) or right.strip(),
             )

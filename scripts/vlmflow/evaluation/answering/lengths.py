@@ -11,7 +11,6 @@ from vlmflow.evaluation.chosen_split import ChosenSplit
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.rows.sharegpt import ShareGptRow
 
 
 def fitting_cases(
@@ -30,7 +29,7 @@ def fitting_cases(
     form = ChatForm.of(text_args, chosen.last_answer_only)
     counter = TokenCounter(base, pictures, image_max_tokens, form)
     cases = [each.case for each in chosen.rows]
-    counts = [sum(each) for each in counter.count([_as_trained(case) for case in cases])]
+    counts = [sum(each) for each in counter.count([case.row for case in cases])]
     fit, out = [], []
     for case, tokens in zip(cases, counts, strict=True):
         if tokens <= max_length:
@@ -38,8 +37,3 @@ def fitting_cases(
         else:
             out.append(LeftOut(case.row.id, "over_long", f"{tokens} tokens, more than train.max_length"))
     return fit, out
-
-
-def _as_trained(case: Case) -> ShareGptRow:
-    row = case.row
-    return ShareGptRow(row.id, row.source, row.images, [1], [], row.conversations)

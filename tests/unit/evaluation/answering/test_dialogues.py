@@ -3,12 +3,12 @@
 import msgspec
 
 from made_cases import row
+from training_rows import made_row
 from vlmflow.evaluation.answering.dialogues import questions_of
 from vlmflow.evaluation.choice import read_case
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
 
-LONG = Row(
+LONG = made_row(
     "r",
     [
         Turn("system", "Be brief."),

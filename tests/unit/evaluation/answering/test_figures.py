@@ -8,13 +8,13 @@ import pytest
 
 from chat_server import chat_server, last_text
 from made_cases import row
+from training_rows import made_row
 from vlmflow.evaluation.accounts import Interval
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnsweredRow, AskedModel
 from vlmflow.evaluation.answering.models import ModelAtUrl
 from vlmflow.evaluation.answering.report import Asking, ask_both, figures, sentence_of
 from vlmflow.evaluation.choice import Case, read_case
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.data_rows import Row
 
 COUNT = 120
 
@@ -147,7 +147,9 @@ def test_feedback_that_no_model_saw_gives_nothing_away(tmp_path: Path) -> None:
 
 
 def test_overlap_is_with_the_rows_own_turns(tmp_path: Path) -> None:
-    some = [Row(f"r{n}", [Turn("human", f"What {n}?"), Turn("gpt", f"the answer to {n} is {n}")]) for n in range(5)]
+    some = [
+        made_row(f"r{n}", [Turn("human", f"What {n}?"), Turn("gpt", f"the answer to {n} is {n}")]) for n in range(5)
+    ]
 
     def repeats(said: str) -> str:
         number = said.removeprefix("What ").removesuffix("?")
