@@ -30,14 +30,12 @@ rule all:
     localrule: True
 
 
-include: "rules/fetch_fire.smk"
+include: "rules/fetch_rows.smk"
 include: "rules/fetch_model.smk"
 include: "rules/fetch_model_files.smk"
 include: "rules/fetch_images.smk"
 include: "rules/resolve_images.smk"
 include: "rules/hash_pictures.smk"
-include: "rules/fetch_rows.smk"
-include: "rules/convert_fire.smk"
 include: "rules/convert_rows.smk"
 include: "rules/validate_sharegpt.smk"
 include: "rules/find_near_duplicates.smk"

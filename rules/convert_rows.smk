@@ -1,9 +1,9 @@
-# Raw rows of every other kind to ShareGPT rows: Volcano, Alpaca, and your own (JSON, JSON lines, CSV or parquet); each
-# raw form is a module of scripts/vlmflow/rows/forms/.
+# Raw rows to ShareGPT rows: FIRE, Volcano, Alpaca, and your own (JSON, JSON lines, CSV or parquet); each raw form is a
+# module of scripts/vlmflow/rows/forms/.
 #
 # Needs: the raw rows of a split; an edited quarantine, if its rows should replace raw ones.
-# Makes: converted/{dataset}/{split}.jsonl, a training row for each usable raw row, in their order, with the number of
-#        the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are unusable or not requested
+# Makes: converted/{dataset}/{split}.jsonl, the training rows of each usable raw row, in their order, with the number
+#        of the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are unusable or not requested
 #        (another modality or source, not drawn); converted/{dataset}/{split}.unread.json, the unread keys, each with
 #        its number of rows.
 # Holds: every raw row is in exactly one of the two files; the same bytes on any number of cores; all rows have a
@@ -24,12 +24,10 @@ rule convert_rows:
         "logs/convert_rows/{dataset}.{split}.log",
     benchmark:
         "benchmarks/convert_rows/{dataset}.{split}.tsv"
-    wildcard_constraints:
-        dataset=names.other_datasets(),
     params:
         modules=params.form_modules,
         split="{split}",
-        settings=params.dataset("kind", "modality", "columns", "prompt", "system_prompt", "ignore_keys"),
+        settings=params.conversion,
         choice=params.row_choice,
     threads: 4
     resources:

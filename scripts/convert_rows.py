@@ -1,15 +1,16 @@
-"""Turn raw rows of any kind but fire into ShareGPT rows."""
+"""Turn raw rows into ShareGPT rows."""
 
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.row_settings import RowChoice
+from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows, refuse_columns
+from vlmflow.rows.trajectories import TrainingForm
 
 
 class DatasetBlock(Settings):
@@ -21,6 +22,18 @@ class DatasetBlock(Settings):
     prompt: str | None = None
     system_prompt: str | None = None
     ignore_keys: list[str] = []
+    row_limits: RowLimits = RowLimits()
+    form: str = "trajectory"
+    max_history_rounds: int | None = None
+    min_score: int | None = None
+    single_turn: str | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
+
+    @property
+    def trajectories(self) -> TrainingForm:
+        """How trajectories become training rows."""
+        return TrainingForm(**{name: getattr(self, name) for name in TrainingForm.__dataclass_fields__})
 
 
 def main(
@@ -48,7 +61,16 @@ def main(
     """
     refuse_changed_raw(raw, raw_accounts)
     kind, modality, columns = settings.kind, settings.modality, settings.columns
-    make = form_rows(kind, modality, columns, settings.prompt, settings.system_prompt, settings.ignore_keys)
+    make = form_rows(
+        kind,
+        modality,
+        columns,
+        settings.prompt,
+        settings.system_prompt,
+        settings.ignore_keys,
+        settings.row_limits,
+        settings.trajectories,
+    )
     choice = choice or RowChoice()
     with open_rows(raw, split, mended, choice.read_columns) as rows:
         refuse_columns(rows, kind, modality, columns)

@@ -26,14 +26,6 @@ class Names:
             **dict.fromkeys(("round", "rung", "slot"), r"0|[1-9]\d*"),
         }
 
-    def fire_datasets(self) -> str:
-        """Return the constraint to data sets of kind fire, which have their own rules."""
-        return _one_of(name for name, block in self._settings.datasets.items() if block.kind == "fire")
-
-    def other_datasets(self) -> str:
-        """Return the constraint to data sets of all other kinds."""
-        return _one_of(name for name, block in self._settings.datasets.items() if block.kind != "fire")
-
 
 def _one_of(names: Iterable[str]) -> str:
     """Return a wildcard constraint that matches these names, or nothing if there are none."""

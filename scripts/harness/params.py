@@ -13,7 +13,7 @@ from harness.inputs import raw_source
 from vlmflow.config.model import Config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.pins import revision_of
-from vlmflow.config.raw_forms import module_of
+from vlmflow.config.raw_forms import form_of, module_of
 from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import base_run, parse_source
@@ -129,6 +129,15 @@ class RuleParams:
     def row_choice(self, wildcards: Any) -> dict[str, Any]:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
         return self._settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
+
+    def conversion(self, wildcards: Any) -> dict[str, Any]:
+        """The settings of wildcard `dataset` that decide what its raw rows become."""
+        dataset = self._settings.datasets[wildcards.dataset]
+        form = form_of(dataset.kind)
+        keys = ["kind", "modality", "columns", "prompt", "system_prompt", "ignore_keys"]
+        if form.rows:  # several training rows of a raw row
+            keys += [*(key for key in form.settings if key not in keys), "row_limits"]
+        return _block(dataset, keys, {})
 
     def form_modules(self, wildcards: Any) -> list[str]:
         """The module of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""

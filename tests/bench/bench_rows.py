@@ -94,8 +94,8 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
     raw, converted, rejects = (folder / name for name in ("train.json", "converted.jsonl", "rejects.jsonl"))
     unread, data = folder / "unread.json", folder / "data"
     return {
-        "convert_fire": script(
-            "convert_fire", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train",
+        "convert_rows": script(
+            "convert_rows", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train",
             settings=json.dumps({**FORM, "row_limits": {}}), threads=cores,
         ),
         "validate_sharegpt": script(

@@ -28,7 +28,7 @@ TWO_CORES = ("train_smoke", "train_model", "verify_merged")
 """Rules whose pods ask for both cores of the second node; the pods of all others ask for one, and run side by side."""
 
 ONE_CORE = (
-    *("fetch_model", "fetch_model_files", "resolve_images", "convert_fire", "validate_sharegpt"),
+    *("fetch_model", "fetch_model_files", "resolve_images", "convert_rows", "validate_sharegpt"),
     *("measure_lengths", "fit_rows", "merge_weights", "verify_tensors"),
 )
 THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_CORE)]

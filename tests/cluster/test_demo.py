@@ -26,7 +26,7 @@ ONE_JOB_EACH = {
     *("fetch_model", "fetch_model_files", "validate_sharegpt", "measure_lengths", "estimate_run", "fit_rows"),
     *("train_smoke", "train_model", "merge_weights", "verify_tensors", "verify_merged", "publish_merged"),
 }
-ONE_JOB_PER_SPLIT = {"fetch_fire", "resolve_images", "convert_fire"}
+ONE_JOB_PER_SPLIT = {"fetch_rows", "resolve_images", "convert_rows"}
 
 
 def test_the_weights_are_the_local_runs(finished: ClusterWorkflow, demo: Path) -> None:
@@ -79,7 +79,7 @@ def test_requests_and_limits_are_what_the_rules_declare(finished: ClusterWorkflo
 def test_the_token_is_in_no_file_log_or_object(finished: ClusterWorkflow) -> None:
     fetched = [pod for pod in finished.pods.values() if "HF_TOKEN" in str(pod)]
     assert {pod["metadata"]["labels"]["vlmflow/rule"] for pod in fetched} == {
-        "fetch_fire",
+        "fetch_rows",
         "fetch_model",
         "fetch_model_files",
     }

@@ -13,10 +13,11 @@ from vlmflow.core.files import read_json
 from vlmflow.demo.sample import FAULTS_FILE, PICTURES, TRAIN_FILE
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.rows.forms.fire import read_trajectory, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.trajectories import trajectory_row
 
 ANSWER_BEGINS = "<|im_start|>assistant\n"
 ANSWER_ENDS = "<|im_end|>"

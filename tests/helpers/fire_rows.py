@@ -1,6 +1,7 @@
 """Valid FIRE rows for tests, and a data set's folder as the stages before validation write it."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from PIL import Image
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
+from vlmflow.rows.converted import MakeRows
+from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.validate import SplitFiles
 
 NO_LIMITS = RowLimits(max_turns=10**9, max_turn_chars=10**9)
@@ -36,6 +39,13 @@ def fire_row(
         "score": scores,
     }
     return row | changes
+
+
+def fire_rows(
+    trajectories: TrainingForm, limits: RowLimits, system_prompt: str | None = None, ignore_keys: Sequence[str] = ()
+) -> MakeRows:
+    """Return the converter of FIRE's raw rows."""
+    return form_rows("fire", "image", {}, None, system_prompt, ignore_keys, limits, trajectories)
 
 
 def write_array(path: Path, rows: list[Any]) -> Path:

@@ -8,7 +8,7 @@ import msgspec
 from training_rows import made_row
 from vlmflow.evaluation.accounts import Loss
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import FIRST_LINE, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 
 ROWS = 120
@@ -17,7 +17,7 @@ ROWS = 120
 def row(number: int, code: str, *, source: str = "codes", score: float = 3, images: Sequence[str] = ()) -> ShareGptRow:
     """Return a row whose feedback holds the right answer, `code`."""
     turns = [
-        Turn("human", f"What is the code of door {number}?"),
+        Turn("human", f"{FIRST_LINE * len(images)}What is the code of door {number}?"),
         Turn("gpt", "Answer: none"),
         Turn("human", f"Score: {score:g}. It is {code}."),
         Turn("gpt", f"Thought: I see.\nAnswer: {code}"),

@@ -212,5 +212,5 @@ def figures_of_training(kind: str, folder: Path) -> MarginFigures:
 
 
 def _line(row: ShareGptRow) -> dict[str, Any]:
-    turns = [{"from": turn.speaker, "value": turn.value} for turn in row.conversations]
-    return {"id": row.id, "source": row.source, "images": row.images, "conversations": turns}
+    line: dict[str, Any] = msgspec.to_builtins(row)
+    return line

@@ -49,6 +49,7 @@ def rows(count: int) -> list[dict]:
             "id": f"row-{number}",
             "source": "coco",
             "images": ["a.png"],
+            "attempts": [1, 2],
             "scores": [1.0, 10.0],
             "conversations": [
                 {"from": "human", "value": f"<image>\nquestion {number}?"},

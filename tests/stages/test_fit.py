@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fire_rows import fire_row
+from fire_rows import fire_row, fire_rows
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.model import check_config
 from vlmflow.core.account import read_account
@@ -23,10 +23,10 @@ from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.swift.arguments import BaseModel
 from workflow_runs import RUN, copy_folder, snakemake
 

@@ -23,8 +23,9 @@ from transformers import (
 from vlmflow.demo.sample import write_sample
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.demo.tiny_tokenizer import VOCABULARY_SIZE, fire_texts
-from vlmflow.rows.forms.fire import read_trajectory, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import trajectory_row
 from workflow_runs import ROOT
 
 SMALL = TinyShape(hidden_size=32, layers=2, merges=100)

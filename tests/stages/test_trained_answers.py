@@ -12,7 +12,7 @@ from unicodedata import normalize
 import msgspec
 import pytest
 
-from fire_rows import fire_row, write_picture
+from fire_rows import fire_row, fire_rows, write_picture
 from real_rows import FOLDER
 from tiny_trainings import QUICK
 from vlmflow.config.row_settings import RowLimits
@@ -26,11 +26,11 @@ from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.converted import ConvertedRow
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.sharegpt import as_line, first_fault
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.child_process import environment
 from vlmflow.training.report import report

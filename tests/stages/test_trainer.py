@@ -20,8 +20,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.rows.forms.fire import Trajectory, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.rows.trajectories import Trajectory, timestep_rows, trajectory_row
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.trainer import process as trainer
 from vlmflow.trainer.orders import Orders

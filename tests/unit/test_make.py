@@ -20,9 +20,12 @@ OPEN = "x'\"`touch ran` $(touch ran)\n$(shell touch ran)"
 STUB = '#!/bin/sh\nprintf \'%s\\0\' "$@" >> "$RECORD"\n'
 """A program that records the words that it gets."""
 
-FUNCTIONS = {"foreach", "eval", "value", "call", "if", "filter", "wildcard"}
+FUNCTIONS = {"error", "foreach", "eval", "value", "call", "if", "filter", "wildcard"}
 NAMES = set(re.findall(r"\$[({](\w+)", re.sub(r"\$\$[({]\w+", "", MAKEFILE))) - FUNCTIONS - {"1", "name"}
 """All variables that the Makefile reads as make's."""
+
+SWITCHES = {"ADAPTER", "PUBLIC", "YES"}
+"""Those of them that a person gives: compared with 1 by make, and no text of a recipe."""
 
 GIVEN = re.search(r"GIVEN := ((?:.|\\\n)*?[^\\])\n", MAKEFILE)[1].replace("\\\n", "").split()  # type: ignore[index]
 TARGETS = [name for names in re.findall(r"(?m)^\.PHONY: (.*)", MAKEFILE) for name in names.split()]
@@ -66,13 +69,24 @@ def words_of(checkout: Path, given: Mapping[str, str], how: str) -> list[str]:
 def test_every_variable_of_the_makefile_is_given_or_fixed() -> None:
     fixed = set(re.findall(r"(?m)^override (\w+) :?=", MAKEFILE))
     assert set(GIVEN) <= set(re.findall(r"(?m)^(\w+) [?:]=", MAKEFILE))
-    assert set(GIVEN) & NAMES == {"ADAPTER", "PUBLIC", "YES"}, "compared with 1 by make, and no text of a recipe"
-    assert NAMES - fixed == {"ADAPTER", "PUBLIC", "YES"}
+    assert set(GIVEN) & NAMES == SWITCHES
+    assert NAMES - fixed == SWITCHES
+
+
+@pytest.mark.parametrize("name", sorted(SWITCHES))
+@pytest.mark.parametrize("value", ["yes", "0", HOSTILE, OPEN])
+def test_a_switch_is_1_or_left_out(checkout: Path, name: str, value: str) -> None:
+    """Or else a person believes that something is public, or private, and it is not."""
+    call = ["make", "--no-print-directory", "publish", f"{name}={value}"]
+    done = subprocess.run(call, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode
+    assert f"{name} is 1, or is left out" in done.stderr
+    assert not [*checkout.rglob("ran*")]
 
 
 @pytest.mark.parametrize("how", ["command line", "environment"])
 def test_no_text_is_run(checkout: Path, how: str) -> None:
-    names = {*GIVEN, *(NAMES if how == "command line" else ()), "SHELL", ".SHELLFLAGS"}
+    names = {*GIVEN, *(NAMES if how == "command line" else ()), "SHELL", ".SHELLFLAGS"} - SWITCHES
     words = words_of(checkout, {name: f"{name} {HOSTILE}" for name in names}, how)
     text = {name: f"{name} {HOSTILE}" for name in GIVEN}
     for whole in (
@@ -92,7 +106,7 @@ def test_no_text_is_run(checkout: Path, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["command line", "environment"])
 def test_open_quotes_end_the_command(checkout: Path, how: str) -> None:
-    words = words_of(checkout, dict.fromkeys(GIVEN, OPEN), how)
+    words = words_of(checkout, dict.fromkeys(set(GIVEN) - SWITCHES, OPEN), how)
     assert f"merged/{OPEN}" in words
     assert "scripts/check_config.py" not in words
     assert "scripts/index_page.py" not in words

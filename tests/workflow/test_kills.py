@@ -137,14 +137,14 @@ def test_fetch_is_killed_and_resumes(server: HubServer, tmp_path: Path, victims:
     )
     part = "stores/raw/PengxiangLi--FIRE@73b9f1397a8a50d944a7650a60ecda39140c2fc1/FIRE-train-100K.json.part"
     content = server.repos["datasets/PengxiangLi/FIRE"].files["FIRE-train-100K.json"]
-    stage = Stage(tmp_path, only("fetch_fire", RAW), grown(part, 1_000_000), lambda at: (at / RAW).read_bytes())
+    stage = Stage(tmp_path, only("fetch_rows", RAW), grown(part, 1_000_000), lambda at: (at / RAW).read_bytes())
     check(stage, victims, content)
     # Received bytes are not fetched again; a few bytes are sent after the kill.
     assert server.sent("FIRE-train-100K.json") < 1.3 * len(content)
 
 
 CONVERTED = ["converted/fire/train.jsonl", "converted/fire/train.rejects.jsonl"]
-CONVERT = only("convert_fire", CONVERTED[0])
+CONVERT = only("convert_rows", CONVERTED[0])
 
 
 def conversion(folder: Path, rows: Path) -> Stage:

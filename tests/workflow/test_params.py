@@ -38,22 +38,22 @@ ESTIMATED = {"estimate_run", "estimate_page"}
 EVALUATED = {"evaluate", "answer"}
 
 CHANGES: dict[str, tuple[Any, set[str]]] = {
-    "datasets.fire.form": ("timestep", {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.max_history_rounds": (3, {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.min_score": (8, {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.single_turn": ("last_good", {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.thoughts": ("keep", {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.feedback_form": ("raw", {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.row_limits.max_turns": (8, {"convert_fire", "validate_sharegpt"}),
-    "datasets.fire.row_limits.max_turn_chars": (9, {"convert_fire", "validate_sharegpt"}),
+    "datasets.fire.form": ("timestep", {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.max_history_rounds": (3, {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.min_score": (8, {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.single_turn": ("last_good", {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.thoughts": ("keep", {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.feedback_form": ("raw", {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.row_limits.max_turns": (8, {"convert_rows", "validate_sharegpt"}),
+    "datasets.fire.row_limits.max_turn_chars": (9, {"convert_rows", "validate_sharegpt"}),
     "datasets.volcano.row_limits.max_turns": (8, {"validate_sharegpt"}),
-    "datasets.fire.system_prompt": ("Be brief.", {"convert_fire"}),
+    "datasets.fire.system_prompt": ("Be brief.", {"convert_rows"}),
     "datasets.volcano.system_prompt": ("Be brief.", {"convert_rows"}),
     "datasets.text.prompt": ("Continue.", {"convert_rows"}),
     "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
     "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
-    "datasets.fire.ignore_keys": (["weight"], {"convert_fire"}),
-    "datasets.fire.sources": (["gqa"], {"convert_fire", *LOOKING}),
+    "datasets.fire.ignore_keys": (["weight"], {"convert_rows"}),
+    "datasets.fire.sources": (["gqa"], {"convert_rows", *LOOKING}),
     "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),
     "datasets.fire.seed": (7, {"validate_sharegpt"}),
     "datasets.fire.val_share": (0.3, {"validate_sharegpt"}),
@@ -152,9 +152,7 @@ def params_of(rule: Any, name: str) -> dict[str, Any]:
 
 def texts(folder: Path, name: str, **settings: Any) -> dict[str, set[str]]:
     """Give what Snakemake would record of each rule's params for a data set and its run."""
-    other_kind = {"convert_rows", "fetch_rows"} if name == "fire" else {"convert_fire", "fetch_fire"}
-    rules = [rule for rule in read_rules(folder, **settings) if rule.name not in other_kind]
-    return {rule.name: set(texts_of(params_of(rule, name))) for rule in rules}
+    return {rule.name: set(texts_of(params_of(rule, name))) for rule in read_rules(folder, **settings)}
 
 
 @pytest.fixture(scope="module")
@@ -209,8 +207,8 @@ def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> N
         main = importlib.import_module(Path(rule.script).stem).main
         block = inspect.get_annotations(main).get("settings")
         if block is not None:
-            given = params_of(rule, "text" if rule.name == "convert_rows" else "fire")["settings"]
+            given = params_of(rule, "fire")["settings"]
             assert given.keys() == block.model_fields.keys(), rule.name
             assert isinstance(block(**given), Settings)
             looked.add(rule.name)
-    assert looked >= {"convert_fire", "convert_rows", "train_smoke", "train_model", "publish_merged"}
+    assert looked >= {"convert_rows", "train_smoke", "train_model", "publish_merged"}

@@ -214,7 +214,7 @@ def test_every_stage_reports_its_speed(done: Path) -> None:
     """Rows, pictures or bytes per second. For the later stages see test_fetch_images.py and test_cached_dataset.py."""
     logs = list((done / "logs").rglob("*.log"))
     stages = {log.parent.name for log in logs}
-    assert stages >= {"fetch_fire", "fetch_rows", "resolve_images", "convert_fire", "convert_rows", "validate_sharegpt"}
+    assert stages >= {"fetch_rows", "resolve_images", "convert_rows", "validate_sharegpt"}
     assert all(SPEED.search(log.read_text()) for log in logs)
     checking = {what: unit for what, unit in speeds(done, "validate_sharegpt").items() if "DEBUG checking" in what}
     assert len(checking) > len(DATASETS)

@@ -13,9 +13,6 @@ from rules import read_rules
 from vlmflow.config.model import TARGETS
 from workflow_runs import ROOT
 
-REUSED = {"fetch_rows": "fetch_fire"}
-"""Rules that share another rule's script under their own name."""
-
 
 @pytest.fixture(scope="module")
 def rules(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
@@ -31,7 +28,7 @@ def folders(rules: list[Any]) -> set[str]:
 
 def test_rule_script_log_and_benchmark_have_one_name(rules: list[Any]) -> None:
     for rule in rules:
-        assert Path(rule.script).stem == REUSED.get(rule.name, rule.name)
+        assert Path(rule.script).stem == rule.name
         log, benchmark = (strip_wildcard_constraints(str(file)) for file in (rule.log[0], rule.benchmark))
         assert re.fullmatch(rf"logs/{rule.name}/[^/]+\.log", log), rule.name
         assert benchmark == f"benchmarks/{rule.name}/{Path(log).stem}.tsv"

@@ -18,7 +18,7 @@ FROM_FITTING = {"fit_rows", *FROM_TRAINING}
 ESTIMATE = {"estimate_run"}
 FROM_LENGTHS = {"measure_lengths", *ESTIMATE, *FROM_FITTING}
 FROM_VALIDATION = {"validate_sharegpt", *FROM_LENGTHS}
-FROM_CONVERSION = {"convert_fire", *FROM_VALIDATION}
+FROM_CONVERSION = {"convert_rows", *FROM_VALIDATION}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "the configuration rewritten in another order": (settings(), set()),
     "a fresh clone beside the outputs": (touch_everything, set()),
     "another comment in a rule file": (
-        edit("rules/convert_fire.smk", "# Raw FIRE rows", "# The raw FIRE rows"),
+        edit("rules/convert_rows.smk", "# Raw rows", "# The raw rows"),
         set(),
     ),
     "another learning rate": (settings(train=", learning_rate: 5e-3"), {*ESTIMATE, *FROM_TRAINING}),
@@ -100,11 +100,11 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     ),
     "another raw test file": (
         add_row,
-        {"fetch_fire", "resolve_images", *FROM_CONVERSION},
+        {"fetch_rows", "resolve_images", *FROM_CONVERSION},
     ),
     "a function that conversion uses": (
-        edit("scripts/vlmflow/rows/forms/fire.py", "def read_score(", "def score_of("),
-        {"convert_fire", *FROM_VALIDATION},
+        edit("scripts/vlmflow/rows/trajectories.py", "def read_score(", "def score_of("),
+        {"convert_rows", *FROM_VALIDATION},
     ),
     "a function that the estimate alone uses": (
         edit("scripts/vlmflow/estimate/tower.py", "def _mergers(", "def _of_mergers("),
@@ -146,7 +146,7 @@ def test_another_number_of_cores_reruns_nothing(finished: Checkout, cores: str) 
 def test_two_forms_of_one_source_never_share_a_file(finished: Checkout) -> None:
     more = "runs={qwen3vl-fire: {dataset: fire-timestep}}"
     stale = stale_rules(finished.folder, "--config", more, root=finished.root)
-    assert stale == {"fetch_fire", "resolve_images", *FROM_CONVERSION}
+    assert stale == {"fetch_rows", "resolve_images", *FROM_CONVERSION}
 
 
 def test_pictures_added_to_a_root_are_used_on_request(checkout: Checkout) -> None:

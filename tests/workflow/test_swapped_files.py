@@ -77,7 +77,15 @@ def run(stage: str, **changed: Any) -> None:
     runs = {"run_store": "out/runs"}
     lengths = {f"{name}_lengths": f"lengths/{RUN}/{name}.jsonl" for name in ("train", "val")}
     raw = {"raw": [RAW], "raw_accounts": ["raw/fire/.fetched/FIRE-train-100K.json.json"]}
-    form = {"settings": {"form": "trajectory", "max_history_rounds": None, "row_limits": {}}}
+    form = {
+        "settings": {
+            "kind": "fire",
+            "modality": "image",
+            "form": "trajectory",
+            "max_history_rounds": None,
+            "row_limits": {},
+        }
+    }
     roots = {"dataset": "fire", "roots": ["sample/pictures"], "limits": {}}
     made = {"converted": ["converted/fire/train.jsonl"], "rejects": ["converted/fire/train.rejects.jsonl"]}
     arguments: dict[str, dict[str, Any]] = {
@@ -90,7 +98,7 @@ def run(stage: str, **changed: Any) -> None:
             "sources": {},
         },
         "resolve_images": {**raw, **roots, "manifest": "out/train.jsonl", "store": "out/pictures"},
-        "convert_fire": {
+        "convert_rows": {
             **(raw | form | {name: f"out/{name}" for name in ("converted", "rejects", "unread")}),
             "split": "train",
         },
@@ -262,7 +270,7 @@ ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\
 
 OTHER_RAW = rf"1 of 1 raw files have changed since they were checked: .*\n.*remove {RAW} and run the same command again"
 
-READ_RAW = ("fetch_images", "resolve_images", "convert_fire", "validate_sharegpt")
+READ_RAW = ("fetch_images", "resolve_images", "convert_rows", "validate_sharegpt")
 READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_model")
 COUNT_TOKENS = ("measure_lengths", "fit_rows")
 READ_MODEL = (

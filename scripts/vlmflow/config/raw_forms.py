@@ -1,7 +1,6 @@
 """The forms that raw rows may have. Each is one module of `vlmflow.rows.forms`, described by its FORM.
 
-Other modules ask this one about forms. None of them names a form, except for the rules of FIRE: one more module there
-is one more form.
+Other modules ask this one about forms. None of them names a form: one more module there is one more form.
 """
 
 import importlib
@@ -32,7 +31,8 @@ class RawForm:
     content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with their types; a key that may
     be null may also be missing.
     read: makes the turns (`chat.Turn`, at least one, with the raw texts), or a Reject, from a row with the attributes
-    of `content`, and the setting `prompt`. None if a rule of its own converts the form.
+    of `content`, and the setting `prompt`; each is one training row. None if the form has `rows`.
+    rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
     turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
     speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
@@ -50,6 +50,7 @@ class RawForm:
     row: str
     content: type[Any]
     read: Callable[[Any, str | None], Any] | None = None
+    rows: Callable[[Any], Any] | None = None
     turns: str | None = None
     speakers: Mapping[str, str] = field(default_factory=dict)
     sound: Mapping[str, Any] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from vlmflow.rows.raw_text import SINGLE_TURN
 from vlmflow.rows.sharegpt import ShareGptRow
 
 ATTEMPT = re.compile(r"-a(\d+)$")
-"""The attempt at the end of an id in the timestep form (`forms.fire.timestep_rows`)."""
+"""The attempt at the end of an id in the timestep form (`trajectories.timestep_rows`)."""
 
 WRONG_TO = 5
 """The score up to which an attempt is wrong; from GOOD on it is right."""

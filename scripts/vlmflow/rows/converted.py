@@ -3,11 +3,15 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from vlmflow.config.row_settings import RowLimits
+from vlmflow.rows.chat import Turn
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Unread
 
 
@@ -15,7 +19,7 @@ class ConvertedRow(ShareGptRow, gc=False):
     """A ShareGPT row with the facts about its raw row that validation needs.
 
     raw_row: the number of the raw row, counted from 0; rows from the same raw row are consecutive.
-    score_field_differs: see `forms.fire.Trajectory`.
+    score_field_differs: see `trajectories.Trajectory`.
     """
 
     raw_row: int
@@ -32,6 +36,28 @@ class RejectedRow(msgspec.Struct):
     raw_row: int
     reason: str
     detail: str
+
+
+RowsOf = Callable[[str, int, Any, int], list[ConvertedRow] | Reject]
+"""Takes the id for the training rows, the number of the raw row, the decoded row, and its size in bytes; returns the
+training rows, or why there are none. It counts what it changes of the texts of usable rows."""
+
+
+@dataclass(frozen=True)
+class HowToConvert:
+    """How raw rows become training rows: settings of the data set, and who counts what is not read or is changed.
+
+    modality: "image" or "text"; rows of the other one are left out. prompt: the question of every row, in a form with
+    one prompt. system: the first turn of a conversation that has none, if any. limits, trajectories: for a form with
+    several training rows of a raw one.
+    """
+
+    unread: Unread
+    modality: str
+    prompt: str | None
+    system: list[Turn]
+    limits: RowLimits
+    trajectories: TrainingForm
 
 
 @dataclass(frozen=True)

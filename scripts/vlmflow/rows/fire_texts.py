@@ -10,8 +10,8 @@ import re
 from msgspec import structs
 
 from vlmflow.rows.answer_mark import after_mark
-from vlmflow.rows.forms.fire import SCORE, Attempt, Trajectory
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import SCORE, Attempt, Trajectory
 
 SENTENCE = "A score of {} is given to the answer. {}"
 

@@ -1,6 +1,7 @@
-"""Converts raw rows of every form that has a function `read` (see `RawForm`): each becomes one ShareGPT row.
+"""Converts raw rows of every form to ShareGPT rows.
 
-A raw row may also have `image` (a path) or `images` (a list of one path), in any letter case, and `source`.
+Unless its form is `fixed`, a raw row may also have `image` (a path) or `images` (a list of one path), in any letter
+case, and `source`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Any, get_args
 import msgspec
 
 from vlmflow.config.raw_forms import ANY_ROW, PICTURES, RawForm, form_of, may_be_null, picture_keys
+from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
 from vlmflow.raw.named import pictures_of, source_of
@@ -17,10 +19,14 @@ from vlmflow.raw.row_keys import key_fault, spelled, with_own_keys
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import TEXT
 from vlmflow.rows.chat import FIRST_LINE, dialogue_start, from_system, wrong_order
-from vlmflow.rows.converted import ConvertedRow, MakeRows
+from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
 from vlmflow.rows.raw_text import cleaned, untagged
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
+
+NO_LIMITS = RowLimits()
+WHOLE_TRAJECTORIES = TrainingForm("trajectory")
 
 
 def form_rows(
@@ -30,13 +36,14 @@ def form_rows(
     prompt: str | None,
     system_prompt: str | None,
     ignore_keys: Sequence[str] = (),
+    limits: RowLimits = NO_LIMITS,
+    trajectories: TrainingForm = WHOLE_TRAJECTORIES,
 ) -> MakeRows:
     """Return the converter of raw rows of one kind.
 
-    kind: a kind whose form has a function `read`. modality: "image" or "text"; rows of the other one are left out.
-    columns: the names of the form's keys in the file, if they differ. prompt: the question of every row, in a form with
-    one prompt. system_prompt: the first turn of a conversation that has no system turn.
-    ignore_keys: keys that would change what a row means (see `config.key_meanings`), but do not stop the conversion.
+    columns: the names of the form's keys in the file, if they differ. ignore_keys: keys that would change what a row
+    means (see `config.key_meanings`), but do not stop the conversion. system_prompt: the text of `HowToConvert.system`;
+    the others are there.
     """
     form = form_of(kind)
     names = form.names(columns)
@@ -45,14 +52,11 @@ def form_rows(
     if form.sound:  # a row that does not fit this faster type is decoded as raw_type, whose errors say what is wrong
         sound_type = _raw_type({**form.all_keys, **form.sound}, names)
     decode = msgspec.json.Decoder(raw_type).decode
-    nested = {names[form.turns]: get_args(form.keys[form.turns])[0]} if form.turns else {}
+    nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
     unread = Unread((sound_type, raw_type), nested, form.meanings_of(names), ignore_keys, assistants)
-    assert form.read is not None, f"kind {kind}: a rule of its own converts it"
-    read = form.read
-    wants_picture = modality == "image"
-    left_out = Reject(OF_ANOTHER_MODALITY[modality], "")
-    system = from_system(system_prompt)
+    how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
+    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
@@ -71,6 +75,25 @@ def form_rows(
             return Reject("bad_shape", str(error))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return Reject("bad_json", str(error))
+        made = rows_of(identity, number, raw, len(row))
+        if type(made) is not Reject:
+            if shape is None:
+                unread.count(number, row)
+            else:
+                shape.rows += 1
+        return made
+
+    return MakeRows(make, unread)
+
+
+def _one_conversation(form: RawForm, how: HowToConvert) -> RowsOf:
+    """Return the converter of a form with a function `read`."""
+    assert form.read is not None, "a form has `rows` or `read`"
+    read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
+    wants_picture = how.modality == "image"
+    left_out = Reject(OF_ANOTHER_MODALITY[how.modality], "")
+
+    def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
         images = pictures_of(raw.image, raw.images)
         if bool(images) != wants_picture:
             return left_out
@@ -102,10 +125,6 @@ def form_rows(
             unread.last_turn()
         if changes:
             unread.changed(changes)
-        if shape is None:
-            unread.count(number, row)
-        else:
-            shape.rows += 1
         return [
             ConvertedRow(
                 identity,
@@ -119,7 +138,13 @@ def form_rows(
             )
         ]
 
-    return MakeRows(make, unread)
+    return rows_of
+
+
+def _object_in(holds: Any) -> type[msgspec.Struct] | None:
+    """Return the type of the objects that a key of this type holds, one or a list of them; None if it holds none."""
+    kind = get_args(holds)[0] if get_args(holds) else holds
+    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
 def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str, str]) -> None:
@@ -130,7 +155,7 @@ def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str
     Raises VlmflowError with the column and its type.
     """
     for file in rows.files:
-        if file.columns is not None:
+        if file.columns is not None and not form_of(kind).fixed:
             _refuse_columns(file.path, file.columns, form_of(kind), modality, columns)
 
 

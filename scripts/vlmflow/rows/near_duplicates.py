@@ -12,6 +12,7 @@ from vlmflow.pictures.hash_table import read_hashes
 from vlmflow.pictures.image_manifest import name_and_digest, read_picture_manifest
 from vlmflow.pictures.look_alikes import LookAlike, find_look_alikes
 from vlmflow.rows.chat import said
+from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.questions import question_key, question_of
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -77,7 +78,7 @@ def find_near_duplicates(
     asked, alone, known = _test_questions(test, digests, wanted, one_prompt)
     pictures: dict[bytes, NearDuplicate] = {}
     questions: list[NearDuplicate] = []
-    for row in lines_of(train, ShareGptRow):
+    for row in lines_of(train, ConvertedRow):
         to_the_letter, question = _asked(row, one_prompt)
         if not row.images:
             same = alone.get(question_key(question))

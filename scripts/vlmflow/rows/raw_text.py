@@ -77,8 +77,6 @@ def untagged(question: str) -> tuple[str, frozenset[str]]:
         return question, NO_RULE
     rest = after.replace(IMAGE_TAG, "")
     if before.strip():
-        if before[-1:].isspace() and rest[:1].isspace():  # a tag on a line of its own, or between spaces
-            before, rest = (before, rest[1:]) if before.endswith("\n") else (before[:-1], rest)
         text = clean(before + rest)
     else:
         between = rest[: len(rest) - len(rest.lstrip())]

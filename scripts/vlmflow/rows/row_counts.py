@@ -59,7 +59,7 @@ class Account:
     quarantine: the open file for rejected rows. quarantine_path: its path until it is complete.
     attempts: the kept rows by number of attempts. sources: the kept rows by source.
     sources_left_out: the rows that were left out for their source, by source.
-    score_field_differs: the kept rows with such a field (see `forms.fire.Trajectory`).
+    score_field_differs: the kept rows with such a field (see `trajectories.Trajectory`).
     shown: by reason, the first rows with their details, for messages.
     """
 

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image, ImageOps
 
 import make_sample
-from training_rows import made_row
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
@@ -24,9 +23,10 @@ from vlmflow.evaluation.accounts import FEWEST_GROUPS
 from vlmflow.evaluation.evaluate import choose_rows
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
-from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import Trajectory, trajectory_row
 from workflow_runs import ROOT
 
 pytestmark = pytest.mark.lengthy
@@ -280,16 +280,7 @@ def test_the_demo_s_val_suffices_for_a_verdict(tmp_path):
     groups = Counter(digests[row["image"]].digest() for row in valid)
     val = hold_out(groups, 0.1, "42", frozenset())
     held = [row for row in valid if digests[row["image"]].digest() in val]
-    cases = [
-        made_row(
-            id=str(number),
-            conversations=trajectory_row(str(number), understood(row)).conversations,
-            images=[row["image"]],
-            scores=row["score"],
-            source=row["source"],
-        )
-        for number, row in enumerate(held)
-    ]
+    cases = [trajectory_row(str(number), understood(row)) for number, row in enumerate(held)]
     chosen, out = choose_rows(
         cases,
         {name: digest.hexdigest() for name, digest in digests.items()},

@@ -122,7 +122,7 @@ def test_the_contexts_differ_in_feedback_and_picture_alone() -> None:
     own.row.conversations.insert(0, Turn("system", "Be brief."))
     passes = passes_of(own, donor, donor)
     texts = {name: [turn.value for turn in made.turns] for name, made in passes.items()}
-    question = ["Be brief.", "What is the code of door 0?"]
+    question = ["Be brief.", "<image>\nWhat is the code of door 0?"]
     for answer, said in (("right", "Answer: c0"), ("wrong", "Answer: none")):
         assert texts[f"question {answer}"] == [*question, said]
         history = [*question, "Answer: none", "Score: 3. It is c0.", said]

@@ -45,7 +45,7 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
         for rule in re.split(r"\n(?:use )?rule ", file.read_text())[1:]:
             if "pod_template=" not in rule and (script := re.search(r'"\.\./scripts/(\w+)\.py"', rule)):
                 scripts.add(script[1])
-    assert {"convert_fire", "data_page", "eval_page", "publish_merged", "run_page"} <= scripts
+    assert {"convert_rows", "data_page", "eval_page", "publish_merged", "run_page"} <= scripts
     import_without_training(scripts)
 
 

@@ -34,10 +34,9 @@ class Model(BaseModel):
 @pytest.mark.parametrize(
     ("script", "without"),
     [
-        ("fetch_fire", {"httpx", "huggingface_hub", "pycurl"}),
+        ("fetch_rows", {"httpx", "huggingface_hub", "pycurl"}),
         ("fetch_model", {"httpx", "huggingface_hub", "pycurl"}),
         ("resolve_images", {"numpy", "pyarrow", "yaml"}),
-        ("convert_fire", {"numpy", "PIL", "pyarrow", "yaml"}),
         ("convert_rows", {"numpy", "PIL", "pyarrow", "yaml"}),
         ("validate_sharegpt", {"numpy", "PIL", "pyarrow", "yaml"}),
     ],

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row
+from fire_rows import fire_row, fire_rows
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
@@ -23,9 +23,9 @@ from vlmflow.raw.split import open_rows
 from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
 from vlmflow.rows.converted import MakeRows
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows, refuse_columns
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import TrainingForm
 
 TALK = '"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]'
 PICTURES = ("image", "images")

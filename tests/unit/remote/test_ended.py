@@ -38,10 +38,10 @@ def test_a_failure_uses_an_attempt_and_one_that_would_repeat_uses_all() -> None:
 
 
 def test_one_that_lacked_memory_gets_more_until_the_limit() -> None:
-    attempts, killed, words = Attempts(800), Ended("out of memory", "killed"), "convert_fire split=train"
+    attempts, killed, words = Attempts(800), Ended("out of memory", "killed"), "convert_rows split=train"
     assert attempts.after(job(1), words, 400, killed) == "killed (400 MB); the next attempt gets 600 MB"
     assert attempts.mem_mb(words, 400) == 600
-    assert attempts.mem_mb("convert_fire split=test", 400) == 400
+    assert attempts.mem_mb("convert_rows split=test", 400) == 400
     assert attempts.after(job(2), words, 400, killed) == "killed (600 MB); the next attempt gets 800 MB"
     last = job(2)
     said = attempts.after(last, words, 400, killed)

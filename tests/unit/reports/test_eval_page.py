@@ -46,7 +46,7 @@ def evaluated_row(number: int, base: float, tuned: float) -> EvaluatedRow:
 def write_rows(file: Path, count: int = 4, scores: tuple[int, ...] = (2, 9, 1)) -> None:
     said = [f"What is it? {HOSTILE}", "red", "Not red: look.", "Thought: I see.\nAnswer: green", "No, red.", "red"]
     talk = [{"from": "gpt" if n % 2 else "human", "value": text} for n, text in enumerate(said)]
-    row = {"source": "s", "conversations": talk, "scores": scores}
+    row = {"source": "s", "images": [], "attempts": [1, 2, 3], "scores": scores, "conversations": talk}
     file.write_text("".join(json.dumps({"id": f"r{n}"} | row) + "\n" for n in range(count)))
 
 

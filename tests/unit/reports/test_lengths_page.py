@@ -24,7 +24,8 @@ def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: i
     """Write a row, and return its length."""
     turns = [("system", "Be brief."), ("human", f"<image>\nWhat\n is {name}? " + "x" * 200), ("gpt", "a thing")]
     talk = [{"from": speaker, "value": value} for speaker, value in turns]
-    line = json.dumps({"id": name, "source": "s<b>", "conversations": talk, "images": ["a.jpg"]}).encode()
+    whole = {"id": name, "source": "s<b>", "images": ["a.jpg"], "attempts": [1], "scores": [], "conversations": talk}
+    line = json.dumps(whole).encode()
     with (folder / f"rows-{split}.jsonl").open("ab") as file:
         start = file.tell()
         file.write(line + b"\n")

@@ -18,7 +18,9 @@ HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 
 
 def row(source: str, *images: str) -> dict[str, object]:
-    return {"id": "x", "source": source, "images": list(images), "conversations": [{"from": "human", "value": "q"}]}
+    talk = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    whole = {"id": "x", "source": source, "images": list(images), "attempts": [1], "scores": []}
+    return whole | {"conversations": talk}
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ from bulk_rows import PICTURE_COUNT, write_fire_rows
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
-from vlmflow.rows.forms.fire import Trajectory, read_trajectory, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory
+from vlmflow.rows.trajectories import Trajectory, trajectory_row
 
 ROWS = 4_000
 

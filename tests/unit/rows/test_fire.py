@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import convert_fire
-from fire_rows import fire_row, write_array
+import convert_rows
+from fire_rows import fire_row, fire_rows, write_array
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
-from vlmflow.rows.forms.fire import Trajectory, read_score, read_trajectory, timestep_rows, trajectory_row
+from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import REASONS, Reject
 from vlmflow.rows.sharegpt import first_fault
+from vlmflow.rows.trajectories import TrainingForm, Trajectory, read_score, timestep_rows, trajectory_row
 
 
 def read(row: Any) -> Trajectory | Reject:
@@ -43,7 +43,7 @@ def test_tags_in_the_question_are_stripped_and_one_is_put_in_front() -> None:
     """Tags anywhere in the first question are removed, and one is put in front."""
     trajectory = read(fire_row(question="What <image> is it?\n<image>"))
     row = trajectory_row("id", trajectory)
-    assert row.conversations[0].value == "<image>\nWhat is it?"
+    assert row.conversations[0].value == "<image>\nWhat  is it?"
     assert row.images == ["coco/train2017/000000000001.jpg"]
 
 
@@ -314,9 +314,11 @@ def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | Non
     """Convert a valid row and this one; return the written bytes, and the rejects."""
     raw = write_array(folder / "raw.json", [fire_row(), row])
     made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
-    settings = convert_fire.DatasetBlock(form=form, max_history_rounds=history, row_limits=RowLimits())
+    settings = convert_rows.DatasetBlock(
+        kind="fire", modality="image", form=form, max_history_rounds=history, row_limits=RowLimits()
+    )
     files = {"raw": [raw], "converted": made, "rejects": rejects, "unread": folder / "unread.json"}
-    convert_fire.main(**files, split="train", settings=settings)
+    convert_rows.main(**files, split="train", settings=settings)
     return made.stat().st_size, list(map(json.loads, rejects.read_bytes().splitlines()))
 
 

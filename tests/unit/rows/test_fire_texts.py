@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import convert_fire
-from fire_rows import fire_row, write_array
+import convert_rows
+from fire_rows import fire_row, fire_rows, write_array
 from real_rows import real_rows
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.answer_mark import after_mark
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import TrainingForm
 
 ORIGINAL = TrainingForm("trajectory", thoughts="drop", feedback_form="sentence")
 
@@ -147,13 +147,17 @@ def test_what_stays_as_it_is_is_counted_and_an_empty_answer_is_rejected(tmp_path
     raw = write_array(tmp_path / "raw.json", [fire_row(), whole, other, empty])
     files = {"converted": tmp_path / "made", "rejects": tmp_path / "rejects", "unread": tmp_path / "unread.json"}
     block = {"form": "trajectory", "max_history_rounds": 6, "row_limits": RowLimits()}
-    settings = convert_fire.DatasetBlock(**block, thoughts="drop", feedback_form="sentence")
-    convert_fire.main(raw=[raw], **files, split="train", settings=settings)
+    settings = convert_rows.DatasetBlock(
+        kind="fire", modality="image", **block, thoughts="drop", feedback_form="sentence"
+    )
+    convert_rows.main(raw=[raw], **files, split="train", settings=settings)
     account = json.loads(files["unread"].read_text())
     assert (account["answers_without_mark"], account["feedback_of_other_form"]) == (1, 1)
     (reject,) = map(json.loads, files["rejects"].read_bytes().splitlines())
     detail = "conversations[2].value has nothing after `Answer:` (thoughts: drop)"
     assert reject == {"raw_row": 3, "reason": "empty_turn", "detail": detail}
-    convert_fire.main(raw=[raw], **files, split="train", settings=convert_fire.DatasetBlock(**block))
+    convert_rows.main(
+        raw=[raw], **files, split="train", settings=convert_rows.DatasetBlock(kind="fire", modality="image", **block)
+    )
     assert "answers_without_mark" not in json.loads(files["unread"].read_text())
     assert files["rejects"].read_bytes() == b""

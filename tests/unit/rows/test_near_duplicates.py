@@ -87,7 +87,8 @@ def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) 
     def row(name: str, *turns: str) -> dict[str, Any]:
         speakers = ["human", "gpt"] * 2 if len(turns) % 2 == 0 else ["system", "human", "gpt"]
         talk = [{"from": speaker, "value": value} for speaker, value in zip(speakers, turns, strict=False)]
-        return {"id": name, "conversations": talk, "images": []}
+        whole = {"id": name, "source": "s", "images": [], "attempts": [1] * (len(turns) // 2), "scores": []}
+        return whole | {"conversations": talk}
 
     for name, rows in {
         "train": [
@@ -98,7 +99,8 @@ def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) 
         ],
         "test": [row("e1", "who are you", "w")],
     }.items():
-        put(tmp_path / f"{name}.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in rows))
+        own = {"raw_row": 0} if name == "train" else {}
+        put(tmp_path / f"{name}.jsonl", b"".join(json.dumps(one | own).encode() + b"\n" for one in rows))
     put(tmp_path / "none.jsonl", b"")
     pairs = tmp_path / "pairs.jsonl"
     find_near_duplicates(tmp_path / "train.jsonl", tmp_path / "test.jsonl", [], [], 4, pairs)

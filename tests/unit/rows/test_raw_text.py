@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row
+from fire_rows import fire_row, fire_rows
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.converted import ConvertedRow
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.raw_text import RULES, clean, cleaned, untagged
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import first_fault
+from vlmflow.rows.trajectories import TrainingForm
 
 CODE = "    y = x + 1\n    return y"
 
@@ -56,14 +56,10 @@ def test_a_text_keeps_its_indent(raw: str, text: str, rules: set[str]) -> None:
         ("<image> \t What?", "What?", {"tag_place"}),
         ("  <image>\n What?", " What?", {"tag_place"}),
         ("What?\n<image>", "What?", {"tag_place"}),
-        ("Is <image> red?", "Is red?", {"tag_place"}),
-        ("  a <image> b", "  a b", {"tag_place"}),
-        ("a\n<image>\nb", "a\nb", {"tag_place"}),
-        ("a\n<image> b", "a\nb", {"tag_place"}),
-        ("a <image>\nb", "a\nb", {"tag_place"}),
-        ("a<image>b", "ab", {"tag_place"}),
+        ("Is <image> red?", "Is  red?", {"tag_place"}),
+        ("  a <image> b", "  a  b", {"tag_place"}),
         ("<image>\n<image>\nWhat?", "What?", {"further_tags"}),
-        ("What <image> is it?\n<image>", "What is it?", {"further_tags"}),
+        ("What <image> is it?\n<image>", "What  is it?", {"further_tags"}),
         ("<image>", "", {"tag_place"}),
     ],
 )
@@ -83,7 +79,7 @@ def test_every_rule_counts_rows_not_texts() -> None:
     asked = [("user", "Is <image> red?\r\n"), ("assistant", "No.\n"), ("user", "a\rb"), ("assistant", "  c")]
     row = {"image": "a.jpg", "messages": [{"role": who, "content": text} for who, text in asked]}
     made, counts = converted("messages", row, "image")
-    assert [turn.value for turn in made.conversations] == ["<image>\nIs red?", "No.", "a\nb", "  c"]
+    assert [turn.value for turn in made.conversations] == ["<image>\nIs  red?", "No.", "a\nb", "  c"]
     assert counts == {"line_ends": 1, "outer_space": 1, "tag_place": 1}
     assert converted("messages", {"messages": row["messages"][2:]})[1] == {"line_ends": 1}
     assert converted("prompt_completion", {"prompt": " q", "completion": CODE})[1] == {}

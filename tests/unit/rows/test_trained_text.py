@@ -6,8 +6,8 @@ import pytest
 
 from fire_rows import fire_row, split_files
 from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.fire_rows import TrainingForm
 from vlmflow.rows.trained_text import in_words
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.validate import SplitRules, validate
 
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, write_array
+from fire_rows import fire_row, fire_rows, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.fire_rows import TrainingForm, fire_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread_keys import UnreadKeys
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]

@@ -13,9 +13,9 @@ from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert
 from vlmflow.rows.converted import training_line
-from vlmflow.rows.fire_rows import TrainingForm
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.stats import SplitCounts
+from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.5, row_limits=RowLimits())

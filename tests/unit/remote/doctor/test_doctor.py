@@ -83,7 +83,7 @@ def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
     mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
     files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
     asks = {ask.rule: ask for ask in planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire")}
-    assert {"fetch_fire", "fetch_model", "convert_fire", "train_model", "verify_merged", "publish_merged"} < asks.keys()
+    assert {"fetch_rows", "fetch_model", "convert_rows", "train_model", "verify_merged", "publish_merged"} < asks.keys()
     assert asks["train_model"] == Ask("train_model", 8, 262_144, 20_000, 2, "gpu")
     assert asks["merge_weights"] == MERGE
     fewer = planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)

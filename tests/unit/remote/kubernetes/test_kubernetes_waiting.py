@@ -321,7 +321,7 @@ def test_progress_is_reported_when_it_changes(watched: tuple) -> None:
 
 
 def test_lines_of_progress() -> None:
-    rows = "convert_fire fire/train: 1,200 of 5,000 rows · 600 rows/s · 0:06 left"
+    rows = "convert_rows fire/train: 1,200 of 5,000 rows · 600 rows/s · 0:06 left"
     assert newest_progress(f"a\n{rows}\nSelect jobs\n") == rows
     assert newest_progress("nothing\nof the kind\n") == ""
 

@@ -1,4 +1,4 @@
-"""The stage fetch_fire: raw files from the hub and from this machine, kills and resumes, and its rule."""
+"""The stage fetch_rows: raw files from the hub and from this machine, kills and resumes, and its rule."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-import fetch_fire
+import fetch_rows
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, command, served_hub, sha256
 from one_rule import one_rule
@@ -46,12 +46,12 @@ class Place:
 
     def fetch(self, source: str = SOURCE, **pin: object) -> None:
         self.pins.write_text(yaml.dump({source: {**PIN, **pin}} if source == SOURCE else {}))
-        fetch_fire.main(raw=self.raw, account=self.account, source=source, store=self.store, pins=self.pins)
+        fetch_rows.main(raw=self.raw, account=self.account, source=source, store=self.store, pins=self.pins)
 
     def command(self, source: str = SOURCE) -> list[str]:
         self.pins.write_text(yaml.dump({SOURCE: PIN}))
         places = {"raw": self.raw, "account": self.account, "store": self.store, "pins": self.pins, "log": self.log}
-        return command("fetch_fire", source=source, **places)
+        return command("fetch_rows", source=source, **places)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_unpinned_sources_are_not_fetched(server: HubServer, place: Place):
     with pytest.raises(VlmflowError, match=r"pins\.yaml: hf://.*/train\.json has no revision\n.*`make pins`"):
         place.fetch(revision=None)
     with pytest.raises(VlmflowError, match=r"is not in pins\.yaml\n.*add a line 'hf://.*`make pins`"):
-        fetch_fire.main(raw=place.raw, account=place.account, source=SOURCE, store=place.store)
+        fetch_rows.main(raw=place.raw, account=place.account, source=SOURCE, store=place.store)
     assert not server.requests
     assert not place.raw.exists()
 
@@ -195,7 +195,7 @@ def test_a_local_file_is_copied(place: Place, tmp_path: Path, caplog: pytest.Log
     caplog.set_level("INFO", "vlmflow")
     local = tmp_path / "a_file.json"
     local.write_bytes(CONTENT)
-    fetch_fire.main(raw=place.raw, account=place.account, source=form.format(local), store=place.store)
+    fetch_rows.main(raw=place.raw, account=place.account, source=form.format(local), store=place.store)
     assert place.raw.read_bytes() == CONTENT
     assert not place.raw.samefile(local)
     assert f"{len(CONTENT)} bytes, sha256 {sha256(CONTENT)}" in caplog.text
@@ -228,7 +228,7 @@ def test_the_rule_plans_without_a_network_and_sees_what_is_stale(server: HubServ
         "b": {"kind": "fire", "train": "hf://datasets/o/d/not_pinned.json"},
     }
     targets = ("raw/a/train.json", "raw/a/local.json")
-    snakemake = one_rule(tmp_path, "fetch_fire", datasets=datasets)
+    snakemake = one_rule(tmp_path, "fetch_rows", datasets=datasets)
     pins = tmp_path / "pins.yaml"
     pins.write_text(yaml.safe_dump({SOURCE: {"revision": REVISION}, "hf://datasets/o/d/not_pinned.json": None}))
 
