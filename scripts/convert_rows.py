@@ -17,7 +17,7 @@ class DatasetBlock(Settings):
     """The data set's settings that this stage uses; see docs/config.md."""
 
     kind: str
-    modality: str
+    modality: str | None
     columns: dict[str, str] = {}
     prompt: str | None = None
     system_prompt: str | None = None

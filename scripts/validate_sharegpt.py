@@ -26,7 +26,7 @@ class DatasetBlock(Settings):
 
     form: str
     max_history_rounds: int | None
-    modality: str
+    modality: str | None
     skip_images: bool
     test_share: float
     val_share: float

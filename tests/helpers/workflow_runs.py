@@ -31,7 +31,7 @@ runs:
 """Overrides of the demo's settings: every stage for real, with fewer steps."""
 
 
-SPEED = re.compile(r" (.+): [\d,.]+ of [\d,.]+ (?:rows|pictures|MB) · [\d,.]+ (rows|pictures|MB)/s · .*")
+SPEED = re.compile(r" (.+): (?:[\d,.]+ of [\d,.]+|0) (?:rows|pictures|MB) · [\d,.]+ (rows|pictures|MB)/s · .*")
 
 
 def speeds(folder: Path, rule: str) -> dict[str, str]:

@@ -17,6 +17,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
+from vlmflow.pictures.picture_counts import PictureCounts
 from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.training_data import TrainingData
@@ -121,10 +122,11 @@ def test_the_model_card_says_how_to_ask_this_model(text_run: Path) -> None:
     """Its lines run unchanged, on a model of each kind."""
     picture = next((text_run / "sample").rglob("*.jpg"))
     codes = []
-    for model, modality in (("merged/text", "text"), ("vl", "text"), ("vl", "image")):
-        card = model_card(some_provenance(sees_pictures=model == "vl", data=some_stats(modality=modality)))
+    for model, usable in (("merged/text", 0), ("vl", 0), ("vl", 1)):
+        pictures = {"train": PictureCounts(usable=usable)}
+        card = model_card(some_provenance(sees_pictures=model == "vl", data=some_stats(pictures=pictures)))
         code = re.search("```python\n(.*)```", card, re.DOTALL)[1].replace("PATH OF THIS FOLDER", str(text_run / model))
-        assert ("PICTURE" in code) == (modality == "image")
+        assert ("PICTURE" in code) == bool(usable)
         codes.append(code.replace("PICTURE", str(picture)).replace('device_map="auto"', 'device_map="cpu"'))
     done = subprocess.run(
         [sys.executable, "-c", EACH_LIKE_A_SCRIPT], input=json.dumps(codes), capture_output=True, text=True, check=False

@@ -20,11 +20,18 @@ from workflow_runs import ROOT, SPEED, speeds
 
 PICTURES = [f"gqa/images/{number}.png" for number in range(30)]
 DATASETS: dict[str, dict[str, Any]] = {
-    "volcano": {"kind": "volcano", "train": "volcano-train.json", "image_roots": ["pictures"], "test_share": 0.2},
+    "volcano-all": {"kind": "volcano", "train": "volcano-train.json", "image_roots": ["pictures"], "test_share": 0.2},
+    "volcano": {
+        "kind": "volcano",
+        "train": "volcano-train.json",
+        "modality": "image",
+        "image_roots": ["pictures"],
+        "test_share": 0.2,
+    },
     "volcano-text": {"kind": "volcano", "train": "volcano-train.json", "modality": "text", "test_share": 0},
     "alpaca": {"kind": "alpaca", "train": "alpaca.parquet#50", "modality": "text"},
     "alpaca-json": {"kind": "alpaca", "train": "alpaca.json", "modality": "text", "system_prompt": "Be brief."},
-    "messages": {"kind": "messages", "train": "messages.jsonl", "modality": "text"},
+    "messages": {"kind": "messages", "train": "messages.jsonl"},
     "completion": {"kind": "prompt_completion", "train": "completion.jsonl", "image_roots": ["pictures"]},
     "text": {"kind": "text", "train": "text.jsonl", "modality": "text", "prompt": "Say something."},
     "table": {
@@ -129,14 +136,18 @@ def test_rows_in_are_rows_kept_and_rejects_and_every_row_fits_the_schema(done: P
     assert (
         len(rows) == sum(stats["examples"].values()) == sum(stats[s]["kept"] for s in ("train", "test") if s in stats)
     )
-    with_picture = DATASETS[dataset].get("modality") != "text"
-    assert {len(row["images"]) for row in rows} == {int(with_picture)}
-    tags = {sum(turn["value"].count("<image>") for turn in row["conversations"]) for row in rows}
-    assert tags == {int(with_picture)}
+    have_pictures = "image_roots" in DATASETS[dataset] or dataset == "fire-texts"
+    assert {len(row["images"]) for row in rows} == ({0, 1} if dataset == "volcano-all" else {int(have_pictures)})
+    for row in rows:
+        assert sum(turn["value"].count("<image>") for turn in row["conversations"]) == len(row["images"])
 
 
-def test_volcano_gives_rows_with_and_without_pictures_separately(done: Path) -> None:
-    """Never mixed in one file; each side counts the other as left out."""
+def test_volcano_gives_rows_with_and_without_pictures_together_or_apart(done: Path) -> None:
+    """Apart, each side counts the other as left out."""
+    assert stats_of(done, "volcano-all")["train"] == {"rows_in": 50, "kept": 49, "rejected": {"wrong_role": 1}}
+    for split in ("train", "val", "test"):
+        both = {len(row["images"]) for row in rows_of(done, "volcano-all", split)}
+        assert both == {0, 1} if split == "train" else both <= {0, 1}
     assert stats_of(done, "volcano")["train"] == {
         "rows_in": 50,
         "kept": 29,

@@ -11,7 +11,7 @@ from vlmflow.config.settings import EXPONENT_FORM, Count, Number, Positive, Seed
 from vlmflow.config.source import files_of, split_sample
 
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
-"""Settings of data sets whose rows have pictures."""
+"""Settings of data sets of which rows may have pictures."""
 
 
 class DatasetSettings(Settings):
@@ -37,9 +37,8 @@ class DatasetSettings(Settings):
     give), write the whole row as an object; null changes nothing. For several copies, fixed one after the other, give a
     list: the later wins."""
 
-    modality: Literal["image", "text"] = "image"
-    """image: rows with a picture; text: rows without. The other rows are left out and counted: on a mixture,
-    parallel trainers would wait for each other forever."""
+    modality: Literal["image", "text"] | None = None
+    """image: use only rows with a picture; text: only rows without; the others are left out, and counted. null: all."""
 
     image_roots: list[str] = []
     """Folders that hold the pictures under the paths that the rows name; the first that has the picture wins."""
@@ -135,7 +134,7 @@ class DatasetSettings(Settings):
             raise ValueError(f"kind {self.kind}: {own}; remove modality: text and columns")
         for key in all_settings():
             self._refuse_others_keys(_whose(key), key in form.settings, (key,))
-        self._refuse_others_keys("modality image", self.modality == "image", PICTURE_KEYS)
+        self._refuse_others_keys("rows with pictures", self.modality != "text", PICTURE_KEYS)
         if unknown := sorted(set(self.columns) - form.all_keys.keys()):
             known = ", ".join(form.all_keys)
             raise ValueError(f"columns: unknown key {unknown[0]!r}; rows of kind {self.kind} have: {known}")
@@ -158,7 +157,7 @@ class DatasetSettings(Settings):
         """Raise ValueError for a key that is set, but that these rows do not use, or use in an unexpected way."""
         for key in keys:
             if not applies and getattr(self, key) != type(self).model_fields[key].default:
-                these = f"kind {self.kind}, modality {self.modality}"
+                these = f"kind {self.kind}" + (f", modality {self.modality}" if self.modality else "")
                 raise ValueError(
                     f"{key}: {self.model_dump()[key]!r} applies to {whose} only, not to {these}; remove it"
                 )
@@ -227,7 +226,7 @@ class DatasetSettings(Settings):
     @property
     def has_manifests(self) -> bool:
         """Whether the pictures that the rows name are resolved."""
-        return self.modality == "image" and not self.skip_images
+        return self.modality != "text" and not self.skip_images
 
 
 def _whose(setting: str) -> str:

@@ -58,7 +58,7 @@ class RowChoice(Settings):
     """Decides which rows are drawn."""
 
     modality: Literal["image", "text"] | None = None
-    """image: rows with a picture; text: rows without; null for rows that all have one."""
+    """image: rows with a picture; text: rows without; null for all."""
 
     names: dict[str, str] = {key: key for key in ANY_ROW}
     """The names of these keys in the file; a key that is not here is not read."""

@@ -69,17 +69,12 @@ class PictureRoots:
     roots: the folders; the first one that has a picture wins.
     key: the configuration's key of them, for error messages.
 
-    Raises VlmflowError if there is no root, or one is not a readable folder.
+    Raises VlmflowError if one is not a readable folder.
     """
 
     def __init__(self, roots: Sequence[str], key: str) -> None:
         self._roots = [_readable_root(root, key) for root in roots]
-        if not self._roots:
-            raise VlmflowError(
-                f"{key}: no folder given",
-                f"name the folders that hold the pictures: {key}; if the rows have none and are of another kind "
-                f"than fire, set {key.removesuffix('image_roots')}modality: text",
-            )
+        self._key = key
         self._inside = tuple(os.path.join(root, "") for root in self._roots)
         self._folders: dict[tuple[str, str], str | Unusable | None] = {}
         self._folders_alike: dict[tuple[str, str, str], list[str]] = {}
@@ -90,8 +85,14 @@ class PictureRoots:
         """Return the file of a row's path, or why there is none.
 
         An exact path in any root wins over one that differs in Unicode form, and this over one that differs in letter
-        case. Raises VlmflowError only if the disk itself fails.
+        case. Raises VlmflowError if there is no folder at all, or the disk itself fails.
         """
+        if not self._roots:
+            raise VlmflowError(
+                f"rows name pictures ({path[:200]!r}), and {self._key} no folder",
+                f"name the folders that hold the pictures: {self._key}; or leave rows with pictures out: "
+                f"{self._key.removesuffix('image_roots')}modality: text",
+            )
         name = picture_name(path)
         if isinstance(name, Unusable):
             return name

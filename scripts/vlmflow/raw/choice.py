@@ -51,7 +51,7 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
 
 
 def _mark(marks: bytearray, rows: RawRows, choice: RowChoice) -> None:
-    """Mark the rows of the other modality, and those of other sources."""
+    """Mark the rows of another modality than the requested one, and those of other sources."""
     of_another = LEFT_OUT.index(OF_ANOTHER_MODALITY.get(choice.modality or "", ""))
     of_other_source = LEFT_OUT.index("source_left_out")
     has_picture = choice.modality == "image"

@@ -24,11 +24,11 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
     match leading:
         case "text_only":
             return (
-                f"if the rows have no pictures, set {settings}.modality: text; if a picture is under another "
-                f"key than image or images, name that key: {settings}.columns"
+                f"if the rows have no pictures, remove {settings}.modality; if a picture is under another key than "
+                f"image or images, name that key: {settings}.columns"
             )
         case "has_picture":
-            return f"if the rows have pictures, set {settings}.modality: image and {settings}.image_roots"
+            return f"if the rows have pictures, remove {settings}.modality, and set {settings}.image_roots"
         case "source_left_out":
             return f"name sources that the rows have, {_some(sources)}, or remove this key: {settings}.sources"
         case "no_good_attempt":

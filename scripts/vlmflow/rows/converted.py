@@ -47,13 +47,13 @@ training rows, or why there are none. It counts what it changes of the texts of 
 class HowToConvert:
     """How raw rows become training rows: settings of the data set, and who counts what is not read or is changed.
 
-    modality: "image" or "text"; rows of the other one are left out. prompt: the question of every row, in a form with
-    one prompt. system: the first turn of a conversation that has none, if any. limits, trajectories: for a form with
-    several training rows of a raw one.
+    modality: "image" or "text", so that rows of the other one are left out; None for all. prompt: the question of
+    every row, in a form with one prompt. system: the first turn of a conversation that has none, if any. limits,
+    trajectories: for a form with several training rows of a raw one.
     """
 
     unread: Unread
-    modality: str
+    modality: str | None
     prompt: str | None
     system: list[Turn]
     limits: RowLimits

@@ -31,7 +31,7 @@ WHOLE_TRAJECTORIES = TrainingForm("trajectory")
 
 def form_rows(
     kind: str,
-    modality: str,
+    modality: str | None,
     columns: Mapping[str, str],
     prompt: str | None,
     system_prompt: str | None,
@@ -90,12 +90,12 @@ def _one_conversation(form: RawForm, how: HowToConvert) -> RowsOf:
     """Return the converter of a form with a function `read`."""
     assert form.read is not None, "a form has `rows` or `read`"
     read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
-    wants_picture = how.modality == "image"
-    left_out = Reject(OF_ANOTHER_MODALITY[how.modality], "")
+    of_another = {"image": False, "text": True}.get(how.modality or "")  # whether such a row has a picture
+    left_out = Reject(OF_ANOTHER_MODALITY.get(how.modality or "", ""), "")
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
         images = pictures_of(raw.image, raw.images)
-        if bool(images) != wants_picture:
+        if bool(images) is of_another:
             return left_out
         if len(images) > 1:
             return Reject("several_pictures", f"{len(images)} pictures; one is allowed")
@@ -147,7 +147,7 @@ def _object_in(holds: Any) -> type[msgspec.Struct] | None:
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
-def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str, str]) -> None:
+def refuse_columns(rows: RawRows, kind: str, modality: str | None, columns: Mapping[str, str]) -> None:
     """Refuse a table that lacks a column which the kind needs, or has one of a wrong type, or two of one meaning.
 
     Otherwise every single row would be rejected. JSON files pass.
@@ -160,7 +160,7 @@ def refuse_columns(rows: RawRows, kind: str, modality: str, columns: Mapping[str
 
 
 def _refuse_columns(
-    path: Path, held: Mapping[str, str], form: RawForm, modality: str, columns: Mapping[str, str]
+    path: Path, held: Mapping[str, str], form: RawForm, modality: str | None, columns: Mapping[str, str]
 ) -> None:
     names = form.names(columns)
     for key in set(PICTURES) & names.keys():  # in the letter case of the file

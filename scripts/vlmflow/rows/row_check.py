@@ -69,13 +69,13 @@ class Grouping:
     Rows with the same picture are one group, and rows without a picture that have the same prompt.
 
     pictures: the entries of the image manifest by path. None without a manifest: then the path identifies a picture.
-    modality: "image": every row must have a picture; "text": none may.
+    modality: "image": every row must have a picture; "text": none may; None: each as it is.
     one_prompt: the prompt is always the same, so prompt and answer identify a row without a picture.
     near_questions: whether to find rows without a picture that ask nearly the same (`Grouped.question`).
     """
 
     pictures: Mapping[str, PictureEntry] | None
-    modality: str = "image"
+    modality: str | None = "image"
     one_prompt: bool = False
     near_questions: bool = False
 
@@ -87,7 +87,7 @@ class Grouping:
 
     def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
         """Return the name of a row's picture ("" for none) and its group, or why the row cannot be used."""
-        if bool(row.images) != (self.modality == "image"):
+        if self.modality and bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{counted(len(row.images), 'picture')} in a data set of modality {self.modality}")
         if not row.images:
             return "", hashlib.sha256("\0".join(said(row.conversations)[: 1 + self.one_prompt]).encode()).digest()

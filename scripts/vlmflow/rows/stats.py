@@ -123,7 +123,7 @@ class Stats(RowStats):
     """Its name in the configuration."""
 
     kind: str
-    modality: str
+    modality: str | None
     skip_images: bool
     form: str
     mended: list[EditedFile]
@@ -136,8 +136,13 @@ class Stats(RowStats):
 
     @property
     def pictures_checked(self) -> bool:
-        """Whether pictures were checked: rows have pictures, and skip_images is not set."""
-        return self.modality == "image" and not self.skip_images
+        """Whether pictures were checked: rows may have pictures, and skip_images is not set."""
+        return self.modality != "text" and not self.skip_images
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether any row has a picture."""
+        return any(counts.usable for counts in self.pictures.values())
 
     @property
     def made_of(self) -> str:

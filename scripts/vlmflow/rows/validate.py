@@ -68,7 +68,7 @@ class SplitRules:
     max_reject_share: float
     row_limits: RowLimits
     test_share: float = 0.0
-    modality: str = "image"
+    modality: str | None = "image"
     one_prompt: bool = False
     drop_near_questions: bool = False
     last_answer_only: bool = False

@@ -288,8 +288,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "datasets.fire",
             {"kind": "messages", "train": "a.jsonl", "form": "timestep"},
-            "datasets.fire: form: 'timestep' applies to kind fire only, not to kind messages, modality image; "
-            "remove it",
+            "datasets.fire: form: 'timestep' applies to kind fire only, not to kind messages; remove it",
         ),
         (
             "datasets.fire",
@@ -305,7 +304,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
             (
                 "datasets.fire",
                 {"kind": "alpaca", "train": "a.json", "modality": "text", key: value},
-                f"datasets.fire: {key}: {said} applies to modality image only, not to kind alpaca, modality text; "
+                f"datasets.fire: {key}: {said} applies to rows with pictures only, not to kind alpaca, modality text; "
                 "remove",
             )
             for key, value, said in (

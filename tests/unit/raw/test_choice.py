@@ -42,7 +42,7 @@ def test_rows_are_drawn_from_those_of_the_modality(tmp_path: Path, modality: str
     assert list(reasons.values()).count("not_sampled") == of_it - 50
     assert list(reasons.values()).count(other) == 2_000 - of_it
     if modality == "image":
-        choice = DatasetSettings(kind="volcano", train=str(path), max_samples=50).choice("train")
+        choice = DatasetSettings(kind="volcano", train=str(path), modality="image", max_samples=50).choice("train")
         assert list(named_paths([path], choice=choice)) == [row["images"][0] for row in made]
 
 

@@ -203,11 +203,10 @@ def test_a_key_of_pictures_counts_in_any_letter_case(tmp_path: Path, key: str, s
     assert [row["raw_row"] for row in texts] == [4]
     assert reasons == dict.fromkeys(range(4), "has_picture")
     for settings in ({}, {"sources": ["x"]}, {"max_samples": 4}):
-        pictures, _ = converted(path, kind="prompt_completion", image_roots=["."], **settings)
+        own = {"kind": "prompt_completion", "modality": "image", "image_roots": ["."], **settings}
+        pictures, _ = converted(path, **own)
         assert [row["images"] for row in pictures] == [[f"x/{n}.jpg"] for n in range(4)]
-        choice = DatasetSettings(train=str(path), kind="prompt_completion", image_roots=["."], **settings).choice(
-            "train"
-        )
+        choice = DatasetSettings(train=str(path), **own).choice("train")
         assert list(named_paths([path], choice=choice)) == [f"x/{n}.jpg" for n in range(4)]
 
 

@@ -24,6 +24,7 @@ from vlmflow.evaluation.accounts import MarginReport
 from vlmflow.lengths.accounts import ChatTemplate, FittedSplit
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.published_limits import LimitedFile
+from vlmflow.pictures.picture_counts import PictureCounts
 from vlmflow.pictures.size_limits import ScaleLimits
 from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
@@ -34,7 +35,7 @@ from vlmflow.training.accounts import EndedEarly
 DATA: dict[str, Any] = {
     "dataset": "alpaca",
     "kind": "alpaca",
-    "modality": "text",
+    "modality": None,
     "train": SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}),
 }
 
@@ -54,7 +55,7 @@ DATA: dict[str, Any] = {
         ),
         ({"sees_pictures": True}, ["AutoModelForImageTextToText", "AutoProcessor"], ["PICTURE", "CausalLM"]),
         (
-            {"sees_pictures": True, "data": {"kind": "fire", "modality": "image"}},
+            {"sees_pictures": True, "data": {"kind": "fire", "pictures": {"train": PictureCounts(named=1, usable=1)}}},
             ["(trajectory form)", "AutoModelForImageTextToText", '"path": "PICTURE"'],
             ["CausalLM"],
         ),
@@ -133,7 +134,11 @@ def test_every_byte_of_a_card() -> None:
             ),
             training=some_report(target=16, ended_early=EndedEarly(3, 8, 2.0), seconds=12_345.67),
             verification=some_checks(structs.replace(LOGITS, verdict="inconclusive")),
-            data=some_stats(train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}), test=SplitCounts(3, 3, {})),
+            data=some_stats(
+                train=SplitCounts(15, 9, {"duplicate": 1, "not_sampled": 5}),
+                test=SplitCounts(3, 3, {}),
+                pictures={"train": PictureCounts(named=9, usable=9)},
+            ),
             sees_pictures=True,
             picture_limits=LimitedFile("preprocessor_config.json", "", "", ScaleLimits(4_096, 1_048_576)),
         )

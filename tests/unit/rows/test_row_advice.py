@@ -41,8 +41,12 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
 @pytest.mark.parametrize(
     ("rows", "settings", "advice"),
     [
-        ([TEXT] * 40 + [BROKEN] * 2, {}, "set datasets.mine.modality: text; if a picture is under another key"),
-        ([PICTURE] * 40, {"modality": "text"}, "set datasets.mine.modality: image and datasets.mine.image_roots"),
+        (
+            [TEXT] * 40 + [BROKEN] * 2,
+            {"modality": "image"},
+            "remove datasets.mine.modality; if a picture is under another",
+        ),
+        ([PICTURE] * 40, {"modality": "text"}, "remove datasets.mine.modality, and set datasets.mine.image_roots"),
         (
             [TEXT] * 30 + [TEXT | {"source": "gamma"}] * 9,
             {"modality": "text", "sources": ["nosuch"]},
