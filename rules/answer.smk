@@ -21,6 +21,7 @@ rule answer:
         stats=inputs.data("stats.json"),
         pictures=inputs.run_pictures,
         raw_train=inputs.raw_gold("train"),
+        raw_val=inputs.raw_gold("val"),
         raw_test=inputs.raw_gold("test"),
         mended=inputs.mended_gold,
     output:

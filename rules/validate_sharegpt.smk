@@ -11,9 +11,10 @@
 
 
 rule validate_sharegpt:
-    """Check every row, hold out val (and test, if it has no file) by picture or prompt, account for every raw row."""
+    """Check every row, hold out val and test, if they have no file, by picture or prompt, account for every raw row."""
     input:
         raw_train=inputs.raw_of("train"),
+        raw_val=inputs.raw_of("val"),
         raw_test=inputs.raw_of("test"),
         raw_accounts=inputs.raw_accounts,
         converted=inputs.per_split("converted/{dataset}/{split}.jsonl"),
@@ -40,7 +41,7 @@ rule validate_sharegpt:
         "benchmarks/validate_sharegpt/{dataset}.tsv"
     params:
         settings=params.dataset(
-            *("kind", "one_prompt", "form", "max_history_rounds", "min_score", "single_turn"),
+            *("kind", "one_prompt", "form", "max_history_rounds", "min_score", "single_turn", "train_on"),
             *("thoughts", "feedback_form", "modality", "skip_images"),
             *("test_share", "val_share", "seed", "max_reject_share", "row_limits", "read_columns"),
             near_duplicates="near_duplicates_to_drop",

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import check_config
 from vlmflow.config.track_settings import TrackSettings
 from vlmflow.config.yaml_file import read_layers
@@ -65,9 +66,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
     datasets = {each.name: read_account(each / REPORT, EvaluationReport).dataset for each in evaluated}
     rows = {split: folder / "data" / dataset / f"{split}.jsonl" for split, dataset in datasets.items()}
     places = (
-        folder / "images" / dataset / f"{split}.jsonl"
-        for dataset in {*datasets.values()}
-        for split in ("train", "test")
+        folder / "images" / dataset / f"{split}.jsonl" for dataset in {*datasets.values()} for split in RAW_SPLITS
     )
     manifests = [place for place in places if place.is_file()]
     send(

@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from harness.stage import run_stage
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.row_settings import NearDuplicates, RowLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
@@ -40,6 +41,7 @@ class DatasetBlock(Settings):
     single_turn: str | None = None
     thoughts: str = "keep"
     feedback_form: str = "raw"
+    train_on: str = "all"
     read_columns: list[str] | None = None
     """The columns to read if the raw rows are parquet; null for all."""
 
@@ -53,6 +55,7 @@ def main(
     stats: Path,
     counts: Path,
     settings: DatasetBlock,
+    raw_val: list[Path] = [],  # noqa: B006
     raw_test: list[Path] = [],  # noqa: B006
     pictures: list[Path] | None = None,
     mended: list[Path] = [],  # noqa: B006
@@ -62,23 +65,23 @@ def main(
 ) -> None:
     """Validate one data set.
 
-    raw_train, raw_test: the files of the raw splits; raw_test is [] without a test file.
-    converted, rejects, unread: the converter's outputs, one file per raw split: train, then test if it exists.
+    raw_train, raw_val, raw_test: the files of the raw splits; [] for one without a file.
+    converted, rejects, unread: the converter's outputs, one file per raw split: train, then val and test if they exist.
     pictures: the image manifests in the same order; none without pictures, or if they were skipped.
-    raw_accounts: the account of each raw file of both splits; [] skips their check. mended: files of edited rows.
+    raw_accounts: the account of each raw file of all splits; [] skips their check. mended: files of edited rows.
     stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write.
     settings: those of the data set; max_history_rounds, min_score, single_turn, thoughts, feedback_form and
     skip_images are only for stats.json.
     hashes: the picture hashes of every raw split, if near-duplicates are dropped.
     """
-    refuse_changed_raw([*raw_train, *raw_test], raw_accounts)
-    raw = [files for files in (raw_train, raw_test) if files]
+    refuse_changed_raw([*raw_train, *raw_val, *raw_test], raw_accounts)
+    raw = {name: files for name, files in zip(RAW_SPLITS, (raw_train, raw_val, raw_test), strict=True) if files}
     manifests: list[Path] | list[None] = pictures or [None] * len(raw)
     for unread_keys, *rows in zip(unread, converted, rejects, strict=True):
         refuse_other_rows(unread_keys, rows)
     outputs = (converted, rejects, manifests, unread)
-    files = [SplitFiles(*split) for split in zip(("train", "test"), raw, *outputs, strict=False)]
+    files = [SplitFiles(*split) for split in zip(raw, raw.values(), *outputs, strict=True)]
     rules = SplitRules(
         settings.val_share,
         settings.seed,
@@ -88,7 +91,7 @@ def main(
         settings.modality,
         one_prompt=settings.one_prompt,
         drop_near_questions=settings.near_duplicates.drop,
-        last_answer_only=settings.form == "timestep",
+        last_answer_only=settings.form == "timestep" or settings.train_on == "last",
     )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
     counted = validate(files, stats.parent, rules, threads, mended, find_look_alikes, settings.read_columns)
@@ -120,6 +123,7 @@ def _rules_used(settings: DatasetBlock) -> RulesUsed:
         single_turn=settings.single_turn,
         thoughts=settings.thoughts,
         feedback_form=settings.feedback_form,
+        train_on=settings.train_on,
         near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.search_inputs import SearchInputs
 from harness.volume_inputs import as_inputs
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.source import base_run, parse_source
@@ -258,8 +259,8 @@ class RuleInputs(SearchInputs):
 
 
 def splits_of(settings: Config, dataset: str) -> list[str]:
-    """Return the raw splits of a data set: train, and test if it names one."""
-    return ["train", "test"] if settings.datasets[dataset].test else ["train"]
+    """Return the raw splits of a data set, in the order of RAW_SPLITS: train, and those others that it names."""
+    return [split for split in RAW_SPLITS if getattr(settings.datasets[dataset], split)]
 
 
 def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:
@@ -274,7 +275,7 @@ def raw_source(settings: Config, wildcards: Any) -> tuple[str, str]:
     Ends the process if the data set has no such file.
     """
     files: dict[str, tuple[str, str]] = {}
-    for split in ("train", "test"):
+    for split in RAW_SPLITS:
         key = f"datasets.{wildcards.dataset}.{split}"
         files |= {raw: (key, source) for raw, source in raw_files(settings, wildcards.dataset, split).items()}
     wanted = f"raw/{wildcards.dataset}/{wildcards.file}"

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 
 
@@ -21,7 +22,7 @@ class Names:
             "run": _one_of(self._settings.runs),
             "model": _one_of(self._settings.models),
             "dataset": _one_of(self._settings.datasets),
-            "split": "train|test",
+            "split": "|".join(RAW_SPLITS),
             "search": _one_of(self._settings.search),
             **dict.fromkeys(("round", "rung", "slot"), r"0|[1-9]\d*"),
         }

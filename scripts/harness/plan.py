@@ -14,6 +14,7 @@ from snakemake.utils import available_cpu_count
 from harness import ancient_inputs, search_targets, stale_lock, staleness
 from harness.plan_notes import notes
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
@@ -104,7 +105,7 @@ def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
         "model": settings.models,
         "dataset": settings.datasets,
         "search": settings.search,
-        "split": ("train", "test"),
+        "split": RAW_SPLITS,
     }
     for rule in rules:
         for output in rule.output:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.source import base_run, parse_source
 
@@ -31,7 +32,7 @@ def relative_places(settings: Config) -> list[tuple[str, str]]:
     places += [(f"models.{name}.source", model.source) for name, model in settings.models.items()]
     for name, dataset in settings.datasets.items():
         places += [(f"datasets.{name}.image_roots.{number}", root) for number, root in enumerate(dataset.image_roots)]
-        for split in ("train", "test"):
+        for split in RAW_SPLITS:
             places += [(f"datasets.{name}.{split}", address) for address in dataset.addresses(split)]
     return [(key, place) for key, place in places if _is_relative(place)]
 

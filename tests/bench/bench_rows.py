@@ -96,7 +96,7 @@ def stages(folder: Path, cores: int) -> dict[str, list[str]]:
     return {
         "convert_rows": script(
             "convert_rows", raw=raw, converted=converted, rejects=rejects, unread=unread, split="train",
-            settings=json.dumps({**FORM, "row_limits": {}}), threads=cores,
+            settings=json.dumps({"kind": "fire", "modality": None, **FORM, "row_limits": {}}), threads=cores,
         ),
         "validate_sharegpt": script(
             "validate_sharegpt", raw_train=raw, converted=f"[{converted}]", rejects=f"[{rejects}]",

@@ -231,6 +231,7 @@ from pathlib import Path
 from vlmflow.merging.verify_logits import verify_logits
 from msgspec import UNSET
 from vlmflow.rows.chat import Turn
+from vlmflow.rows.sharegpt import ShareGptRow
 folder, rows = Path({str(reading)!r}), [{TEXT_ROW!r}]
 verify_logits(folder / "base", folder / "adapter", folder / "merged", rows, folder, "cpu", "float32", 64)
 """

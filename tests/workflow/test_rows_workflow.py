@@ -42,6 +42,7 @@ DATASETS: dict[str, dict[str, Any]] = {
         "max_reject_share": 0.2,
     },
     "parquet": {"kind": "messages", "train": "messages.parquet", "test": "messages-test.parquet", "modality": "text"},
+    "val": {"kind": "messages", "train": "messages.parquet", "val": "messages-test.parquet", "train_on": "last"},
     "fire-texts": {"kind": "fire", "train": "fire.json", "skip_images": True, "sources": ["gqa"], "max_samples": 20},
 }
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
@@ -210,7 +211,7 @@ def _of_raw_files(store: Path, settings: Config, pins: dict[str, Pin]) -> Iterat
     sources = [
         address
         for dataset in settings.datasets.values()
-        for split in ("train", "test")
+        for split in RAW_SPLITS
         for address in dataset.addresses(split)
     ]
     yield from _of_hub(store, sources, pins, "data set", set())

@@ -10,6 +10,9 @@ from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureL
 from vlmflow.config.settings import EXPONENT_FORM, Count, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
+RAW_SPLITS = ("train", "val", "test")
+"""The raw splits that a data set may have files for; train it must have."""
+
 PICTURE_KEYS = ("image_roots", "fetch_images", "skip_images", "picture_limits")
 """Settings of data sets of which rows may have pictures."""
 
@@ -26,6 +29,9 @@ class DatasetSettings(Settings):
     …/NAME@COMMIT/FILE), file:///PATH, or a path. A file is a JSON array, JSON lines, CSV (.csv, .tsv) or parquet
     (.parquet). #500 after it draws 500 of its rows. For several files give a list, or train-*-of-00004.parquet for
     four; their rows are numbered consecutively, in that order."""
+
+    val: str | Annotated[list[str], Field(min_length=1)] | None = None
+    """The raw validation split, in the same forms. Null: see val_share."""
 
     test: str | Annotated[list[str], Field(min_length=1)] | None = None
     """The raw test split, in the same forms; it stays unused until evaluation. Null: see test_share."""
@@ -108,8 +114,13 @@ class DatasetSettings(Settings):
     without pictures. 0 gives an empty test.jsonl."""
 
     val_share: Annotated[Number, Field(gt=0, lt=1)] = 0.02
-    """Share of the raw train split, after test_share was taken from it, that is held out, by picture or prompt, to
-    choose the checkpoint; of 200 or more, one half chooses, and the other judges (docs/evaluation.md)."""
+    """Without a raw validation split: share of the raw train split, after test_share was taken from it, that is held
+    out, by picture or prompt, to choose the checkpoint; of 200 or more, one half chooses, and the other judges
+    (docs/evaluation.md)."""
+
+    train_on: Literal["all", "last"] = "all"
+    """all: every answer of a conversation is trained. last: only the last one; those before are history, as always in
+    the timestep form."""
 
     seed: Seed = 42
     """Decides which rows are drawn and which pictures or prompts are held out."""
@@ -145,7 +156,11 @@ class DatasetSettings(Settings):
                 raise ValueError(
                     f"ignore_keys: {key!r} never stops a row of kind {self.kind}; these do: {', '.join(meanings)}"
                 )
-        for split in ("train", "test"):
+        if self.val and self.val_share != type(self).model_fields["val_share"].default:
+            raise ValueError(
+                f"val_share: {self.val_share} applies to rows without `val`, which names files; remove one"
+            )
+        for split in RAW_SPLITS:
             for address in self._named(split):
                 if isinstance(getattr(self, split), list) and split_sample(address)[1] is not None:
                     raise ValueError(
@@ -168,8 +183,8 @@ class DatasetSettings(Settings):
 
     @property
     def all_addresses(self) -> list[str]:
-        """The addresses of both raw splits."""
-        return [*self.addresses("train"), *self.addresses("test")]
+        """The addresses of all raw splits."""
+        return [address for split in RAW_SPLITS for address in self.addresses(split)]
 
     @property
     def mended_files(self) -> list[str]:
@@ -213,6 +228,11 @@ class DatasetSettings(Settings):
         """
         near = self.near_duplicates
         return near if near.drop else near.model_copy(update={"picture_distance": 0})
+
+    @property
+    def last_answer_only(self) -> bool:
+        """Whether only the last answer of a row is trained."""
+        return self.form == "timestep" or self.train_on == "last"
 
     @property
     def one_prompt(self) -> bool:

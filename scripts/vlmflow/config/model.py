@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
@@ -224,7 +224,7 @@ class Config(Settings):
                 if not isinstance(_file(f"datasets.{name}.mended", file), Path):
                     raise ValueError(f"datasets.{name}.mended: {file!r} is not a file on this machine")
             files: dict[str, str] = {}
-            for split in ("train", "test"):
+            for split in RAW_SPLITS:
                 for address in dataset.addresses(split):
                     source = _file(f"datasets.{name}.{split}", address)
                     _refuse_no_count(f"datasets.{name}.{split}", address, source)

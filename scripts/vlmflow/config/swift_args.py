@@ -63,7 +63,7 @@ SET_BY_THE_WORKFLOW = {
     "max_length": "train.max_length",
     "truncation_strategy": "its rule that no row is cut",
     "strict": "its rule that no row is replaced by another",
-    "loss_scale": "datasets.NAME.form",
+    "loss_scale": "datasets.NAME.train_on",
     "dataset_shuffle": "its record of each step's rows; the trainer shuffles in each epoch",
     "seed": "train.seed",
     "data_seed": "train.seed",

@@ -88,7 +88,7 @@ def choose_from_split(
         )
     refuse_changed_pictures(store, entries.values())
     has = has_feedback(account.kind) if feedback is None else feedback
-    last_answer_only = account.form == "timestep"
+    last_answer_only = account.last_answer_only
     form = form_of(account.kind)
     read_gold = form.gold
     ids = (row.id for row in lines_of(file, ShareGptRow))

@@ -102,8 +102,8 @@ class FittedSplit(msgspec.Struct, frozen=True):
 class FittedRows(msgspec.Struct, frozen=True):
     """The rows of a data set that `fit_rows` kept for a run (`fitted/RUN/account.json`).
 
-    dataset, form: as in the data set's own account. max_length: no row has more tokens. chat_template: as in the
-    lengths' account. digests: SHA-256 by file name, and as "pictures" the one over all pictures that the rows name
+    dataset, form, train_on: as in the data set's own account. max_length: no row has more tokens. chat_template: as in
+    the lengths' account. digests: SHA-256 by file name, and as "pictures" the one over all pictures that the rows name
     (`image_manifest.pictures_digest`).
     """
 
@@ -114,6 +114,12 @@ class FittedRows(msgspec.Struct, frozen=True):
     val: FittedSplit
     digests: dict[str, str]
     chat_template: ChatTemplate | None = None
+    train_on: str = "all"
+
+    @property
+    def last_answer_only(self) -> bool:
+        """Whether only the last answer of a row is trained."""
+        return self.form == "timestep" or self.train_on == "last"
 
     @property
     def halved(self) -> bool:

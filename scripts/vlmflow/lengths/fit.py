@@ -117,6 +117,7 @@ def fit_rows(
     account = FittedRows(
         dataset=stats.dataset,
         form=stats.form,
+        train_on=stats.settings.train_on,
         max_length=max_length,
         train=_describe("train", splits["train"], max_length),
         val=_describe("val", splits["val"], max_length),

@@ -30,7 +30,7 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: S
     refuse_other_rows(folder / ACCOUNT)
     store = picture_store / account.dataset
     files = folder / "train.jsonl", folder / "val.jsonl"
-    return with_pictures(*files, folder / ACCOUNT, account.form, account.digests, store, manifests)
+    return with_pictures(*files, folder / ACCOUNT, account.last_answer_only, account.digests, store, manifests)
 
 
 def pictures_of(folder: Path, picture_store: Path) -> Path:

@@ -20,7 +20,7 @@ from vlmflow.raw.table_file import ParquetRows
 
 
 class _Mended(msgspec.Struct):
-    split: Literal["train", "test"]
+    split: Literal["train", "val", "test"]
     row: int
     file: str
     checksum: str

@@ -9,7 +9,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.raw_text import SINGLE_TURN, row_id
 
-ID = re.compile(rf"((train|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})?")
+ID = re.compile(rf"((train|val|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})?")
 """An id of `row_id`, and in the timestep form the attempt, or SINGLE_TURN."""
 
 

@@ -40,6 +40,7 @@ REASONS = {
     "picture_unresolved": "the picture's path is not in the image manifest",
     "duplicate": "an earlier row has the same conversation and the same picture, or none",
     "in_test_split": "the picture, or the prompt of a row without one, is also in the test split",
+    "in_val_split": "the picture, or the prompt of a row without one, is also in the raw validation split",
     "near_test_picture": "the picture looks like one in the test split (near_duplicates.drop)",
     "near_test_question": "a row without a picture asks nearly the same as a test row (near_duplicates.drop)",
 }
@@ -48,5 +49,7 @@ REASONS = {
 LEFT_OUT = frozenset({"source_left_out", "not_sampled", "text_only", "has_picture", "no_good_attempt"})
 """Reasons of rows that the configuration does not request: they are counted, but not in the quarantine."""
 
-HARMLESS = LEFT_OUT | frozenset({"duplicate", "in_test_split", "near_test_picture", "near_test_question"})
+HARMLESS = LEFT_OUT | frozenset(
+    {"duplicate", "in_test_split", "in_val_split", "near_test_picture", "near_test_question"}
+)
 """Reasons that are no fault of the data: these rows do not count toward the limit of rejects."""

@@ -69,17 +69,21 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     feedback_form: str = "raw"
     """Both absent if the texts are those of the raw rows."""
 
+    train_on: str = "all"
+    """Absent if all answers are trained, or the form decides."""
+
     near_duplicates: dict[str, int | bool] | None = None
     """Absent if near-duplicates of the test split are kept."""
 
 
 class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The part that `validate` counts. All tables but `examples` and `digests` are by raw split ("train", "test")."""
+    """The part that `validate` counts. All tables but `examples` and `digests` are by raw split."""
 
     train: SplitCounts
 
+    val: SplitCounts | None = None
     test: SplitCounts | None = None
-    """Absent if there is no raw test split."""
+    """Both absent if there is no such raw split."""
 
     examples: dict[str, int]
     """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form and single_turn make several of a
@@ -113,7 +117,8 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def splits(self) -> dict[str, SplitCounts]:
         """The raw splits by name."""
-        return {"train": self.train} | ({"test": self.test} if self.test else {})
+        named = {"train": self.train, "val": self.val, "test": self.test}
+        return {name: counts for name, counts in named.items() if counts}
 
 
 class Stats(RowStats):
@@ -138,6 +143,11 @@ class Stats(RowStats):
     def pictures_checked(self) -> bool:
         """Whether pictures were checked: rows may have pictures, and skip_images is not set."""
         return self.modality != "text" and not self.skip_images
+
+    @property
+    def last_answer_only(self) -> bool:
+        """Whether only the last answer of a row is trained."""
+        return self.form == "timestep" or self.settings.train_on == "last"
 
     @property
     def has_pictures(self) -> bool:

@@ -10,7 +10,7 @@ from vlmflow.rows.sharegpt import ShareGptRow
 def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:
     """Return the characters of a row's trained answers by score; {} if its answers have no scores.
 
-    last_answer_only: whether all other answers are history, as in the timestep form.
+    last_answer_only: whether all other answers are history.
     """
     found: Counter[int] = Counter()
     if row.scores:

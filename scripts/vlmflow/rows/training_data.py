@@ -22,7 +22,7 @@ class TrainingData:
 
     train, val: JSON lines of ShareGPT rows. pictures: the data set's picture store; names in rows are relative to it.
     digest: identifies rows and pictures: their SHA-256 digests in hexadecimal, joined.
-    last_answer_only: only a row's last answer is trained (timestep form). manifests: the pictures' image manifests.
+    last_answer_only: only a row's last answer is trained. manifests: the pictures' image manifests.
     """
 
     train: Path
@@ -61,21 +61,21 @@ def validated_data(
         )
     refuse_other_rows(stats, [train, val])
     store = picture_store / account.dataset
-    return with_pictures(train, val, stats, account.form, account.digests, store, manifests)
+    return with_pictures(train, val, stats, account.last_answer_only, account.digests, store, manifests)
 
 
 def with_pictures(
     train: Path,
     val: Path,
     account: Path,
-    form: str,
+    last_answer_only: bool,
     digests: Mapping[str, str],
     pictures: Path,
     manifests: Sequence[Path],
 ) -> TrainingData:
     """Return rows with their pictures, after a check that no picture has changed; the caller has checked the rows.
 
-    account: the file that records `form` and `digests`: SHA-256 by file name, and under "pictures" one over all
+    account: the file that records `digests`: SHA-256 by file name, and under "pictures" one over all
     pictures (`pictures_digest`). pictures: the data set's store.
 
     Raises VlmflowError if a picture has changed or is missing.
@@ -88,7 +88,7 @@ def with_pictures(
         )
     refuse_changed_pictures(pictures, entries.values())
     digest = "".join(digests[name] for name in (train.name, val.name, "pictures"))
-    return TrainingData(train, val, pictures, digest, form == "timestep", tuple(manifests))
+    return TrainingData(train, val, pictures, digest, last_answer_only, tuple(manifests))
 
 
 def pictures_in(*files: Path) -> set[str]:

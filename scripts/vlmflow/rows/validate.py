@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ log = logging.getLogger("vlmflow")
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """The files that earlier stages made of one raw split ("train" or "test").
+    """The files that earlier stages made of one raw split.
 
     raw: the raw files, in the order in which their rows are numbered. converted, rejects: the converter's outputs.
     pictures: the image manifest; None if there are no pictures, or they were not checked.
@@ -82,7 +82,8 @@ class DatasetWriter:
     """Writes train, val, test and quarantine of one data set, and collects facts about what it wrote.
 
     examples: the number of rows by split. pictures: the SHA-256 of the pictures of train and val, by name.
-    test_groups, test_questions: see `row_check.Grouped`. trained: the characters of train's trained answers by score.
+    groups: those of val and test (see `row_check.Grouped`). test_questions: those of test. trained: the characters of
+    train's trained answers by score.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -93,7 +94,7 @@ class DatasetWriter:
         self.quarantine = self.files["quarantine"], unfinished(folder / "quarantine.jsonl")
         self.examples = {"train": 0, "val": 0, "test": 0}
         self.pictures: dict[str, bytes] = {}
-        self.test_groups: set[bytes] = set()
+        self.groups: dict[str, set[bytes]] = {"val": set(), "test": set()}
         self.test_questions: set[bytes] = set()
         self.trained: Counter[int] = Counter()
 
@@ -102,8 +103,9 @@ class DatasetWriter:
         self.examples[split] += len(verdicts)
         if verdicts[0].picture and split != "test":
             self.pictures[verdicts[0].picture] = verdicts[0].group
+        if split != "train":
+            self.groups[split].add(verdicts[0].group)
         if split == "test":
-            self.test_groups.add(verdicts[0].group)
             self.test_questions.add(verdicts[0].question)
         for verdict in verdicts:
             self.files[split].write(verdict.line)
@@ -126,7 +128,7 @@ def validate(
 ) -> RowStats:
     """Write train, val, test and quarantine as JSON lines into `folder`, and return the account of every row.
 
-    splits: the raw train split, and the raw test split if there is one.
+    splits: the raw train split, and the raw validation and test splits that there are.
     mended: edited quarantine files, whose rows replace raw rows.
     find_look_alikes: returns the pictures that train rows must not have; by default none.
     columns: see `open_rows`.
@@ -143,12 +145,19 @@ def validate(
             name: Account(name, stack.enter_context(open_rows(split.raw, name, mended, columns)), *writer.quarantine)
             for name, split in files.items()
         }
+        checked = {
+            name: _checked(split, accounts[name], rules, folder, stack, processes) for name, split in files.items()
+        }
+
+        def take(name: str, place: Place) -> None:
+            _take(files[name], accounts[name], writer, place, rules, checked[name])
+
         if "test" in files:
-            checked = _checked(files["test"], accounts["test"], rules, folder, stack, processes)
-            _take(files["test"], accounts["test"], writer, lambda verdict: "test", rules, checked)
-        checked = _checked(files["train"], accounts["train"], rules, folder, stack, processes)
-        place = _place_train("test" in files, checked, writer, rules, find_look_alikes)
-        _take(files["train"], accounts["train"], writer, place, rules, checked)
+            take("test", lambda verdict: "test")
+        held_out = _held_out(checked, writer, rules, find_look_alikes)
+        if "val" in files:
+            take("val", lambda verdict: held_out.reject(verdict) or "val")
+        take("train", lambda verdict: held_out.place(verdict, writer.groups["val"] if "val" in files else None))
         kept = accounts["train"].kept
         for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
             if not writer.examples[name]:
@@ -162,36 +171,63 @@ def validate(
     return _stats(files, accounts, writer, folder)
 
 
-def _place_train(
-    has_test: bool, checked: CheckedRows, writer: DatasetWriter, rules: SplitRules, find_look_alikes: FindLookAlikes
-) -> Place:
-    """Return the function that assigns rows of the raw train split.
+@dataclass(frozen=True)
+class HeldOut:
+    """What rows of the raw train and validation splits must not have, and which groups of the train split leave it.
 
-    has_test: whether there is a raw test split; if not, rules.test_share is held out for test.
-    checked: the verdicts on the raw train split. writer: has written the raw test split, if any.
+    in_test: the groups of the raw test split. test, val: those of the raw train split that become test and val. near:
+    the pictures that look like one of test, by their SHA-256. asks: the groups that ask nearly what a test row asks.
     """
-    groups, questions = checked.groups, checked.questions
-    in_test = frozenset(writer.test_groups)
-    test = hold_out(groups, 0.0 if has_test else rules.test_share, f"{rules.seed} test", frozenset())
-    near = find_look_alikes(in_test | test)
-    asked = writer.test_questions.union(questions[group] for group in test & questions.keys())
-    asks = {group for group, question in questions.items() if question in asked}
-    val = hold_out(groups, rules.val_share, str(rules.seed), in_test | test | near.keys() | asks)
 
-    def place(verdict: Verdict) -> str | Reject:
-        if verdict.group in in_test:
-            what = f"{verdict.picture} is a picture" if verdict.picture else "its prompt is one"
-            return Reject("in_test_split", f"{what} of the test split")
-        if verdict.group in test:
-            return "test"
-        if found := near.get(verdict.group):
+    in_test: frozenset[bytes]
+    test: frozenset[bytes]
+    val: frozenset[bytes]
+    near: "Mapping[bytes, LookAlike]"
+    asks: set[bytes]
+
+    def reject(self, verdict: Verdict) -> Reject | None:
+        """Return why a row must be in no split but test, or None."""
+        if verdict.group in self.in_test:
+            return Reject("in_test_split", f"{_shared(verdict)} of the test split")
+        if found := self.near.get(verdict.group):
             like = f"the test split's picture with sha256 {found.sha256.hex()}"
             return Reject("near_test_picture", f"{verdict.picture} is {found.distance} of 64 bits from {like}")
-        if verdict.group in asks:
+        if verdict.group in self.asks:
             return Reject("near_test_question", "near_duplicates.jsonl names the test row")
-        return "val" if verdict.group in val else "train"
+        return None
 
-    return place
+    def place(self, verdict: Verdict, in_val: Collection[bytes] | None) -> str | Reject:
+        """Return the split of a row of the raw train split. in_val: the groups of the raw validation split, if any."""
+        if verdict.group in self.test:
+            return "test"
+        if rejected := self.reject(verdict):
+            return rejected
+        if in_val is not None and verdict.group in in_val:
+            return Reject("in_val_split", f"{_shared(verdict)} of the raw validation split")
+        return "val" if verdict.group in self.val else "train"
+
+
+def _shared(verdict: Verdict) -> str:
+    return f"{verdict.picture} is a picture" if verdict.picture else "its prompt is one"
+
+
+def _held_out(
+    checked: Mapping[str, CheckedRows], writer: DatasetWriter, rules: SplitRules, find_look_alikes: FindLookAlikes
+) -> HeldOut:
+    """Draw what is held out of the raw train split: test and val, unless they are raw splits.
+
+    checked: the verdicts by raw split. writer: has written the raw test split, if any.
+    """
+    in_test = frozenset(writer.groups["test"])
+    train = checked["train"]
+    test = hold_out(train.groups, 0.0 if "test" in checked else rules.test_share, f"{rules.seed} test", frozenset())
+    near = find_look_alikes(in_test | test)
+    questions = train.questions | (checked["val"].questions if "val" in checked else {})
+    asked = writer.test_questions.union(train.questions[group] for group in test & train.questions.keys())
+    asks = {group for group, question in questions.items() if question in asked}
+    val_share = 0.0 if "val" in checked else rules.val_share
+    val = hold_out(train.groups, val_share, str(rules.seed), in_test | test | near.keys() | asks)
+    return HeldOut(in_test, test, val, near, asks)
 
 
 def _checked(
@@ -271,6 +307,7 @@ def _stats(files: dict[str, SplitFiles], accounts: dict[str, Account], writer: D
         raw = {name: list(pool.map(_described, split.raw)) for name, split in files.items()}
     return RowStats(
         train=accounts["train"].counts(),
+        val=accounts["val"].counts() if "val" in accounts else None,
         test=accounts["test"].counts() if "test" in accounts else None,
         examples=writer.examples,
         kept_by_source={name: dict(sorted(account.sources.items())) for name, account in accounts.items()},

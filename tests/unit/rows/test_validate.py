@@ -96,6 +96,36 @@ def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
     assert stats.train.kept == 5
 
 
+def test_no_picture_of_a_raw_validation_split_is_trained_on(tmp_path: Path) -> None:
+    """Nothing is drawn for val, and its rows have no picture of the test split either."""
+    val = [*some_rows(4, first=500), TEST[0]]
+    train = [*some_rows(10), fire_row(picture(500), "another question")]
+    rows = {"train": train, "val": val, "test": TEST}
+    splits = [split_files(tmp_path / "in", name, made) for name, made in rows.items()]
+    stats = validate(splits, tmp_path / "out", RULES, processes=1)
+    assert stats.splits == {
+        "train": SplitCounts(11, 10, {"in_val_split": 1}),
+        "val": SplitCounts(5, 4, {"in_test_split": 1}),
+        "test": SplitCounts(3, 3, {}),
+    }
+    assert stats.examples == {"train": 10, "val": 4, "test": 3}
+    of_val = {row["images"][0] for row in lines(tmp_path / "out" / "val.jsonl")}
+    assert of_val == {picture(number) for number in range(500, 504)}
+    assert not of_val & {row["images"][0] for row in lines(tmp_path / "out" / "train.jsonl")}
+    rejected = {row["split"]: row["detail"] for row in lines(tmp_path / "out" / "quarantine.jsonl")}
+    assert rejected == {
+        "val": "gqa/images/900.jpg is a picture of the test split",
+        "train": "gqa/images/500.jpg is a picture of the raw validation split",
+    }
+
+
+def test_a_raw_validation_split_whose_rows_are_all_in_test_is_an_error(tmp_path: Path) -> None:
+    rows = {"train": some_rows(10), "val": TEST, "test": TEST}
+    splits = [split_files(tmp_path / "in", name, made) for name, made in rows.items()]
+    with pytest.raises(VlmflowError, match=r"val\.json: none of the 3 rows is left"):
+        validate(splits, tmp_path / "out", RULES, processes=1)
+
+
 def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) -> None:
     """They are in no file, and no fault: even a limit of no rejects holds."""
     poor = [fire_row(picture(number), f"question {number}", rounds=5) for number in range(20, 23)]
