@@ -126,7 +126,7 @@ def stats_of(folder: Path, dataset: str) -> dict[str, Any]:
 @pytest.mark.parametrize("dataset", DATASETS)
 def test_rows_in_are_rows_kept_and_rejects_and_every_row_fits_the_schema(done: Path, dataset: str) -> None:
     stats = stats_of(done, dataset)
-    for split in ("train", "test"):
+    for split in ("train", "val", "test"):
         if split in stats:
             counts = stats[split]
             assert counts["rows_in"] == counts["kept"] + sum(counts["rejected"].values())
@@ -135,7 +135,9 @@ def test_rows_in_are_rows_kept_and_rejects_and_every_row_fits_the_schema(done: P
     for row in rows:
         validator.validate(row)
     assert (
-        len(rows) == sum(stats["examples"].values()) == sum(stats[s]["kept"] for s in ("train", "test") if s in stats)
+        len(rows)
+        == sum(stats["examples"].values())
+        == sum(stats[s]["kept"] for s in ("train", "val", "test") if s in stats)
     )
     have_pictures = "image_roots" in DATASETS[dataset] or dataset == "fire-texts"
     assert {len(row["images"]) for row in rows} == ({0, 1} if dataset == "volcano-all" else {int(have_pictures)})

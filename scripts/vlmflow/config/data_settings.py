@@ -230,11 +230,6 @@ class DatasetSettings(Settings):
         return near if near.drop else near.model_copy(update={"picture_distance": 0})
 
     @property
-    def last_answer_only(self) -> bool:
-        """Whether only the last answer of a row is trained."""
-        return self.form == "timestep" or self.train_on == "last"
-
-    @property
     def one_prompt(self) -> bool:
         """Whether all rows have the same prompt."""
         return form_of(self.kind).one_prompt
