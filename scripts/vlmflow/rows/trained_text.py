@@ -1,6 +1,5 @@
 """How much of the text that is trained comes from bad attempts."""
 
-from collections import Counter
 from collections.abc import Mapping
 
 from vlmflow.config.row_settings import GOOD
@@ -12,13 +11,14 @@ def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, in
 
     last_answer_only: whether all other answers are history.
     """
-    found: Counter[int] = Counter()
+    found: dict[int, int] = {}
     if row.scores:
         answers = [turn for turn in row.conversations if turn.speaker == "gpt"]
-        for turn, score in list(zip(answers, row.scores, strict=True))[-1 if last_answer_only else 0 :]:
+        first = len(answers) - 1 if last_answer_only else 0
+        for turn, score in zip(answers[first:], row.scores[first:], strict=True):
             if turn.loss is not False:
-                found[int(score)] += len(turn.value)
-    return dict(found)
+                found[int(score)] = found.get(int(score), 0) + len(turn.value)
+    return found
 
 
 def is_mixed(trained: Mapping[int, int]) -> bool:
