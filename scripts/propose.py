@@ -10,6 +10,7 @@ from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSe
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.core.printable import counted
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.search.budget import hours_of_run, refuse_too_much
@@ -86,7 +87,7 @@ def main(
     write_account(asked, found)
     trials = [trial for trial in found.trials if trial]
     said = ", ".join(f"trial {trial.number} to step {trial.steps}: {trial.settings}" for trial in trials)
-    empty = f"{len(found.trials) - len(trials)} slot(s) are empty: {found.empty}" if found.empty else ""
+    empty = f"empty: {counted(len(found.trials) - len(trials), 'slot')}: {found.empty}" if found.empty else ""
     logging.getLogger("vlmflow").info(
         f"search {name}, round {number}, rung {rung}: {'; '.join(filter(None, [said, empty]))}"
     )

@@ -7,6 +7,7 @@ from harness import gpu_share
 from harness.plan import run_of
 from vlmflow.config.model import Config
 from vlmflow.config.pins import revision_of
+from vlmflow.core.printable import counted
 
 
 def refuse_what_cannot_end(workflow: Any, settings: Config) -> None:
@@ -45,9 +46,9 @@ def _share_gpus(workflow: Any, jobs: list[Any], settings: Config) -> None:
     if wanted > present:
         run = run_of(settings, most)
         sys.exit(
-            f"rule {most.name} needs {wanted} GPU(s), this machine has {present}\n  what to do: train on the CPU (runs."
-            f"{run}.device: cpu, for a tiny model: README.md), on fewer GPUs (runs.{run}.processes), or on a cluster "
-            "(--executor kubernetes, docs/kubernetes.md)"
+            f"rule {most.name} needs {counted(wanted, 'GPU')}, this machine has {present}\n  what to do: train on the "
+            f"CPU (runs.{run}.device: cpu, for a tiny model: README.md), on fewer GPUs (runs.{run}.processes), or on a "
+            "cluster (--executor kubernetes, docs/kubernetes.md)"
         )
     if wanted and "gpu" not in workflow.scheduler.global_resources:
         workflow.scheduler.global_resources["gpu"] = workflow.scheduler.resources["gpu"] = present

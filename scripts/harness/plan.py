@@ -19,6 +19,7 @@ from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
+from vlmflow.core.printable import counted
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing, refuse_old_driver
 
@@ -129,7 +130,7 @@ def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
                 on_nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
                 sys.exit(
                     f"runs.{name}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine "
-                    f"has {cores} core(s)\n  what to do: set {_less(name, run.nodes, cores)}"
+                    f"has {counted(cores, 'core')}\n  what to do: set {_less(name, run.nodes, cores)}"
                 )
 
 

@@ -29,7 +29,7 @@ def test_jobs_of_which_nothing_runs_are_not_waited_for(any_cluster: Kubectl, mon
         begun = time.monotonic()
         assert clean_end.end_all(namespace, "test=kept", "Ctrl-C.", said.append) == {pod["metadata"]["name"]}
         assert 2 <= time.monotonic() - begun < 120
-        assert "Ending 1 Job(s)" in said[0]
+        assert "Ending 1 Job" in said[0]
         assert said[1] == "The cluster has not removed these Jobs yet, but no pod runs: kept."
         wait_for("its pod goes", lambda: not namespace.pods("test=kept"))
         (left,) = namespace.jobs("test=kept")

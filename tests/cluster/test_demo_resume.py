@@ -115,7 +115,7 @@ def test_a_killed_controller_continues_the_run(training: Training) -> None:
     assert back
     assert "deleted by hand. Its Job is recreated in" in before
     assert "Error in rule" not in before
-    assert "An earlier run left Jobs. Ending 1 Job(s); their pods save their work first: train_model" in after
+    assert "An earlier run left Jobs. Ending 1 Job; their pods save their work first: train_model" in after
     assert "Error in rule" not in after
 
 

@@ -219,7 +219,7 @@ def begins(workflow: FaultWorkflow, pod: dict) -> str:
 def stop(workflow: FaultWorkflow, call: Call, signal: str, lost: tuple[str, ...] = ()) -> None:
     call.signal(signal)
     assert call.end(120) == 1
-    assert "Stopping. Ending 1 Job(s); their pods save their work first: counts." in call.said
+    assert "Stopping. Ending 1 Job; their pods save their work first: counts." in call.said
     if lost:  # while one pod cannot be removed, other pods have ended, and nobody waits for their removal
         wait_for("all else goes", lambda: workflow.left() == list(lost))
     else:
@@ -258,10 +258,10 @@ def test_after_a_kill_the_next_call_ends_the_old_job_and_continues(workflow: Fau
     name.write_text("another")
     stranger = workflow.call("stranger", "counts.txt")
     assert stranger.end(120) != 0
-    assert "1 Job(s) of another working directory make the same targets: counts" in stranger.said
+    assert "the same targets are made by 1 Job of another working directory: counts" in stranger.said
     name.write_text(ours)
     again = workflow.call("again", "counts.txt")
-    again.wait_for("An earlier run left Jobs. Ending 1 Job(s)")
+    again.wait_for("An earlier run left Jobs. Ending 1 Job")
 
     def new() -> list[dict]:
         return [pod for pod in workflow.pods("counts") if pod["metadata"]["name"] != old["metadata"]["name"]]

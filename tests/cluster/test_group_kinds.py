@@ -90,7 +90,7 @@ def test_a_group_runs_and_ends_with_all_that_it_had(cluster: Cluster, namespace:
     begun = time.monotonic()
     assert end_all(namespace, OURS, "Ctrl-C.", said.append) == pods
     assert len(pods) == 2
-    assert "Ending 1 Job(s)" in said[0]
+    assert "Ending 1 Job" in said[0]
     assert time.monotonic() - begun < 40
     wait_for("nothing is left", lambda: left(cluster, namespace) == [], 30)
 

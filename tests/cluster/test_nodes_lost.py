@@ -35,7 +35,7 @@ def test_a_lost_node_and_a_killed_controller_cost_the_steps_since_the_last_check
     project.cluster.kill(controller(project))
     assert asked.wait(900) == 0, shown.read_text()[-8000:]
     said, trained = shown.read_text(), steps(project)
-    assert "An earlier run left Jobs. Ending 1 Job(s); their pods save their work first: train_model" in said
+    assert "An earlier run left Jobs. Ending 1 Job; their pods save their work first: train_model" in said
     assert "Error in rule" not in said
     log = (project.targets / "logs" / "train_model" / f"{RUN}.log").read_text()
     assert re.search(rf"resuming from step \d+ of {STEPS}", log)

@@ -150,9 +150,8 @@ def test_a_run_continues_once_the_link_is_removed(workflow: ClusterWorkflow) -> 
     left.mkdir(parents=True, exist_ok=True)
     for place in (left.parent, left):
         os.chown(place, PODS_USER, PODS_USER)
-    assert (
-        "Removed the folders of 1 pod(s) that ended while no controller was running: a-pod-that-went"
-        in workflow.run(*WORDS)
+    assert "Removed the folders of 1 pod that ended while no controller was running: a-pod-that-went" in workflow.run(
+        *WORDS
     )
     assert list(left.parent.iterdir()) == []
     assert (workflow.targets / TARGET).read_text() == ROW

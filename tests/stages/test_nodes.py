@@ -64,7 +64,7 @@ def test_a_killed_training_of_two_nodes_ends_with_the_weights_of_one_node(
         trained = train(two, runs, 2, "train_model r")
     assert weights(trained) == alone
     assert [step for step, _ in losses_of(two, runs)] == [1, 2, 3, 3, 4, 5, 6]
-    assert "; 1 step(s) since then were lost, and are trained again" in caplog.text
+    assert "; lost since then, and trained again: 1 step" in caplog.text
     assert left == [] == [*trained.folder.path.glob("launch-*")], "nothing is left"
     assert agent.log_of(trained.folder, 1).stat().st_size
 

@@ -30,7 +30,7 @@ def test_phoenix_shows_what_the_models_said(tmp_path: Path) -> None:
         "row-1 tuned": "gold 1",
     }
     kinds = {(span["name"], span["span_kind"]) for span in spans if span["parent_id"]}
-    assert kinds == {("after 1 round(s)", "LLM"), ("gold answer", "EVALUATOR")}
+    assert kinds == {("after 1 round", "LLM"), ("gold answer", "EVALUATOR")}
     assert {span["span_kind"] for span in roots.values()} == {"CHAIN"}
     for span in spans:
         if span["span_kind"] == "EVALUATOR":

@@ -57,7 +57,7 @@ def everything(folder: Path) -> dict[str, str | bytes]:
 def test_a_split_is_resolved_from_a_shell(data: Path):
     done = subprocess.run(command(data, "train", "out"), capture_output=True, text=True, check=True)
     assert "121 pictures named, 120 usable, of which 60 rewritten" in done.stderr
-    assert "missing, of source chartqa: 1 picture(s), 1 row(s)" in done.stderr
+    assert "missing, of source chartqa: 1 picture, 1 row" in done.stderr
     assert "pictures/s" in done.stderr
     again = everything(data / "out")
     subprocess.run(command(data, "train", "out"), capture_output=True, check=True)

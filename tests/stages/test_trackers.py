@@ -93,7 +93,7 @@ def test_a_collector_that_dies_in_the_middle_gets_every_span_once(server: Mlflow
     assert count(server, "trace_info") == 2 * ROWS
     with closing(sqlite3.connect(f"file:{server.database}?mode=ro", uri=True)) as database:
         spans = [json.loads(content) for (content,) in database.execute("select content from spans")]
-    asked = [span for span in spans if span["name"] == "after 1 round(s)"]
+    asked = [span for span in spans if span["name"] == "after 1 round"]
     answers = Counter(json.loads(span["attributes"]["output.value"]) for span in asked)
     assert answers == {"wrong": 1, "gold 1": 1}
     [right] = [span for span in asked if "gold 1" in span["attributes"]["output.value"]]

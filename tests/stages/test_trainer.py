@@ -212,7 +212,7 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
             stage.send_signal(sent)
         said = first.stdout.read()
     assert first.returncode != 0
-    assert "2 trainer(s) save a checkpoint and end" in said, said[-3000:]
+    assert "to save a checkpoint and end: 2 trainers" in said, said[-3000:]
     # There may be one of a third step; no completed step may be lost.
     saved = folder.glob(f"stores/runs/{RUN}/full/*/checkpoints/checkpoint-*/trainer_state.json")
     step = max(json.loads(state.read_text())["global_step"] for state in saved)

@@ -348,7 +348,7 @@ def test_a_run_without_its_gpus_stops_before_the_first_job(tmp_path: Path) -> No
     done = call(tmp_path, "--config", more, "--", "merged/qwen3vl-fire")
     output = done.stdout + done.stderr
     assert done.returncode != 0
-    assert "needs 99 GPU(s), this machine has" in output
+    assert "needs 99 GPUs, this machine has" in output
     assert "runs.qwen3vl-fire.device: cpu" in output
     assert "--executor kubernetes" in output
     assert not (tmp_path / "raw").exists()

@@ -13,6 +13,7 @@ from remote.doctor.findings import Finding
 from vlmflow.config.model import Config
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
+from vlmflow.core.printable import counted
 
 MB = 1_000_000
 
@@ -125,7 +126,7 @@ def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: 
 
 def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Finding:
     reasons = Counter(fault for fault in faults if fault)
-    why = "; ".join(f"{count} node(s): {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
+    why = "; ".join(f"{counted(count, 'node')}: {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
         f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} set what it requests "
         '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
@@ -158,7 +159,8 @@ def _inventory(nodes: list[Object], resource: str) -> str:
             memory = labels.get("nvidia.com/gpu.memory")
             size = f" with {int(memory) / 1024:.0f} GiB" if memory and memory.isdigit() else ""
             kinds[f"{count} × {labels.get('nvidia.com/gpu.product', 'product not labelled')}{size}"] += 1
-    return "; ".join(f"{count} node(s) of {kind}" for kind, count in kinds.items()) or f"no node has {resource}"
+    found = [f"{counted(count, 'node')} of {kind}" for kind, count in kinds.items()]
+    return "; ".join(found) or f"no node has {resource}"
 
 
 def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int) -> str | None:

@@ -8,6 +8,7 @@ from remote.kubernetes.job_shape import RULE, WILDCARDS
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import has_ended, is_lost, is_true
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 
 IDLE_SECONDS = 60.0
 """How long to wait for Jobs without running pods: the cluster removes them in its own time."""
@@ -22,7 +23,7 @@ def refuse_strangers(cluster: Namespace, selector: str) -> None:
     if working:
         names = ", ".join(map(words_of, working))
         raise VlmflowError(
-            f"{len(working)} Job(s) of another working directory make the same targets: {names}",
+            f"the same targets are made by {counted(len(working), 'Job')} of another working directory: {names}",
             f"wait until they end, or delete them: kubectl -n {cluster.name} delete {cluster.kinds} -l '{selector}'",
         )
 
@@ -46,7 +47,7 @@ def _end_jobs(cluster: Namespace, selector: str, why: str, say: Callable[[str], 
     idle_since, ended = time.monotonic(), set()
     if jobs:
         names = ", ".join(map(words_of, jobs))
-        say(f"{why} Ending {len(jobs)} Job(s); their pods save their work first: {names}.")
+        say(f"{why} Ending {counted(len(jobs), 'Job')}; their pods save their work first: {names}.")
     while True:
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"]:

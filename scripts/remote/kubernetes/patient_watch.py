@@ -7,6 +7,7 @@ from remote.cluster.client import Refused
 from remote.kubernetes.outcome import Outcome
 from remote.kubernetes.watch import Watch
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 
 BLIND_SECONDS = 300.0
 """How long the API may refuse to show the Jobs (missing rights, an expired login), or answer with what the code does
@@ -38,7 +39,7 @@ class PatientWatch:
                 what = f"the cluster has not shown the Jobs for {blind / 60:.0f} minutes: {why}"
                 next_step = "log in again, or check your rights with `make doctor`; then run the same command again"
                 raise VlmflowError(what, next_step) from None
-            self._warn(f"The state of {len(names)} Job(s) is unknown: {why}; looking again.")
+            self._warn(f"Unknown: the state of {counted(len(names), 'Job')}: {why}; looking again.")
             return {}
         self._blind_since = None
         return outcomes

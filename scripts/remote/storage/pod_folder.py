@@ -17,6 +17,7 @@ from typing import Any
 
 from remote.storage import in_place, no_links
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 
 VARIABLE = "VLMFLOW_POD"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -51,7 +52,8 @@ def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]]
     if names and (gone := sorted(set(names) - set(living()))):
         for name in gone:
             remove_of(prefix, name)
-        say(f"Removed the folders of {len(gone)} pod(s) that ended while no controller was running: {', '.join(gone)}.")
+        ended = counted(len(gone), "pod")
+        say(f"Removed the folders of {ended} that ended while no controller was running: {', '.join(gone)}.")
 
 
 def remove_own_at_exit(local_storage_prefix: Path) -> None:

@@ -14,6 +14,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.pod_shares import joined_lines
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.decode import Picture, check_picture
 from vlmflow.pictures.image_manifest import REASONS, PictureEntry, Unusable
@@ -127,7 +128,8 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     for reason, cost in counts.unusable.items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost.pictures, cost.rows, reason, REASONS[reason])
     for source, cost in counts.missing_by_source.items():
-        LOGGER.info("missing, of source %s: %d picture(s), %d row(s)", source, cost.pictures, cost.rows)
+        pictures, rows = counted(cost.pictures, "picture"), counted(cost.rows, "row")
+        LOGGER.info("missing, of source %s: %s, %s", source, pictures, rows)
     if first and not counts.usable:
         raise VlmflowError(
             f"none of {counts.named} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import UNSET
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn, tags_in
 
 
@@ -18,9 +19,8 @@ def messages_of(turns: Sequence[Turn], pictures: Sequence[dict[str, Any]] = ()) 
     """
     tags = tags_in(turns)
     if tags != len(pictures):
-        raise VlmflowError(
-            f"{tags} picture tag(s) ({IMAGE_TAG}) but {len(pictures)} picture(s)", "give one picture for each tag"
-        )
+        found, given = counted(tags, "picture tag"), counted(len(pictures), "picture")
+        raise VlmflowError(f"{found} ({IMAGE_TAG}) but {given}", "give one picture for each tag")
     parts = iter(pictures)
     return [{"role": ROLES[turn.speaker], "content": _content(turn.value, parts)} for turn in turns]
 

@@ -7,6 +7,7 @@ import msgspec
 
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.evaluation.accounts import Compared
 
 OWN = 0
@@ -59,7 +60,7 @@ def read_asked(file: Path) -> Asked:
     if not here or not found.trials or len(set(numbers)) < len(numbers):
         raise VlmflowError(
             f"{file}: it is no account of this step: search {found.search!r}, round {found.round}, rung {found.rung}, "
-            f"trials {numbers} in {len(found.trials)} slot(s)",
+            f"trials {numbers} in {counted(len(found.trials), 'slot')}",
             f"remove {file}, and run the same command again",
         )
     return found

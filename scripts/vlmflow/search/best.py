@@ -11,7 +11,7 @@ from vlmflow.config.search_settings import SearchLimits, nested
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.core.printable import printable
+from vlmflow.core.printable import counted, printable
 from vlmflow.search.accounts import OWN, Judged
 from vlmflow.search.study import Study, StudyTrial
 
@@ -61,7 +61,7 @@ def overlay(study: Study, judged: Judged, chosen: StudyTrial, run: str, seed: in
     count, done = len(study.trials), sum(trial.state == "done" for trial in study.trials)
     whose = ", the run's own settings" if chosen.number == OWN else ""
     lines = [
-        f"# search: {study.search}: {count} trial(s), of which {done} trained to the end",
+        f"# search: {study.search}: {counted(count, 'trial')}, of which {done} trained to the end",
         f"# {' '.join(judged.sentence.split())}",
         f"# trial: {chosen.number} (round {chosen.round}, step {chosen.steps}{whose})",
         f"# {study.objective}: {chosen.value!r}",

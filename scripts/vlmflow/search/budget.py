@@ -9,6 +9,7 @@ from vlmflow.config.search_settings import SearchSettings
 from vlmflow.config.search_steps import trials_of_rung
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.estimate.accounts import NoEstimate, read_estimate
 from vlmflow.training.accounts import Gate
 
@@ -36,7 +37,8 @@ def refuse_too_much(
     low, high = (trainings_of(search, stops) * each * ranks for each in hours)
     needed = f"{low:.3g} to {high:.3g}" if low < high else f"{low:.3g}"
     figures = (
-        f"search.{name}.limits.gpu_hours: {budget:g}, but {search.rounds} round(s) of {search.together} trial(s), and "
+        f"search.{name}.limits.gpu_hours: {budget:g}, but {counted(search.rounds, 'round')} of "
+        f"{counted(search.together, 'trial')}, and "
         f"one with the run's own settings, are estimated to need {needed} GPU-hours"
     )
     if low > budget:

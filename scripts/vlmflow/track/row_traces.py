@@ -7,6 +7,7 @@ from typing import Literal
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines, sha256_of
+from vlmflow.core.printable import counted
 from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
 from vlmflow.evaluation.choice import Case, with_right_last
@@ -110,7 +111,7 @@ def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
         answer = turn.base if model == "base" else turn.tuned
         scores = {name: float(getattr(answer, name)) for name in SCORES}
         facts = {"gold": turn.gold, "rule": turn.rule, "reference": turn.reference, "cut": str(answer.cut).lower()}
-        yield Turn(f"after {turn.rounds} round(s)", turn.prompt, answer.text, scores, facts)
+        yield Turn(f"after {counted(turn.rounds, 'round')}", turn.prompt, answer.text, scores, facts)
 
 
 def _scored(row: ShareGptRow, found: EvaluatedRow | None, model: Model) -> Iterator[Turn]:

@@ -112,7 +112,7 @@ class Group:
                 return
             if waited > FOR_ANSWER_AFTER_SIGNAL and not said:
                 said = True
-                log.warning(f"waiting for an answer of node(s) {', '.join(map(str, silent))}, which may be lost")
+                log.warning(f"waiting for an answer of nodes that may be lost: {', '.join(map(str, silent))}")
             time.sleep(0.2)
 
     def end(self) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Model, new_events
@@ -101,7 +102,8 @@ class Signals:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.pass_on()
         name = signal.Signals(number).name
-        log.info(f"{name}: {len(self._asked)} trainer(s) save a checkpoint and end; those that still load end at once")
+        asked = counted(len(self._asked), "trainer")
+        log.info(f"{name}: to save a checkpoint and end: {asked}; those that still load end at once")
 
     def pass_on(self) -> None:
         """Let the trainers know of a signal, if there was one; also those that have started since."""

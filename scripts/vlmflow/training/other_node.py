@@ -22,6 +22,7 @@ import psutil
 
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.swift.arguments import Training
 from vlmflow.training.agent import Place, end, let_them_save, ranks_of, start
 from vlmflow.training.launch_file import ATTEMPT, Launch, Order, Report, launch_file, read_launch, report_file
@@ -138,7 +139,7 @@ class OtherNode:
             return
         self._end_trainers()
         if launch.order == "train":
-            log.info(f"starting {launch.processes} trainer(s), session {launch.session} ({folder.path})")
+            log.info(f"starting {counted(launch.processes, 'trainer')}, session {launch.session} ({folder.path})")
             resume = folder.output / launch.resume if launch.resume else None
             place = Place(self._node, launch.endpoint, launch.meeting)
             self._torchrun = start(training, folder, resume, self._threads, place)

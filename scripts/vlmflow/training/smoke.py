@@ -10,6 +10,7 @@ from pathlib import Path
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
+from vlmflow.core.printable import counted
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.swift.arguments import Training
 from vlmflow.training.steps import Steps, side_by_side
@@ -60,7 +61,7 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, sm
     room = smoke.steps * each - smoke.longest
     if room < 0:
         raise VlmflowError(
-            f"smoke.steps = {smoke.steps} steps of {each} row(s) do not reach smoke.longest = {smoke.longest}",
+            f"smoke.steps = {smoke.steps} steps of {counted(each, 'row')} do not reach smoke.longest = {smoke.longest}",
             f"set smoke.steps to {math.ceil(smoke.longest / each)} or more",
         )
     by_length = sorted(train, key=_longest_first)

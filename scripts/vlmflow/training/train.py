@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.swift.arguments import Training
 from vlmflow.training.bad_steps import refuse_bad_step
 from vlmflow.training.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
@@ -72,7 +73,7 @@ def train(
         elif not over:
             if last is not None:
                 lost = max(0, last_step(folder.progress) - last.step)
-                again = f"; {lost} step(s) since then were lost, and are trained again" if lost else ""
+                again = f"; lost since then, and trained again: {counted(lost, 'step')}" if lost else ""
                 log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
             with _failures_of_the_training():
                 left = _launch(training, folder, last, lock, group, what, resumes, onlooker)
@@ -103,8 +104,8 @@ def train(
             )
         if last.ended_early(patience):
             log.info(
-                f"{what}: ended early at step {last.step} of {last.target}: {patience} evaluation(s) without a lower "
-                f"validation loss than step {_step_of(last.best)}'s (early_stop_after)"
+                f"{what}: ended early at step {last.step} of {last.target}: {counted(patience or 0, 'evaluation')} "
+                f"without a lower validation loss than step {_step_of(last.best)}'s (early_stop_after)"
             )
         best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
         if best is None:

@@ -182,7 +182,7 @@ def test_missing_pictures_are_reported_by_source(tmp_path: Path, caplog: pytest.
     with caplog.at_level(logging.INFO):
         say_what_was_found(entries, "datasets.fire.image_roots")
     assert "4 pictures named, 1 usable, of which 0 rewritten" in caplog.messages
-    assert "missing, of source vg: 2 picture(s), 2 row(s)" in caplog.messages
+    assert "missing, of source vg: 2 pictures, 2 rows" in caplog.messages
 
 
 def test_pictures_under_other_names_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):

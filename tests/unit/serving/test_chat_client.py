@@ -39,7 +39,7 @@ def test_the_picture_is_where_its_tag_is(tmp_path: Path) -> None:
 
 
 def test_pictures_without_a_tag_and_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(VlmflowError, match=r"0 picture tag\(s\) \(<image>\) but 1 picture"):
+    with pytest.raises(VlmflowError, match=r"0 picture tags \(<image>\) but 1 picture"):
         messages_of([Turn("human", "How many?")], [{"type": "image"}])
     (tmp_path / "a.png").write_text("no picture")
     with pytest.raises(VlmflowError, match=r"a\.png: cannot be read as a picture"):

@@ -171,7 +171,7 @@ def test_each_row_is_a_trace_of_each_model(tmp_path: Path) -> None:
     ]
     assert len({trace.identity for trace in found}) == 6
     base, tuned = found[2:4]
-    assert [turn.name for turn in tuned.turns] == ["after 1 round(s)", "gold answer"]
+    assert [turn.name for turn in tuned.turns] == ["after 1 round", "gold answer"]
     assert (base.turns[0].answer, tuned.turns[0].answer) == ("wrong", "gold 1")
     assert tuned.turns[0].scores == dict.fromkeys(["right", "exact_match", "token_f1", "anls", "relaxed_accuracy"], 1.0)
     assert tuned.turns[1].answer is None, "the model did not say the gold answer"

@@ -94,8 +94,8 @@ def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> Non
     small, large = node(gpus=0, cpu="3920m"), node(cpu="24", ephemeral_storage="900M")
     check = run_check(small, large, need=Need("big", 4, 17_500, (MERGE,)))
     assert (check.what, check.state) == ("rule merge_weights, run big", "fail")
-    assert "1 node(s): 3.9 of 4 cores" in check.found
-    assert "1 node(s): 0.9 of 1 GB of node disk" in check.found
+    assert "1 node: 3.9 of 4 cores" in check.found
+    assert "1 node: 0.9 of 1 GB of node disk" in check.found
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> Non
 def test_a_run_that_fits_nowhere_is_reported_with_the_reasons(unfit: dict, why: str) -> None:
     check = run_check(unfit)
     assert check.state == "fail"
-    assert f"1 node(s): {why}" in check.found
+    assert f"1 node: {why}" in check.found
 
 
 def test_cards_that_are_too_small_for_the_weights_are_refused() -> None:

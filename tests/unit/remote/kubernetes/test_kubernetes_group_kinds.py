@@ -356,7 +356,7 @@ def test_the_clean_end_finds_groups_and_what_is_left_of_them(server: BadMinutes)
     server.answers = [nothing, (200, {"items": [ENDS]}, {}), nothing, *[(200, {}, {})] * 3, *[nothing] * 3]
     server.answers.append((200, {"items": [runtime]}, {}))
     assert end_all(cluster, "a=b", "Stopping.", lines.append) == set()
-    assert lines == ["Stopping. Ending 1 Job(s); their pods save their work first: train_model."]
+    assert lines == ["Stopping. Ending 1 Job; their pods save their work first: train_model."]
     deleted = [each.rpartition("/")[2] for each in server.asked if each.startswith("DELETE")]
     assert deleted == ["attempt-1"] * 3 + ["left"]
 

@@ -108,7 +108,7 @@ def test_a_starting_controller_removes_folders_of_ended_pods(tmp_path: Path) -> 
     prefix = tmp_path / ".pods" / "$VLMFLOW_POD"
     said: list[str] = []
     pod_folder.sweep(prefix, lambda: {"living-x2", "late-x3"}, said.append)
-    assert said == ["Removed the folders of 1 pod(s) that ended while no controller was running: lost-pod-x1."]
+    assert said == ["Removed the folders of 1 pod that ended while no controller was running: lost-pod-x1."]
     stay = {"living-x2", "late-x3", "No-pods", ".hidden", cut_off[1]}
     assert {place.name for place in (tmp_path / ".pods").iterdir()} == stay
 
