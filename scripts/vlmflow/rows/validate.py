@@ -159,6 +159,8 @@ def validate(
             take("val", lambda verdict: held_out.reject(verdict) or "val")
         take("train", lambda verdict: held_out.place(verdict, writer.groups["val"] if "val" in files else None))
         kept = accounts["train"].kept
+        if not (writer.examples["train"] and writer.examples["val"]) and len(checked["train"].groups) == 1:
+            raise VlmflowError(f"{files['train'].converted}: {_what_all_share(checked['train'])}", ALL_SHARE)
         for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
             if not writer.examples[name]:
                 raise VlmflowError(
@@ -169,6 +171,18 @@ def validate(
         if not writer.examples["test"]:
             log.info("%s: no raw test split and test_share is 0: test.jsonl is empty", folder.name)
     return _stats(files, accounts, writer, folder)
+
+
+ALL_SHARE = (
+    "rows with one picture, or prompt, belong in one split: give val and test files of their own (datasets.NAME.val, "
+    "test), or rows with other pictures"
+)
+
+
+def _what_all_share(checked: CheckedRows) -> str:
+    """Return in words what the rows share that are all of one group."""
+    first = next(verdict for verdict in checked if verdict.reject is None)
+    return f"all usable rows share {f'the picture {first.picture}' if first.picture else 'one prompt'}"
 
 
 @dataclass(frozen=True)

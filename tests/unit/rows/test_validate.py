@@ -126,6 +126,13 @@ def test_a_raw_validation_split_whose_rows_are_all_in_test_is_an_error(tmp_path:
         validate(splits, tmp_path / "out", RULES, processes=1)
 
 
+@pytest.mark.parametrize("test_share", [0.0, 0.2])
+def test_a_picture_that_all_rows_share_is_named(tmp_path: Path, test_share: float) -> None:
+    splits = [split_files(tmp_path / "in", "train", [fire_row(picture(1), f"question {n}") for n in range(9)])]
+    with pytest.raises(VlmflowError, match=r"train\.jsonl: all usable rows share the picture gqa/images/1\.jpg\n.*val"):
+        validate(splits, tmp_path / "out", replace(RULES, test_share=test_share), processes=1)
+
+
 def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) -> None:
     """They are in no file, and no fault: even a limit of no rejects holds."""
     poor = [fire_row(picture(number), f"question {number}", rounds=5) for number in range(20, 23)]
@@ -319,7 +326,7 @@ def test_if_all_prompts_are_equal_the_answer_decides(tmp_path: Path) -> None:
     """Otherwise all rows of kind text would be one group."""
     files = text_files(tmp_path / "in", ["Say something."] * 40, [f"answer {number % 39}" for number in range(40)])
     rules = SplitRules(0.1, 1, 0.0, RowLimits(), test_share=0.1, modality="text")
-    with pytest.raises(VlmflowError, match=r"train\.jsonl would be empty"):
+    with pytest.raises(VlmflowError, match=r"all usable rows share one prompt"):
         validate([files], tmp_path / "one", rules, 1)
     stats = validate([files], tmp_path / "out", replace(rules, one_prompt=True), 1)
     assert stats.train.rejected == {"duplicate": 1}
