@@ -35,7 +35,7 @@ def main(
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     cached: the folder to write (cached/RUN).
     settings: those of the run that determine the cache. picture_store: the folder with all picture stores.
-    pictures: the image manifest of the train split; none if rows have no pictures.
+    pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     named = settings.model_dump(exclude={"model_type", "text_args"})
     train = TrainSettings(**named, swift_args=settings.text_args)

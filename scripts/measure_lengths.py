@@ -39,7 +39,7 @@ def main(
 ) -> None:
     """Measure the rows of one run.
 
-    train_rows, val_rows, stats: the validated data set. pictures: the image manifest of the train split; none if rows
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifests of the train and val splits; none if rows
     have no pictures.
     model_files: the base model without its weights (model_files/MODEL).
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.

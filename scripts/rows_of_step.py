@@ -12,6 +12,7 @@ from pathlib import Path
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 from vlmflow.training.trained_rows import newest_training, trained_rows
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
@@ -27,7 +28,7 @@ def main(run: str, step: int, files: list[Path], folder: Path) -> None:
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     run_folder = newest_training(folder / settings.stores.runs, run)
     found = trained_rows(run_folder, folder / "fitted" / run, step)
-    print(f"{run_folder}, step {step}: {len(found)} rows, {sum(row.tokens for row in found):,} tokens")
+    print(f"{run_folder}, step {step}: {counted(len(found), 'row')}, {sum(row.tokens for row in found):,} tokens")
     width = max(len(row.id) for row in found)
     print(f"{'rank':>4} {'pass':>4} {'id':<{width}} {'tokens':>7}  source: first words")
     for row in found:

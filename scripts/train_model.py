@@ -40,7 +40,7 @@ def main(
     full: the folder to write (checkpoints/RUN/full): the best checkpoint's adapter or weights, the report, the events,
     the loss curve.
     settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
-    pictures: the image manifest of the train split; none if rows have no pictures.
+    pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     run = full.parent.name
     refuse_failed(read_account(smoke / "gate.json", Gate), run)

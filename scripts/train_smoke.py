@@ -52,7 +52,7 @@ def main(
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
     settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
     estimate: the account of estimate_run, which let the run start.
-    pictures: the image manifest of the train split; none if rows have no pictures.
+    pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     run = smoke.parent.name
     full = plan_training(settings, rows, model, picture_store, pictures or [])

@@ -53,7 +53,7 @@ def main(
     model: folder with the base model's manifest. rows: the run's rows that fit (fitted/RUN).
     verified: the folder to make (verified/RUN): the same files, and proof.json.
     settings: those of the run. picture_store: the folder with all picture stores.
-    pictures: the image manifest of the train split; none if rows have no pictures.
+    pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     base = read_model_manifest(model)
     report = read_release(full)

@@ -231,9 +231,8 @@ class RuleInputs(SearchInputs):
         return self.run_pictures(wildcards) if self._settings.runs[wildcards.run].evaluate else []
 
     def train_pictures(self, wildcards: Any) -> list[str]:
-        """The image manifest of the raw train split of wildcard `run`; none if it has no pictures."""
-        dataset = self._settings.runs[wildcards.run].dataset
-        return [f"images/{dataset}/train.jsonl"] if self._settings.datasets[dataset].has_manifests else []
+        """The image manifests of the raw splits that wildcard `run` trains on, and chooses by; none without any."""
+        return [manifest for manifest in self.run_pictures(wildcards) if not manifest.endswith("/test.jsonl")]
 
     def cached(self, wildcards: Any) -> list[str]:
         """The cached data set of wildcard `run`, if it trains from one."""

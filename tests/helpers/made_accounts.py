@@ -126,17 +126,18 @@ def some_provenance(**fields: Any) -> Provenance:
     return Provenance(**(usual | fields))
 
 
-def compared(base: float, tuned: float, width: float | None = 0.04) -> Compared:
-    """Return a share or a loss of 400 rows in both models. width: half of each interval; None: without intervals."""
+def compared(base: float, tuned: float, width: float | None = 0.04, rows: int = 400) -> Compared:
+    """Return a share or a loss in both models. width: half of each interval; None: without intervals."""
 
     def interval(mean: float) -> Interval:
         return Interval(mean, *((None, None) if width is None else (mean - width, mean + width)))
 
-    return Compared(400, 300, 90, interval(base), interval(tuned), interval(tuned - base))
+    return Compared(rows, 300, 90, interval(base), interval(tuned), interval(tuned - base))
 
 
 def some_figures(**fields: Any) -> MarginFigures:
     """Return the figures of 400 rows whose run learned to use feedback; fields: those that differ."""
+    rows = fields.get("rows", 400)
     usual: dict[str, Any] = {
         "rows": 400,
         "groups": 300,
@@ -145,10 +146,10 @@ def some_figures(**fields: Any) -> MarginFigures:
         "uses_feedback": compared(0.5, 0.75),
         "sees": compared(0.8, 0.81),
         "losses": {
-            "question": compared(2.5, 2.0),
-            "own": compared(2.0, 1.0),
-            "other": compared(2.25, 1.6),
-            "other_picture": compared(2.1, 1.9),
+            "question": compared(2.5, 2.0, rows=rows),
+            "own": compared(2.0, 1.0, rows=rows),
+            "other": compared(2.25, 1.6, rows=rows),
+            "other_picture": compared(2.1, 1.9, rows=rows),
         },
     }
     return MarginFigures(**(usual | fields))

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -15,7 +16,10 @@ import yaml
 
 from fire_rows import fire_row, write_array, write_picture
 from forked_snakemake import called
+from harness.inputs import RuleInputs
+from vlmflow.config.model import check_config
 from vlmflow.rows.sharegpt import json_schema
+from vlmflow.rows.training_data import validated_data
 from workflow_runs import ROOT, SPEED, speeds
 
 PICTURES = [f"gqa/images/{number}.png" for number in range(30)]
@@ -42,7 +46,13 @@ DATASETS: dict[str, dict[str, Any]] = {
         "max_reject_share": 0.2,
     },
     "parquet": {"kind": "messages", "train": "messages.parquet", "test": "messages-test.parquet", "modality": "text"},
-    "val": {"kind": "messages", "train": "messages.parquet", "val": "messages-test.parquet", "train_on": "last"},
+    "val": {
+        "kind": "prompt_completion",
+        "train": "completion.jsonl",
+        "val": "completion-val.jsonl",
+        "image_roots": ["pictures"],
+        "train_on": "last",
+    },
     "fire-texts": {"kind": "fire", "train": "fire.json", "skip_images": True, "sources": ["gqa"], "max_samples": 20},
 }
 
@@ -78,6 +88,11 @@ def write_raw_files(folder: Path) -> None:
         folder / "completion.jsonl",
         [{"prompt": f"q{n}", "completion": f"a{n}", "images": [name]} for n, name in enumerate(PICTURES)],
     )
+    own = [f"gqa/images/{number}.png" for number in range(30, 36)]
+    for name in own:
+        write_picture(folder / "pictures" / name, (10, 20, 7 * len(name) + own.index(name)))
+    shared = {"prompt": "shared", "completion": "a", "images": [PICTURES[0]]}
+    lines(folder / "completion-val.jsonl", [*({"prompt": "q", "completion": "a", "images": [x]} for x in own), shared])
     lines(folder / "text.jsonl", [{"text": f"text {number}"} for number in range(60)])
     with (folder / "table.csv").open("w", newline="", encoding="utf-8-sig") as file:
         rows = csv.writer(file)
@@ -165,6 +180,26 @@ def test_volcano_gives_rows_with_and_without_pictures_together_or_apart(done: Pa
     assert len(parts[2]) >= 5
     quarantine = (done / "data" / "volcano" / "quarantine.jsonl").read_text().splitlines()
     assert [json.loads(line)["reason"] for line in quarantine] == ["wrong_role"]
+
+
+def test_a_validation_file_is_read_with_its_pictures(done: Path) -> None:
+    """The stages of a run check the pictures of both files; a train row with one of the validation file is out."""
+    settings = check_config(
+        {
+            "models": {"m": {"source": "hf://a/m", "model_type": "qwen3_vl"}},
+            "datasets": {"val": DATASETS["val"]},
+            "runs": {"r": {"model": "m", "dataset": "val"}},
+        },
+        [],
+    )
+    manifests = RuleInputs(None, settings).train_pictures(SimpleNamespace(run="r"))
+    data = done / "data" / "val"
+    files = (data / "train.jsonl", data / "val.jsonl", data / "stats.json", done / "stores" / "pictures")
+    read = validated_data(*files, [done / manifest for manifest in manifests])
+    assert read.loss_scale == "last_round"
+    stats = stats_of(done, "val")
+    assert stats["val"]["kept"] + stats["val"]["rejected"].get("in_test_split", 0) == 7
+    assert sum(stats["train"]["rejected"].values()) == 1
 
 
 def test_every_data_set_has_its_page(done: Path) -> None:

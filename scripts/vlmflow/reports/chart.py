@@ -29,8 +29,8 @@ def chart(title: str, unit: str, series: Mapping[str, Histogram], bins: Sequence
     figures = [
         ("count", [f"{histogram.count:,}" for histogram in shown]),
         ("mean", [f"{histogram.total / histogram.count:,.1f}" for histogram in shown]),
-        ("median", [f"{histogram.quantile(0.5):,}" for histogram in shown]),
-        ("99 % are at most about", [f"{histogram.quantile(0.99):,}" for histogram in shown]),
+        ("median", [f"{histogram.median():,}" for histogram in shown]),
+        ("99 % are at most about", [f"{histogram.at_most(0.99):,}" for histogram in shown]),
         ("largest", [f"{histogram.largest:,}" for histogram in shown]),
     ]
     top = max((bin.shares[name] for bin in bins for name in names), default=1.0)

@@ -100,7 +100,15 @@ def losses_of(figures: MarginFigures) -> list[tuple[str, Compared]]:
     """Return the losses that page and card show, in nats per token, with their names."""
     names = names_of(figures.losses)
     what = "the right answer" if OWN in figures.losses else "the answers"
-    return [(f"loss of {what}, {names[context]}", compared) for context, compared in figures.losses.items()]
+    return [
+        (f"loss of {what}, {names[context]}{_some(compared, figures)}", compared)
+        for context, compared in figures.losses.items()
+    ]
+
+
+def _some(compared: Compared, figures: MarginFigures) -> str:
+    """Return of how many rows a figure is, if not of all: only some may have a picture."""
+    return "" if compared.rows == figures.rows else f" ({compared.rows:,} of {counted(figures.rows, 'row')})"
 
 
 def names_of(contexts: Iterable[str]) -> dict[str, str]:

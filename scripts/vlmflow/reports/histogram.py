@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 MOST_COLUMNS = 16
 """Columns of a chart of whole numbers; the last one includes larger numbers."""
@@ -33,8 +33,7 @@ class Histogram:
 
     def add(self, value: int) -> None:
         """Count one number, 0 or more."""
-        unit = 10 ** max(0, len(str(value)) - 2)
-        self._counts[value // unit * unit] += 1
+        self._counts[value // _unit(value) * _unit(value)] += 1
         self.count += 1
         self.total += value
         self.largest = max(self.largest, value)
@@ -44,14 +43,23 @@ class Histogram:
         """Return the numbers with their frequencies, the smallest first."""
         return sorted(self._counts.items())
 
-    def quantile(self, share: float) -> int:
-        """Return the quantile for `share`, to two digits; 0 without numbers."""
-        seen = 0
-        for value, count in self.items():
-            seen += count
-            if seen >= share * self.count:
-                return value
-        return 0
+    def median(self) -> int:
+        """Return the median, to two digits; of two in the middle the upper one (as `token_counts`)."""
+        return next((value for value, seen in self._seen() if seen > self.count // 2), 0)
+
+    def at_most(self, share: float) -> int:
+        """Return a number that at least this share of the numbers does not exceed, to two digits; 0 without numbers."""
+        value = next((value for value, seen in self._seen() if seen >= share * self.count), 0)
+        return min(self.largest, value + _unit(value) - 1)
+
+    def _seen(self) -> Iterable[tuple[int, int]]:
+        """Return the numbers, each with how many there are up to it."""
+        return zip(sorted(self._counts), accumulate(count for _, count in self.items()), strict=True)
+
+
+def _unit(value: int) -> int:
+    """Return the unit of a number's second digit."""
+    return int(10 ** max(0, len(str(value)) - 2))
 
 
 @dataclass(frozen=True)

@@ -158,4 +158,5 @@ class Stats(RowStats):
     def made_of(self) -> str:
         """The form or kind of the rows, for people."""
         has_form = "form" in raw_forms.form_of(self.kind).settings
-        return f"{self.form} form" if has_form else f"rows of kind {self.kind}"
+        made_of = f"{self.form} form" if has_form else f"rows of kind {self.kind}"
+        return f"{made_of}, only last answers trained" if self.settings.train_on == "last" else made_of

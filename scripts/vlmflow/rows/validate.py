@@ -19,6 +19,7 @@ from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.image_manifest import contents_digest, read_picture_manifest
 from vlmflow.pictures.picture_counts import NotChecked, picture_counts
@@ -165,7 +166,7 @@ def validate(
             if not writer.examples[name]:
                 raise VlmflowError(
                     f"{folder}/{name}.jsonl would be empty: its share of the train split, taken by picture or prompt, "
-                    f"is {share:.1%}, and {kept} rows are left",
+                    f"is {share:.1%}, of {counted(kept, 'row')}",
                     "add rows, or change the shares (datasets.NAME.val_share, test_share)",
                 )
         if not writer.examples["test"]:

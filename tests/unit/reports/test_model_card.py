@@ -170,7 +170,8 @@ def test_no_text_from_outside_acts_in_the_card() -> None:
 
 
 def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
-    few = some_figures(rows=365, right_first=compared(0.5, 0.48, None), sees=None)
+    losses = {"own": compared(2.0, 1.0, rows=200)}
+    few = some_figures(rows=365, right_first=compared(0.5, 0.48, None), sees=None, losses=losses)
     evaluations = {
         "val": some_evaluation(costs_first_answers=True),
         "test": some_evaluation(split="test", looks=3, figures=MarginReport(some_figures(), few, {})),
@@ -189,7 +190,8 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     assert "| 50.0% (no interval) | 48.0% (no interval) | -2.0 points (no interval) |" in rest
     assert "another row's picture | 80.0% (76.0 to 84.0)" not in rest
     loss = "\n| loss of the right answer, with its own feedback | 2.000 | 1.000 | -1.000 (-1.040 to -0.960) |"
-    assert section.count(loss) == 4
+    of_few = "\n| loss of the right answer, with its own feedback (200 of 365 rows) | 2.000 | 1.000 |"
+    assert (section.count(loss), section.count(of_few)) == (3, 1)
     assert "The test split of `fire` had been looked at 3 times with this evaluation; later looks" in section
     assert "Left out, for both models: 2 rows without feedback.\n" in section
     assert "Another row's feedback is a control" in section
