@@ -41,8 +41,8 @@ def main(
 ) -> None:
     """Fit the rows of one run.
 
-    train_rows, val_rows, stats: the validated data set. pictures: the image manifests of the train and val splits; none if rows
-    have no pictures.
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifests of the train and val splits; none
+    if rows have no pictures.
     model_files: the base model without its weights (model_files/MODEL).
     train_lengths, val_lengths, summary: the files of measure_lengths.
     fitted: the folder to write (fitted/RUN). settings: those of the run.

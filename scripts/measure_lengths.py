@@ -39,8 +39,8 @@ def main(
 ) -> None:
     """Measure the rows of one run.
 
-    train_rows, val_rows, stats: the validated data set. pictures: the image manifests of the train and val splits; none if rows
-    have no pictures.
+    train_rows, val_rows, stats: the validated data set. pictures: the image manifests of the train and val splits; none
+    if rows have no pictures.
     model_files: the base model without its weights (model_files/MODEL).
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
     settings: those of the run and its model.

@@ -50,7 +50,9 @@ class JsonRows:
         try:
             with self._open() as file:
                 if not os.fstat(file.fileno()).st_size:
-                    raise VlmflowError(f"{path}: the file is empty", "name another file (datasets.NAME.train, test)")
+                    raise VlmflowError(
+                        f"{path}: the file is empty", "name another file (datasets.NAME.train, val, test)"
+                    )
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise VlmflowError(f"{path}: {error}", "fetch or write the file again") from None

@@ -5,8 +5,11 @@ from pathlib import Path
 
 from vlmflow.core.errors import VlmflowError
 
-PACKED = "unpack it, and name the unpacked file (datasets.NAME.train, test)"
-AS_CSV = "save the table as CSV in UTF-8, and name that file (datasets.NAME.train, test)"
+ANOTHER_FILE = "name another file (datasets.NAME.train, val, test)"
+"""What to do about a file without rows."""
+
+PACKED = "unpack it, and name the unpacked file (datasets.NAME.train, val, test)"
+AS_CSV = "save the table as CSV in UTF-8, and name that file (datasets.NAME.train, val, test)"
 AS_UTF_8 = "save the file as UTF-8"
 
 KINDS = (
@@ -27,6 +30,8 @@ KINDS = (
 """By the first bytes: what a file is, and what to do. No JSON, CSV or TSV file of text begins so."""
 
 PARQUET = ".parquet"
+ENDINGS = (".json", ".jsonl", ".csv", ".tsv", PARQUET)
+"""What the names of files of rows end with; any other one is read as JSON."""
 
 
 def refuse_other_kinds(path: Path) -> None:
@@ -41,4 +46,7 @@ def refuse_other_kinds(path: Path) -> None:
         return  # who opens it to read the rows says why
     for pattern, what, next_step in KINDS:
         if re.match(pattern, begins) and not (what == "parquet" and path.suffix.lower() == PARQUET):
-            raise VlmflowError(f"{path}: its name ends with {path.suffix or 'nothing'}, but it is {what}", next_step)
+            of_rows = path.suffix.lower() in ENDINGS
+            raise VlmflowError(
+                f"{path}: {f'its name ends with {path.suffix}, but it' if of_rows else 'the file'} is {what}", next_step
+            )

@@ -15,7 +15,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.csv_file import CSV_DIALECTS, CsvRows
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.raw.row_keys import key_fault
-from vlmflow.raw.signatures import PARQUET, refuse_other_kinds
+from vlmflow.raw.signatures import ANOTHER_FILE, PARQUET, refuse_other_kinds
 from vlmflow.raw.table_file import ParquetRows
 
 
@@ -177,7 +177,7 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
     rows = CsvRows(raw) if suffix in CSV_DIALECTS else JsonRows(raw)
     if not len(rows):
         rows.close()
-        raise VlmflowError(f"{raw}: has no rows", "name another file (datasets.NAME.train, test)")
+        raise VlmflowError(f"{raw}: has no rows", ANOTHER_FILE)
     return rows
 
 

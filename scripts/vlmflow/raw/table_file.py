@@ -57,7 +57,9 @@ class TableRows(JsonRows):
                 end += len(line)
                 self._ends.append(end)
         if not self._starts:
-            raise VlmflowError(f"{self.path}: the table has no rows", "name another file (datasets.NAME.train, test)")
+            raise VlmflowError(
+                f"{self.path}: the table has no rows", "name another file (datasets.NAME.train, val, test)"
+            )
         with self._disk_errors_said():
             spool.flush()
         return spool

@@ -53,7 +53,8 @@ def test_what_a_file_really_is(tmp_path: Path, content: bytes, what: str, next_s
     file.write_bytes(content)
     with pytest.raises(VlmflowError) as error:
         open_rows([file], "train")
-    assert f"its name ends with {suffix or 'nothing'}, but it is {what}" in error.value.cause
+    said = f"its name ends with {suffix}, but it is {what}" if suffix else f": the file is {what}"
+    assert said in error.value.cause
     assert next_step in error.value.next_step
 
 
