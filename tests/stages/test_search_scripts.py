@@ -185,7 +185,7 @@ def shown_page(study: Path, judged: Judged, importances: dict[str, float]) -> st
 def test_a_search_above_its_budget_is_refused_before_its_first_trial(folder: Path) -> None:
     search = settings(limits={"gpu_hours": 0.001})
     write_account(folder / "estimates/r.json", estimate(some_case(), "h100", None))
-    with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 round\(s\) of 3 trial\(s\), and one .* GPU-hours"):
+    with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 rounds of 3 trials, and one .* GPU-hours"):
         proposed(search, (0, 0), propose.PlanBlock(rounds=2, gpu="h100"))
     write_account(folder / "checkpoints/r/smoke/gate.json", some_gate())
     with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but .* need [\d.e-]+ GPU-hours"):

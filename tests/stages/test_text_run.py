@@ -118,6 +118,7 @@ for code in json.load(sys.stdin):
 """
 
 
+@pytest.mark.slow
 def test_the_model_card_says_how_to_ask_this_model(text_run: Path) -> None:
     """Its lines run unchanged, on a model of each kind."""
     picture = next((text_run / "sample").rglob("*.jpg"))
