@@ -6,8 +6,8 @@
 #        of the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are unusable or not requested
 #        (another modality or source, not drawn); converted/{dataset}/{split}.unread.json, the unread keys, each with
 #        its number of rows.
-# Holds: every raw row is in exactly one of the two files; the same bytes on any number of cores; all rows have a
-#        picture, or none has; no key that changes a row's meaning stays unread, unless ignore_keys names it.
+# Holds: every raw row is in exactly one of the two files; the same bytes on any number of cores; no key that changes a
+#        row's meaning stays unread, unless ignore_keys names it.
 
 
 rule convert_rows:

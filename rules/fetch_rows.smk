@@ -1,6 +1,6 @@
 # Raw data files, as their owners made them.
 #
-# Needs: the sources in the configuration (datasets: train, test), and for those on the hub their rows in
+# Needs: the sources in the configuration (datasets: train, val, test), and for those on the hub their rows in
 #        pins.yaml. A gated source needs a token: HF_TOKEN or `.venv/bin/hf auth login`.
 # Makes: raw/{dataset}/{file}, the file itself: a hard link into stores.raw, or a copy of a local file;
 #        raw/{dataset}/.fetched/{file}.json, its size and sha256, which every rule that reads it compares.

@@ -55,7 +55,7 @@ def main(
     converted: JSON lines to write, one training row each.
     rejects: JSON lines to write, one for each raw row that is unusable or left out.
     unread: the account of unread keys to write, with the digests of the other two files.
-    split: train or test.
+    split: train, val or test.
     settings: those of the data set. choice: which rows are used. mended: files of edited rows.
     raw_accounts: the account of each raw file; [] skips their check.
     """

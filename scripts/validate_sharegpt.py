@@ -14,8 +14,10 @@ from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.reports.counts_page import counts_page
+from vlmflow.rows.holdout import FindLookAlikes
 from vlmflow.rows.stats import EditedFile, RulesUsed, Stats
-from vlmflow.rows.validate import FindLookAlikes, SplitFiles, SplitRules, validate
+from vlmflow.rows.trained_text import last_answer_only
+from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 
 class DatasetBlock(Settings):
@@ -91,7 +93,7 @@ def main(
         settings.modality,
         one_prompt=settings.one_prompt,
         drop_near_questions=settings.near_duplicates.drop,
-        last_answer_only=settings.form == "timestep" or settings.train_on == "last",
+        last_answer_only=last_answer_only(settings.form, settings.train_on),
     )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
     counted = validate(files, stats.parent, rules, threads, mended, find_look_alikes, settings.read_columns)

@@ -178,10 +178,12 @@ class RuleInputs(SearchInputs):
 
     def run_pictures(self, wildcards: Any) -> list[str]:
         """The image manifests of all raw splits of the data set of wildcard `run`; none if it has no pictures."""
+        return self._manifests_of_run(wildcards, *RAW_SPLITS)
+
+    def _manifests_of_run(self, wildcards: Any, *splits: str) -> list[str]:
         dataset = self._settings.runs[wildcards.run].dataset
-        if not self._settings.datasets[dataset].has_manifests:
-            return []
-        return [f"images/{dataset}/{split}.jsonl" for split in splits_of(self._settings, dataset)]
+        named = splits_of(self._settings, dataset) if self._settings.datasets[dataset].has_manifests else []
+        return [f"images/{dataset}/{split}.jsonl" for split in named if split in splits]
 
     def evaluated(self, wildcards: Any) -> list[str]:
         """The evaluations of wildcard `run`: of val, or of the splits that it names."""
@@ -232,7 +234,7 @@ class RuleInputs(SearchInputs):
 
     def train_pictures(self, wildcards: Any) -> list[str]:
         """The image manifests of the raw splits that wildcard `run` trains on, and chooses by; none without any."""
-        return [manifest for manifest in self.run_pictures(wildcards) if not manifest.endswith("/test.jsonl")]
+        return self._manifests_of_run(wildcards, "train", "val")
 
     def cached(self, wildcards: Any) -> list[str]:
         """The cached data set of wildcard `run`, if it trains from one."""

@@ -94,11 +94,8 @@ def choose_from_split(
     ids = (row.id for row in lines_of(file, ShareGptRow))
     gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
     digests = dict(map(name_and_digest, entries.values()))
-    half = (
-        half_of((group_of(row, digests, form.one_prompt) for row in lines_of(file, ShareGptRow)), part)
-        if part
-        else None
-    )
+    groups = (group_of(row, digests, form.one_prompt) for row in lines_of(file, ShareGptRow))
+    half = half_of(groups, part) if part else None
     rows, out = choose_rows(
         lines_of(file, ShareGptRow),
         digests,

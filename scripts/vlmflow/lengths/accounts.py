@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from vlmflow.rows.trained_text import last_answer_only
+
 STEP = 64
 """A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
 
@@ -119,7 +121,7 @@ class FittedRows(msgspec.Struct, frozen=True):
     @property
     def last_answer_only(self) -> bool:
         """Whether only the last answer of a row is trained."""
-        return self.form == "timestep" or self.train_on == "last"
+        return last_answer_only(self.form, self.train_on)
 
     @property
     def halved(self) -> bool:

@@ -20,6 +20,7 @@ import msgspec
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.damaged_array import WHITE, DamagedArray, skip_white
+from vlmflow.raw.signatures import ANOTHER_FILE
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BETWEEN_ROWS = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*)?")
@@ -50,9 +51,7 @@ class JsonRows:
         try:
             with self._open() as file:
                 if not os.fstat(file.fileno()).st_size:
-                    raise VlmflowError(
-                        f"{path}: the file is empty", "name another file (datasets.NAME.train, val, test)"
-                    )
+                    raise VlmflowError(f"{path}: the file is empty", ANOTHER_FILE)
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise VlmflowError(f"{path}: {error}", "fetch or write the file again") from None

@@ -18,6 +18,7 @@ from vlmflow.config.key_meanings import folded
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.raw.json_file import JsonRows, Places
+from vlmflow.raw.signatures import ANOTHER_FILE
 
 BATCH_ROWS = 256
 TEXT = "text"
@@ -57,9 +58,7 @@ class TableRows(JsonRows):
                 end += len(line)
                 self._ends.append(end)
         if not self._starts:
-            raise VlmflowError(
-                f"{self.path}: the table has no rows", "name another file (datasets.NAME.train, val, test)"
-            )
+            raise VlmflowError(f"{self.path}: the table has no rows", ANOTHER_FILE)
         with self._disk_errors_said():
             spool.flush()
         return spool

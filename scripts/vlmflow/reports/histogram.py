@@ -33,7 +33,8 @@ class Histogram:
 
     def add(self, value: int) -> None:
         """Count one number, 0 or more."""
-        self._counts[value // _unit(value) * _unit(value)] += 1
+        unit = _unit(value)
+        self._counts[value // unit * unit] += 1
         self.count += 1
         self.total += value
         self.largest = max(self.largest, value)
@@ -54,7 +55,7 @@ class Histogram:
 
     def _seen(self) -> Iterable[tuple[int, int]]:
         """Return the numbers, each with how many there are up to it."""
-        return zip(sorted(self._counts), accumulate(count for _, count in self.items()), strict=True)
+        return accumulate(self.items(), lambda before, after: (after[0], before[1] + after[1]))
 
 
 def _unit(value: int) -> int:

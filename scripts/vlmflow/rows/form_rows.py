@@ -25,7 +25,7 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
 
-NO_LIMITS = RowLimits()
+DEFAULT_LIMITS = RowLimits()
 WHOLE_TRAJECTORIES = TrainingForm("trajectory")
 
 
@@ -36,7 +36,7 @@ def form_rows(
     prompt: str | None,
     system_prompt: str | None,
     ignore_keys: Sequence[str] = (),
-    limits: RowLimits = NO_LIMITS,
+    limits: RowLimits = DEFAULT_LIMITS,
     trajectories: TrainingForm = WHOLE_TRAJECTORIES,
 ) -> MakeRows:
     """Return the converter of raw rows of one kind.
@@ -90,13 +90,12 @@ def _one_conversation(form: RawForm, how: HowToConvert) -> RowsOf:
     """Return the converter of a form with a function `read`."""
     assert form.read is not None, "a form has `rows` or `read`"
     read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
-    of_another = {"image": False, "text": True}.get(how.modality or "")  # whether such a row has a picture
-    left_out = Reject(OF_ANOTHER_MODALITY.get(how.modality or "", ""), "")
+    modality = how.modality
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
         images = pictures_of(raw.image, raw.images)
-        if bool(images) is of_another:
-            return left_out
+        if modality and bool(images) != (modality == "image"):
+            return Reject(OF_ANOTHER_MODALITY[modality], "")
         if len(images) > 1:
             return Reject("several_pictures", f"{len(images)} pictures; one is allowed")
         turns = read(raw, prompt)
@@ -154,9 +153,10 @@ def refuse_columns(rows: RawRows, kind: str, modality: str | None, columns: Mapp
 
     Raises VlmflowError with the column and its type.
     """
+    form = form_of(kind)
     for file in rows.files:
-        if file.columns is not None and not form_of(kind).fixed:
-            _refuse_columns(file.path, file.columns, form_of(kind), modality, columns)
+        if file.columns is not None and not form.fixed:
+            _refuse_columns(file.path, file.columns, form, modality, columns)
 
 
 def _refuse_columns(

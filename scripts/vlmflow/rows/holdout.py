@@ -1,7 +1,18 @@
 """Chooses the pictures, or the prompts of rows without pictures, that are held out of the train split."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vlmflow.rows.rejects import Reject
+from vlmflow.rows.row_check import CheckedRows, Verdict
+
+if TYPE_CHECKING:  # it imports numpy, which takes as long as all other imports here
+    from vlmflow.pictures.look_alikes import LookAlike
+
+FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
+"""Takes the SHA-256 digests of the test split's pictures; returns the other pictures that look like one, by SHA-256."""
 
 
 def hold_out(rows: Mapping[bytes, int], share: float, key: str, forbidden: frozenset[bytes]) -> frozenset[bytes]:
@@ -22,3 +33,71 @@ def hold_out(rows: Mapping[bytes, int], share: float, key: str, forbidden: froze
         chosen.add(digest)
         wanted -= rows[digest]
     return frozenset(chosen)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Where rows of the raw train and validation splits belong.
+
+    in_test, in_val: the groups of the raw test and validation splits. test, val: those of the raw train split that
+    become test and val. near: the pictures that look like one of test, by their SHA-256. asks: the groups that ask
+    nearly what a test row asks.
+    """
+
+    in_test: frozenset[bytes]
+    in_val: frozenset[bytes]
+    test: frozenset[bytes]
+    val: frozenset[bytes]
+    near: "Mapping[bytes, LookAlike]"
+    asks: frozenset[bytes]
+
+    def near_test(self, verdict: Verdict) -> Reject | None:
+        """Return why a row is in no split: it has what a test row has, or nearly. None if it has not."""
+        if verdict.group in self.in_test:
+            return Reject("in_test_split", f"{_what_is_shared(verdict)} of the test split")
+        if found := self.near.get(verdict.group):
+            like = f"the test split's picture with sha256 {found.sha256.hex()}"
+            return Reject("near_test_picture", f"{verdict.picture} is {found.distance} of 64 bits from {like}")
+        if verdict.group in self.asks:
+            return Reject("near_test_question", "near_duplicates.jsonl names the test row")
+        return None
+
+    def place(self, verdict: Verdict) -> str | Reject:
+        """Return the split of a row of the raw train split, or why it is in none."""
+        if verdict.group in self.test:
+            return "test"
+        if rejected := self.near_test(verdict):
+            return rejected
+        if verdict.group in self.in_val:
+            return Reject("in_val_split", f"{_what_is_shared(verdict)} of the raw validation split")
+        return "val" if verdict.group in self.val else "train"
+
+
+def _what_is_shared(verdict: Verdict) -> str:
+    return f"{verdict.picture} is a picture" if verdict.picture else "its prompt is one"
+
+
+def held_out(
+    checked: Mapping[str, CheckedRows],
+    test_groups: Set[bytes],
+    test_questions: Set[bytes],
+    test_share: float,
+    val_share: float,
+    seed: int,
+    find_look_alikes: FindLookAlikes,
+) -> HeldOut:
+    """Draw test and val from the raw train split, unless they are raw splits.
+
+    checked: the verdicts by raw split. test_groups, test_questions: those of the raw test split (`row_check.Grouped`).
+    The others are settings of the data set. What the raw validation split has is not drawn for test.
+    """
+    train, in_test = checked["train"], frozenset(test_groups)
+    in_val = frozenset(checked["val"].groups) if "val" in checked else frozenset()
+    test = hold_out(train.groups, 0.0 if "test" in checked else test_share, f"{seed} test", in_val)
+    near = find_look_alikes(in_test | test)
+    asked = test_questions | {train.questions[group] for group in test & train.questions.keys()}
+    questions = train.questions | (checked["val"].questions if "val" in checked else {})
+    asks = frozenset(group for group, question in questions.items() if question in asked)
+    taken = in_test | test | near.keys() | asks
+    val = hold_out(train.groups, 0.0 if "val" in checked else val_share, str(seed), taken)
+    return HeldOut(in_test, in_val, test, val, near, asks)

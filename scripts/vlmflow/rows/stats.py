@@ -5,6 +5,7 @@ import msgspec
 from vlmflow.config import raw_forms
 from vlmflow.pictures.picture_counts import NotChecked, PictureCounts
 from vlmflow.rows.rejects import LEFT_OUT
+from vlmflow.rows.trained_text import last_answer_only
 from vlmflow.rows.unread_keys import UnreadKeys
 
 
@@ -147,7 +148,7 @@ class Stats(RowStats):
     @property
     def last_answer_only(self) -> bool:
         """Whether only the last answer of a row is trained."""
-        return self.form == "timestep" or self.settings.train_on == "last"
+        return last_answer_only(self.form, self.settings.train_on)
 
     @property
     def has_pictures(self) -> bool:

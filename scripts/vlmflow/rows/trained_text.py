@@ -6,6 +6,11 @@ from vlmflow.config.row_settings import GOOD
 from vlmflow.rows.sharegpt import ShareGptRow
 
 
+def last_answer_only(form: str, train_on: str) -> bool:
+    """Return whether only the last answer of a row is trained. form, train_on: see `data_settings.DatasetSettings`."""
+    return form == "timestep" or train_on == "last"
+
+
 def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:
     """Return the characters of a row's trained answers by score; {} if its answers have no scores.
 

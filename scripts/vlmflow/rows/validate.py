@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from vlmflow.pictures.image_manifest import contents_digest, read_picture_manife
 from vlmflow.pictures.picture_counts import NotChecked, picture_counts
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.converted import RejectedRow
-from vlmflow.rows.holdout import hold_out
+from vlmflow.rows.holdout import FindLookAlikes, held_out
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.row_counts import Account
@@ -33,7 +33,7 @@ from vlmflow.rows.stats import RawFile, RowStats
 from vlmflow.rows.unread_keys import Found, UnreadKeys
 
 if TYPE_CHECKING:  # it imports numpy, which takes as long as all other imports here
-    from vlmflow.pictures.look_alikes import LookAlike
+    pass
 
 log = logging.getLogger("vlmflow")
 
@@ -83,8 +83,7 @@ class DatasetWriter:
     """Writes train, val, test and quarantine of one data set, and collects facts about what it wrote.
 
     examples: the number of rows by split. pictures: the SHA-256 of the pictures of train and val, by name.
-    groups: those of val and test (see `row_check.Grouped`). test_questions: those of test. trained: the characters of
-    train's trained answers by score.
+    test_groups, test_questions: see `row_check.Grouped`. trained: the characters of train's trained answers by score.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -95,7 +94,7 @@ class DatasetWriter:
         self.quarantine = self.files["quarantine"], unfinished(folder / "quarantine.jsonl")
         self.examples = {"train": 0, "val": 0, "test": 0}
         self.pictures: dict[str, bytes] = {}
-        self.groups: dict[str, set[bytes]] = {"val": set(), "test": set()}
+        self.test_groups: set[bytes] = set()
         self.test_questions: set[bytes] = set()
         self.trained: Counter[int] = Counter()
 
@@ -104,18 +103,13 @@ class DatasetWriter:
         self.examples[split] += len(verdicts)
         if verdicts[0].picture and split != "test":
             self.pictures[verdicts[0].picture] = verdicts[0].group
-        if split != "train":
-            self.groups[split].add(verdicts[0].group)
         if split == "test":
+            self.test_groups.add(verdicts[0].group)
             self.test_questions.add(verdicts[0].question)
         for verdict in verdicts:
             self.files[split].write(verdict.line)
             if split == "train":
                 self.trained.update(verdict.trained)
-
-
-FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
-"""Takes the SHA-256 digests of the test split's pictures; returns the other pictures that look like one, by SHA-256."""
 
 
 def validate(
@@ -155,10 +149,11 @@ def validate(
 
         if "test" in files:
             take("test", lambda verdict: "test")
-        held_out = _held_out(checked, writer, rules, find_look_alikes)
+        shares = rules.test_share, rules.val_share, rules.seed
+        drawn = held_out(checked, writer.test_groups, writer.test_questions, *shares, find_look_alikes)
         if "val" in files:
-            take("val", lambda verdict: held_out.reject(verdict) or "val")
-        take("train", lambda verdict: held_out.place(verdict, writer.groups["val"] if "val" in files else None))
+            take("val", lambda verdict: drawn.near_test(verdict) or "val")
+        take("train", drawn.place)
         kept = accounts["train"].kept
         if not (writer.examples["train"] and writer.examples["val"]) and len(checked["train"].groups) == 1:
             raise VlmflowError(f"{files['train'].converted}: {_what_all_share(checked['train'])}", ALL_SHARE)
@@ -181,68 +176,9 @@ ALL_SHARE = (
 
 
 def _what_all_share(checked: CheckedRows) -> str:
-    """Return in words what the rows share that are all of one group."""
+    """Return what all usable rows have in common, for people. checked: rows of a single group."""
     first = next(verdict for verdict in checked if verdict.reject is None)
     return f"all usable rows share {f'the picture {first.picture}' if first.picture else 'one prompt'}"
-
-
-@dataclass(frozen=True)
-class HeldOut:
-    """What rows of the raw train and validation splits must not have, and which groups of the train split leave it.
-
-    in_test: the groups of the raw test split. test, val: those of the raw train split that become test and val. near:
-    the pictures that look like one of test, by their SHA-256. asks: the groups that ask nearly what a test row asks.
-    """
-
-    in_test: frozenset[bytes]
-    test: frozenset[bytes]
-    val: frozenset[bytes]
-    near: "Mapping[bytes, LookAlike]"
-    asks: set[bytes]
-
-    def reject(self, verdict: Verdict) -> Reject | None:
-        """Return why a row must be in no split but test, or None."""
-        if verdict.group in self.in_test:
-            return Reject("in_test_split", f"{_shared(verdict)} of the test split")
-        if found := self.near.get(verdict.group):
-            like = f"the test split's picture with sha256 {found.sha256.hex()}"
-            return Reject("near_test_picture", f"{verdict.picture} is {found.distance} of 64 bits from {like}")
-        if verdict.group in self.asks:
-            return Reject("near_test_question", "near_duplicates.jsonl names the test row")
-        return None
-
-    def place(self, verdict: Verdict, in_val: Collection[bytes] | None) -> str | Reject:
-        """Return the split of a row of the raw train split. in_val: the groups of the raw validation split, if any."""
-        if verdict.group in self.test:
-            return "test"
-        if rejected := self.reject(verdict):
-            return rejected
-        if in_val is not None and verdict.group in in_val:
-            return Reject("in_val_split", f"{_shared(verdict)} of the raw validation split")
-        return "val" if verdict.group in self.val else "train"
-
-
-def _shared(verdict: Verdict) -> str:
-    return f"{verdict.picture} is a picture" if verdict.picture else "its prompt is one"
-
-
-def _held_out(
-    checked: Mapping[str, CheckedRows], writer: DatasetWriter, rules: SplitRules, find_look_alikes: FindLookAlikes
-) -> HeldOut:
-    """Draw what is held out of the raw train split: test and val, unless they are raw splits.
-
-    checked: the verdicts by raw split. writer: has written the raw test split, if any.
-    """
-    in_test = frozenset(writer.groups["test"])
-    train = checked["train"]
-    test = hold_out(train.groups, 0.0 if "test" in checked else rules.test_share, f"{rules.seed} test", frozenset())
-    near = find_look_alikes(in_test | test)
-    questions = train.questions | (checked["val"].questions if "val" in checked else {})
-    asked = writer.test_questions.union(train.questions[group] for group in test & train.questions.keys())
-    asks = {group for group, question in questions.items() if question in asked}
-    val_share = 0.0 if "val" in checked else rules.val_share
-    val = hold_out(train.groups, val_share, str(rules.seed), in_test | test | near.keys() | asks)
-    return HeldOut(in_test, test, val, near, asks)
 
 
 def _checked(

@@ -115,13 +115,13 @@ def _refuse_other_pictures(body: dict[str, Any]) -> None:
         match message:
             case {"content": list(parts)}:
                 for part in parts:
-                    if not _is_data(part):
+                    if (more := _pixels_of(part)) is None:
                         raise HTTPException(
                             400,
                             f"message {number}: only texts, and pictures in the request itself: "
                             '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
                         )
-                    pixels += _pixels_of(part)
+                    pixels += more
                     if pixels > MOST_PIXELS:
                         raise HTTPException(413, f"the pictures have more than {MOST_PIXELS:,} pixels")
             case {"content": str() | None} | {"tool_calls": list()}:
@@ -130,25 +130,21 @@ def _refuse_other_pictures(body: dict[str, Any]) -> None:
                 raise HTTPException(400, f"message {number}: its content is neither a text nor a list of parts")
 
 
-def _is_data(part: Any) -> bool:
+def _pixels_of(part: Any) -> int | None:
+    """Return the pixels of a part's picture, as its header tells; 0 for a text, None for a part of another kind.
+
+    Raises HTTPException if the data are no picture.
+    """
     match part:
         case {"type": "text", "text": str()}:
-            return True
-        case {"type": "image_url", "image_url": {"url": str(url)}}:
-            return PICTURE.fullmatch(url) is not None
-    return False
-
-
-def _pixels_of(part: dict[str, Any]) -> int:
-    """Return the pixels of a part's picture, as its header tells; 0 for a text. Raises HTTPException if it is none."""
-    if part["type"] == "text":
-        return 0
-    found = PICTURE.fullmatch(part["image_url"]["url"])
-    try:
-        with Image.open(io.BytesIO(base64.b64decode(found[1] if found else ""))) as picture:
-            return picture.width * picture.height
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
+            return 0
+        case {"type": "image_url", "image_url": {"url": str(url)}} if found := PICTURE.fullmatch(url):
+            try:
+                with Image.open(io.BytesIO(base64.b64decode(found[1]))) as picture:
+                    return picture.width * picture.height
+            except (OSError, ValueError, Image.DecompressionBombError) as error:
+                raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
+    return None
 
 
 def main() -> None:

@@ -50,6 +50,12 @@ def test_json_that_is_none_names_its_file(tmp_path: Path) -> None:
         read_json(tmp_path / "a.json")
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(VlmflowError, match=r"a\.json: is not a file"):
+        read_json(tmp_path / "a.json")
+
+
 def test_work_that_does_not_fit_on_the_disk_is_not_started(tmp_path: Path) -> None:
     require_free_disk(tmp_path / "not" / "yet" / "there", 1, "nothing much")
     with pytest.raises(VlmflowError, match=r"merging needs 1000000000.00 GB, only [\d.]+ GB is free"):

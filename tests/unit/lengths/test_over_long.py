@@ -26,7 +26,7 @@ def fit(tmp_path: Path) -> Callable[[OverLong], FittedRows]:
     return fitting(tmp_path, TOKENS)
 
 
-def fitting(tmp_path: Path, tokens_of: Mapping[str, list[int]]) -> Callable[[OverLong], FittedRows]:
+def fitting(tmp_path: Path, tokens_of: Mapping[str, list[int]], **settings: Any) -> Callable[[OverLong], FittedRows]:
     for split, tokens in tokens_of.items():
         lengths, start = [], 0
         with (tmp_path / f"{split}.jsonl").open("wb") as rows:
@@ -39,6 +39,7 @@ def fitting(tmp_path: Path, tokens_of: Mapping[str, list[int]]) -> Callable[[Ove
     stats = some_stats(
         dataset="talks", form="conversation", examples={split: len(tokens) for split, tokens in tokens_of.items()}
     )
+    stats.settings = msgspec.structs.replace(stats.settings, **settings)
     (tmp_path / "fitted").mkdir()
 
     def fit(over_long: OverLong) -> FittedRows:
@@ -66,6 +67,13 @@ def test_rows_that_do_not_fit_are_refused_by_name(fit: Callable[[OverLong], Fitt
     )
     assert "raise runs.NAME.train.max_length to 300" in refusal.value.next_step
     assert not (tmp_path / "fitted" / "account.json").exists()
+
+
+@pytest.mark.parametrize(("train_on", "last"), [("all", False), ("last", True)])
+def test_the_account_says_whether_only_last_answers_are_trained(tmp_path: Path, train_on: str, last: bool) -> None:
+    """The training stages know it from there alone."""
+    account = fitting(tmp_path, TOKENS, train_on=train_on)("leave_out")
+    assert account.last_answer_only is last
 
 
 def test_rows_that_are_left_out_are_counted_and_named(fit: Callable[[OverLong], FittedRows], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmflow.config.data_settings import RowLimits
+from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import MARKS, PATH_TAG, PLACEHOLDER, ShareGptRow, first_fault, json_schema, may_hold_marks
 from workflow_runs import ROOT
 
@@ -169,3 +170,37 @@ def test_the_published_schema_is_the_one_of_the_code() -> None:
     published = json.loads((ROOT / "docs" / "sharegpt-row.schema.json").read_text())
     assert published == json_schema(), "make docs"
     jsonschema.Draft202012Validator.check_schema(published)
+
+
+TALK = ["Be brief.", "<image>One <image>?", "a", "And <image>?", "b", "No picture?", "c"]
+"""A system turn and three rounds, with two, one and no picture."""
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "images", "attempts"),
+    [
+        (7, 7, "xyz", [1, 2, 3]),
+        (5, 7, "xyz", [1, 2]),
+        (3, 7, "xy", [1]),
+        (2, 7, "xy", []),
+        (3, 5, "xy", [1, 3]),
+        (2, 4, "xy", [2, 3]),
+        (1, 3, "z", [2, 3]),
+        (0, 1, "xyz", [1, 2, 3]),
+    ],
+)
+def test_turns_that_are_left_out_take_their_pictures_with_them(
+    first: int, end: int, images: str, attempts: list[int]
+) -> None:
+    speakers = ["system", *["human", "gpt"] * 3]
+    turns = [Turn(speaker, text) for speaker, text in zip(speakers, TALK, strict=True)]
+    row = ShareGptRow("id", "s", list("xyz"), [1, 2, 3], [1, 5, 9], turns)
+    left = row.without(first, end)
+    assert (left.images, left.attempts) == (list(images), attempts)
+    assert left.scores == [[1, 5, 9][number - 1] for number in attempts]
+    assert left.conversations == turns[:first] + turns[end:]
+    assert row.images == list("xyz")
+    if end == len(turns):
+        assert row.until(first) == left
+    without_scores = ShareGptRow("id", "s", list("xyz"), [1, 2, 3], [], turns)
+    assert without_scores.without(first, end).scores == []

@@ -119,6 +119,19 @@ def test_no_picture_of_a_raw_validation_split_is_trained_on(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_raw_validation_split_has_is_not_drawn_for_test(tmp_path: Path, seed: int) -> None:
+    """Else a picture would be in val and in test."""
+    val = some_rows(6)
+    train = [fire_row(picture(number), f"another question {number}") for number in range(12)]
+    splits = [split_files(tmp_path / "in", name, made) for name, made in (("train", train), ("val", val))]
+    stats = validate(splits, tmp_path / "out", replace(RULES, test_share=0.3, seed=seed), processes=1)
+    assert stats.train == SplitCounts(12, 6, {"in_val_split": 6})
+    pictures = [{row["images"][0] for row in lines(tmp_path / "out" / f"{x}.jsonl")} for x in ("train", "val", "test")]
+    assert len(set.union(*pictures)) == sum(map(len, pictures)) == 12
+    assert pictures[1] == {picture(number) for number in range(6)}
+
+
 def test_a_raw_validation_split_whose_rows_are_all_in_test_is_an_error(tmp_path: Path) -> None:
     rows = {"train": some_rows(10), "val": TEST, "test": TEST}
     splits = [split_files(tmp_path / "in", name, made) for name, made in rows.items()]
