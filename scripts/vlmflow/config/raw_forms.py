@@ -30,8 +30,8 @@ class RawForm:
     row: what a row looks like, for people: a cell of the table in docs/data.md.
     content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with their types; a key that may
     be null may also be missing.
-    read: makes the turns (`chat.Turn`, at least one, with the raw texts), or a Reject, from a row with the attributes
-    of `content`, and the setting `prompt`; each is one training row. None if the form has `rows`.
+    read: makes a `raw_text.Reading`, or a Reject, from a row with the attributes of `content`, and the setting
+    `prompt`; each is one training row. None if the form has `rows`.
     rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
     turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
     speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
@@ -40,6 +40,9 @@ class RawForm:
     settings: the settings of a data set that this form has, but not every form.
     fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
+    pictures_in_turns: whether the turns may name pictures themselves, besides the keys of ANY_ROW.
+    moves_tags: the kinds in which the tag of a single picture moves to a line of its own before the first question, as
+    their makers' trainer moves it.
     feedback: the kinds in which the human's later turns are feedback on the answer before, and the last answer is
     right.
     gold: returns the right answer that a raw row's bytes have beside its turns, or None; None if the form has no such
@@ -58,6 +61,8 @@ class RawForm:
     settings: tuple[str, ...] = ("ignore_keys",)
     fixed: bool = False
     one_prompt: bool = False
+    pictures_in_turns: bool = False
+    moves_tags: tuple[str, ...] = ()
     feedback: tuple[str, ...] = ()
     gold: Callable[[bytes], str | None] | None = None
 

@@ -42,7 +42,10 @@ class RowLimits(Settings):
     """Turns in one conversation, human and gpt together; for FIRE, in a whole trajectory, in both forms."""
 
     max_turn_chars: Positive = 20_000
-    """Characters in one turn."""
+    """Characters in one turn, and in the declarations of a row's tools."""
+
+    max_pictures: Positive = 16
+    """Pictures in one row."""
 
 
 class RowChoice(Settings):

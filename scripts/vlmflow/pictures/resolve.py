@@ -44,7 +44,7 @@ def named_paths(
 
     choice: which rows are used; None for all. mended: see `open_rows`.
 
-    An unusable row (not a JSON object, several pictures, or a path that is not text) names none.
+    An unusable row (not a JSON object, or a path that is not text) names none.
     Raises VlmflowError if a file as a whole cannot be read.
     """
     paths: dict[str, int] = {}
@@ -59,8 +59,8 @@ def named_paths(
             if reason_left_out(number):
                 continue
             named = read(row)
-            if named is not None and len(named.pictures) == 1:
-                paths[named.pictures[0]] = paths.get(named.pictures[0], 0) + 1
+            for path in dict.fromkeys(named.pictures) if named else ():
+                paths[path] = paths.get(path, 0) + 1
     return paths
 
 

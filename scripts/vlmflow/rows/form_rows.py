@@ -1,7 +1,7 @@
 """Converts raw rows of every form to ShareGPT rows.
 
-Unless its form is `fixed`, a raw row may also have `image` (a path) or `images` (a list of one path), in any letter
-case, and `source`.
+Unless its form is `fixed`, a raw row may also have `image` (a path) or `images` (a list of paths), in any letter case,
+and `source`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,20 @@ from vlmflow.raw.named import pictures_of, source_of
 from vlmflow.raw.row_keys import key_fault, spelled, with_own_keys
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import TEXT
-from vlmflow.rows.chat import FIRST_LINE, dialogue_start, from_system, wrong_order
+from vlmflow.rows.chat import (
+    ASSISTANT,
+    FIRST_LINE,
+    Turn,
+    dialogue_start,
+    from_system,
+    tags_in,
+    times_answered,
+    wrong_order,
+)
 from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
-from vlmflow.rows.raw_text import cleaned, untagged
+from vlmflow.rows.raw_text import NO_RULE, cleaned, untagged
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.sharegpt import other_number
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
 
@@ -56,7 +66,7 @@ def form_rows(
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
     unread = Unread((sound_type, raw_type), nested, form.meanings_of(names), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
-    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how)
+    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, kind in form.moves_tags)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
@@ -86,21 +96,25 @@ def form_rows(
     return MakeRows(make, unread)
 
 
-def _one_conversation(form: RawForm, how: HowToConvert) -> RowsOf:
-    """Return the converter of a form with a function `read`."""
+def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> RowsOf:
+    """Return the converter of a form with a function `read`. moves_tag: see `RawForm.moves_tags`."""
     assert form.read is not None, "a form has `rows` or `read`"
     read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
     modality = how.modality
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
-        images = pictures_of(raw.image, raw.images)
+        images, found = pictures_of(raw.image, raw.images), read(raw, prompt)
+        if form.pictures_in_turns:
+            if type(found) is Reject:
+                return found
+            if images and found.pictures:
+                return Reject("bad_shape", "pictures are named in the turns and beside them")
+            images = images or list(found.pictures)
         if modality and bool(images) != (modality == "image"):
             return Reject(OF_ANOTHER_MODALITY[modality], "")
-        if len(images) > 1:
-            return Reject("several_pictures", f"{len(images)} pictures; one is allowed")
-        turns = read(raw, prompt)
-        if type(turns) is Reject:
-            return turns
+        if type(found) is Reject:
+            return found
+        turns = found.turns
         texts, changes = cleaned([turn.value for turn in turns])
         if "" in texts:
             return Reject("empty_turn", f"turn {texts.index('')} holds no text")
@@ -108,36 +122,58 @@ def _one_conversation(form: RawForm, how: HowToConvert) -> RowsOf:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text
         first = dialogue_start(turns)
-        answerless = len(turns) - first > 1 and turns[-1].speaker == "human"
-        if answerless:
-            turns.pop()  # nothing can be learned from a question without an answer
-        answers = (len(turns) - first) // 2
-        if not answers:
-            return wrong_order(turns, first)
+        end = len(turns)
+        while end > first + 1 and turns[end - 1].speaker not in ASSISTANT:
+            end -= 1  # nothing can be learned from a question without an answer
+        answers = times_answered(turns[:end])
+        if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
+            return fault
         if images:
-            question, moved = untagged(turns[first].value)
-            if not question:
-                return Reject("empty_turn", f"turn {first} holds no text")
-            turns[first].value = FIRST_LINE + question
-            changes |= moved
-        if answerless:
+            placed = (_moved if moves_tag and len(images) == 1 else _in_place)(turns, first, len(images))
+            if isinstance(placed, Reject):
+                return placed
+            changes |= placed
+            left = tags_in(turns[end:]) if end < len(turns) else 0
+            images = images[: len(images) - left]
+        if end < len(turns):
             unread.last_turn()
         if changes:
             unread.changed(changes)
+        turns = turns[:end] if first else system + turns[:end]
         return [
             ConvertedRow(
-                identity,
-                source_of(raw.source, images),
-                images,
-                list(range(1, 1 + answers)),
-                [],
-                turns if first else system + turns,
-                number,
-                False,
+                id=identity,
+                source=source_of(raw.source, images),
+                images=images,
+                attempts=list(range(1, 1 + answers)),
+                scores=[],
+                conversations=turns,
+                tools=found.tools,
+                raw_row=number,
+                score_field_differs=False,
             )
         ]
 
     return rows_of
+
+
+def _moved(turns: list[Turn], first: int, pictures: int) -> frozenset[str] | Reject:
+    """Move the tag of the one picture before the first question; returns the rule that changed it."""
+    question, moved = untagged(turns[first].value)
+    if not question:
+        return Reject("empty_turn", f"turn {first} holds no text")
+    turns[first].value = FIRST_LINE + question
+    return moved
+
+
+def _in_place(turns: list[Turn], first: int, pictures: int) -> frozenset[str] | Reject:
+    """Leave the tags where they are; without any, put them before the first question."""
+    if pictures == 1 and turns[first].value.startswith(FIRST_LINE):  # nearly all rows; the check sees any other tag
+        return NO_RULE
+    if tags := tags_in(turns):
+        return other_number(tags, pictures) or NO_RULE
+    turns[first].value = FIRST_LINE * pictures + turns[first].value
+    return NO_RULE
 
 
 def _object_in(holds: Any) -> type[msgspec.Struct] | None:

@@ -1,11 +1,23 @@
 """Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn
 from vlmflow.rows.rejects import Reject
+
+
+class Reading(NamedTuple):
+    """What a raw row says.
+
+    turns: at least one, with the raw texts. pictures: those that the turns themselves name, in the order of their tags.
+    tools: the declarations, as in `sharegpt.ShareGptRow`.
+    """
+
+    turns: list[Turn]
+    pictures: Sequence[str] = ()
+    tools: str = ""
 
 
 class RawTurn(Protocol):
@@ -112,6 +124,6 @@ def spoken(
     return made
 
 
-def question_and_answer(question: str, answer: str) -> list[Turn]:
+def question_and_answer(question: str, answer: str) -> Reading:
     """Return the two turns of a row with a single question."""
-    return [Turn("human", question), Turn("gpt", answer)]
+    return Reading([Turn("human", question), Turn("gpt", answer)])

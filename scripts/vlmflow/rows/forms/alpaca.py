@@ -4,8 +4,7 @@ from typing import Protocol
 
 from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.raw_text import question_and_answer
+from vlmflow.rows.raw_text import Reading, question_and_answer
 
 
 class Row(Protocol):
@@ -16,7 +15,7 @@ class Row(Protocol):
     output: str
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn]:
+def read(raw: Row, prompt: str | None) -> Reading:
     """Return the two turns of a row; the question is that of ms-swift (AlpacaPreprocessor.concat_inst_input)."""
     asked = "\n".join(filter(None, (raw.instruction, raw.input)))
     return question_and_answer(asked, raw.output)

@@ -8,8 +8,8 @@ from typing import Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import PlainTurn, Speaker, Turn
-from vlmflow.rows.raw_text import spoken
+from vlmflow.rows.chat import PlainTurn, Speaker
+from vlmflow.rows.raw_text import Reading, spoken
 from vlmflow.rows.rejects import Reject
 
 SPEAKERS: dict[str, Speaker] = {"human": "human", "gpt": "gpt", "system": "system"}
@@ -28,9 +28,10 @@ class Row(Protocol):
     conversations: list[From]
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
+def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return the turns of a row."""
-    return spoken("conversations", raw.conversations, SPEAKERS)
+    turns = spoken("conversations", raw.conversations, SPEAKERS)
+    return turns if isinstance(turns, Reject) else Reading(turns)
 
 
 FORM = RawForm(
@@ -41,5 +42,6 @@ FORM = RawForm(
     turns="conversations",
     speakers=SPEAKERS,
     sound={"conversations": list[PlainTurn]},
+    moves_tags=("volcano",),
     feedback=("volcano",),
 )

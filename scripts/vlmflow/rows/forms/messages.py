@@ -5,8 +5,8 @@ from typing import Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import ROLES, Speaker, Turn
-from vlmflow.rows.raw_text import spoken
+from vlmflow.rows.chat import ROLES, Speaker
+from vlmflow.rows.raw_text import Reading, spoken
 from vlmflow.rows.rejects import Reject
 
 SPEAKERS: dict[str, Speaker] = {ROLES[speaker]: speaker for speaker in ("human", "gpt", "system")}
@@ -25,9 +25,10 @@ class Row(Protocol):
     messages: list[Message]
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn] | Reject:
+def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return the turns of a row."""
-    return spoken("messages", raw.messages, SPEAKERS)
+    turns = spoken("messages", raw.messages, SPEAKERS)
+    return turns if isinstance(turns, Reject) else Reading(turns)
 
 
 FORM = RawForm(
