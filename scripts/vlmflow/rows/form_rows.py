@@ -21,6 +21,7 @@ from vlmflow.raw.table_file import TEXT
 from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
+    SPEAKERS,
     Turn,
     dialogue_start,
     from_system,
@@ -29,7 +30,7 @@ from vlmflow.rows.chat import (
     wrong_order,
 )
 from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
-from vlmflow.rows.raw_text import NO_RULE, cleaned, untagged
+from vlmflow.rows.raw_text import JOINED, NO_RULE, UNTRAINED_END, cleaned, untagged
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import other_number
 from vlmflow.rows.trajectories import TrainingForm
@@ -123,11 +124,24 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
                 turn.value = text
         first = dialogue_start(turns)
         end = len(turns)
-        while end > first + 1 and turns[end - 1].speaker not in ASSISTANT:
-            end -= 1  # nothing can be learned from a question without an answer
-        answers = times_answered(turns[:end])
-        if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
-            return fault
+        answers = (end - first) // 2
+        if not answers or [turn.speaker for turn in turns[first:]] != SPEAKERS * answers:
+            turns, joined = _joined(turns)
+            changes |= joined
+            end = len(turns)
+            while end > first + 1 and turns[end - 1].speaker not in ASSISTANT:
+                end -= 1  # nothing can be learned from a question without an answer
+            answers = times_answered(turns[:end])
+            if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
+                return fault
+        answered = end == len(turns)
+        if any(turn.loss is False for turn in turns):
+            end = _mark_trained(turns, end)
+            if not end:
+                return Reject("nothing_trained", "")
+            if answered and end < len(turns):
+                changes |= UNTRAINED_END
+            answers = times_answered(turns[:end])
         if images:
             placed = (_moved if moves_tag and len(images) == 1 else _in_place)(turns, first, len(images))
             if isinstance(placed, Reject):
@@ -135,7 +149,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             changes |= placed
             left = tags_in(turns[end:]) if end < len(turns) else 0
             images = images[: len(images) - left]
-        if end < len(turns):
+        if not answered:
             unread.last_turn()
         if changes:
             unread.changed(changes)
@@ -155,6 +169,38 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
         ]
 
     return rows_of
+
+
+def _joined(turns: list[Turn]) -> tuple[list[Turn], frozenset[str]]:
+    """Join turns in a row of human, and those of gpt that are trained alike; returns the rule, if there were any."""
+    made: list[Turn] = []
+    for turn in turns:
+        before = made[-1] if made else None
+        if (
+            before is not None
+            and turn.speaker == before.speaker
+            and turn.speaker in SPEAKERS
+            and turn.loss is before.loss
+        ):
+            before.value += f"\n{turn.value}"
+        else:
+            made.append(turn)
+    return made, JOINED if len(made) < len(turns) else NO_RULE
+
+
+def _mark_trained(turns: list[Turn], end: int) -> int:
+    """Say of every answer whether it is trained, if one is not; returns where the turns after the last trained begin.
+
+    In a causal model these turns would teach nothing. turns: of those that are not trained, `loss` is false. end: where
+    the turns without an answer begin.
+    """
+    while end and (turns[end - 1].speaker not in ASSISTANT or turns[end - 1].loss is False):
+        end -= 1
+    if any(turn.loss is False for turn in turns[:end]):
+        for turn in turns[:end]:
+            if turn.speaker in ASSISTANT:
+                turn.loss = turn.loss is not False
+    return end
 
 
 def _moved(turns: list[Turn], first: int, pictures: int) -> frozenset[str] | Reject:

@@ -45,11 +45,13 @@ RULES = {
     "outer_space": "white space at the end, or blank lines at the beginning, removed",
     "tag_place": "picture tag moved to a line of its own before the question",
     "further_tags": "further picture tags removed: the row has one picture",
+    "joined": "turns in a row of one speaker joined by a line feed",
+    "untrained_end": "turns after the last trained answer left out, with their pictures",
 }
 """The rules that change texts, for people; docs/data.md describes them."""
 
 NO_RULE: frozenset[str] = frozenset()
-LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS = (frozenset({rule}) for rule in RULES)
+LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS, JOINED, UNTRAINED_END = (frozenset({rule}) for rule in RULES)
 
 
 def clean(text: str) -> str:
