@@ -29,7 +29,7 @@ class Row(Protocol):
 
 def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return what a row says."""
-    turns = raw.messages
+    turns: list[Any] = raw.messages
     if turns and type(turns[0]) is Plain:
         if raw.system is raw.tools is raw.functions is msgspec.UNSET:
             return Reading([Turn(SPEAKERS[turn.role], turn.content) for turn in turns])
