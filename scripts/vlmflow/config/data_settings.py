@@ -202,12 +202,14 @@ class DatasetSettings(Settings):
         """
         counts = [self.max_samples, *(split_sample(address)[1] for address in self._named(split))]
         samples = min((count for count in counts if count is not None), default=None)
+        in_turns = form_of(self.kind).pictures_in_turns
         return RowChoice(
             sources=self.sources,
             samples=samples,
             seed=0 if samples is None else self.seed,
             modality=None if form_of(self.kind).fixed else self.modality,
-            names={key: name for key, name in self._names.items() if key in ANY_ROW},
+            names={key: name for key, name in self._names.items() if in_turns or key in ANY_ROW},
+            kind=self.kind if in_turns else None,
             read_columns=self.read_columns,
         )
 

@@ -11,11 +11,24 @@ from functools import cache
 from types import ModuleType, NoneType
 from typing import Any, get_args, get_type_hints
 
+import msgspec
+
 from vlmflow.config.key_meanings import OF_CONVERSATIONS, OF_TURNS, Meaning
 
 PACKAGE = "vlmflow.rows.forms"
 
-ANY_ROW = {"image": str | None, "images": list[str] | None, "source": Any}
+
+class PictureCell(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A picture in the form of the library `datasets`. path: its path. bytes: the picture itself, as base64."""
+
+    path: str | None = None
+    bytes: str | None = None
+
+
+PictureNames = str | list[str | PictureCell] | PictureCell | None
+"""A picture, or several."""
+
+ANY_ROW = {"image": PictureNames, "images": PictureNames, "source": Any}
 """Keys that rows may have in every form that is not `fixed`, with their types."""
 
 PICTURES = ("image", "images")

@@ -66,6 +66,9 @@ class RowChoice(Settings):
     names: dict[str, str] = {key: key for key in ANY_ROW}
     """The names of these keys in the file; a key that is not here is not read."""
 
+    kind: str | None = None
+    """The kind of the rows, if their turns may name pictures, too: `names` then has all of its keys."""
+
     read_columns: list[str] | None = None
     """The columns to read from a parquet file; null for all."""
 

@@ -53,7 +53,7 @@ def named_paths(
         open_rows(raw, split, mended, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
-        reason_left_out, read = left_out(rows, choice), reader(choice.names)
+        reason_left_out, read = left_out(rows, choice), reader(choice.names, choice.kind)
         for number, row in enumerate(rows):
             progress.advance()
             if reason_left_out(number):

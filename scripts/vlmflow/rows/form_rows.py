@@ -10,14 +10,14 @@ from typing import Any, get_args
 
 import msgspec
 
-from vlmflow.config.raw_forms import ANY_ROW, PICTURES, RawForm, form_of, may_be_null, picture_keys
+from vlmflow.config.raw_forms import PICTURES, RawForm, form_of, may_be_null, picture_keys
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
-from vlmflow.raw.named import pictures_of, source_of
+from vlmflow.raw.named import pictures_of, raw_type, source_of
 from vlmflow.raw.row_keys import key_fault, spelled, with_own_keys
 from vlmflow.raw.split import RawRows
-from vlmflow.raw.table_file import TEXT
+from vlmflow.raw.table_file import BYTES, TEXT
 from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
@@ -59,13 +59,13 @@ def form_rows(
     form = form_of(kind)
     names = form.names(columns)
     pictures = picture_keys(names)
-    raw_type = sound_type = _raw_type(form.all_keys, names)
-    if form.sound:  # a row that does not fit this faster type is decoded as raw_type, whose errors say what is wrong
-        sound_type = _raw_type({**form.all_keys, **form.sound}, names)
-    decode = msgspec.json.Decoder(raw_type).decode
+    held_type = sound_type = raw_type(form.all_keys, names)
+    if form.sound:  # a row that does not fit this faster type is decoded as held_type, whose errors say what is wrong
+        sound_type = raw_type({**form.all_keys, **form.sound}, names)
+    decode = msgspec.json.Decoder(held_type).decode
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
-    unread = Unread((sound_type, raw_type), nested, form.meanings_of(names), ignore_keys, assistants)
+    unread = Unread((sound_type, held_type), nested, form.meanings_of(names), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
     rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, kind in form.moves_tags)
 
@@ -104,7 +104,10 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
     modality = how.modality
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
-        images, found = pictures_of(raw.image, raw.images), read(raw, prompt)
+        try:
+            images, found = pictures_of(raw.image, raw.images), read(raw, prompt)
+        except ValueError as error:
+            return Reject("bad_picture", str(error))
         if form.pictures_in_turns:
             if type(found) is Reject:
                 return found
@@ -271,29 +274,18 @@ def _refuse_columns(
 
 
 def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -> None:
-    """Refuse a column that does not hold texts (`is_text`), or else lists."""
-    if holds == TEXT if is_text else "list" in holds.partition("<")[0]:
+    """Refuse a column that does not hold texts (`is_text`), or else lists; one of pictures may be both, or bytes."""
+    is_list = "list" in holds.partition("<")[0]
+    fits = is_list or holds in (TEXT, BYTES) if key in PICTURES else holds == TEXT if is_text else is_list
+    if fits:
         return
     if is_text:
         what = "text"
-        advice = "name another column, or save this one as text; pictures must be files, named by their paths"
-    elif key == "images":
-        what = "list of paths"
-        advice = f"if each is one path, set columns: {{image: {name}}}; or name another column"
+        advice = "name another column, or save this one as text"
+    elif key in PICTURES:
+        what = "picture, a path, or a list of these"
+        advice = "name another column"
     else:
         what = "list of turns"
         advice = "save the rows as JSON lines, or as parquet with lists there; or name another column"
     raise VlmflowError(f"{path}: column {name!r} holds {holds}, not a {what}", f"{advice} (datasets.NAME.columns)")
-
-
-def _raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
-    """Return the type of a raw row, with the keys' names in the file.
-
-    An attribute whose key is missing is UNSET; one whose key is not read is None.
-
-    keys: the types by key. names: the name of each key in the file; a missing key is not read.
-    """
-    read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
-    typed = [(key, keys[key], msgspec.UNSET) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
-    absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
-    return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)

@@ -220,7 +220,7 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
     assert found.unread_keys == {"note": 2, "tools": 2}
     sounds = [{"prompt": "q", "completion": "a", "audio": {"bytes": b"RIFF\xff", "path": "a.wav"}}]
     pq.write_table(pa.Table.from_pylist(sounds), tmp_path / "sounds.parquet")
-    with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows, .* with bytes"):
+    with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows"):
         converted(tmp_path / "sounds.parquet", "prompt_completion")
 
 
