@@ -22,6 +22,7 @@ from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
     SPEAKERS,
+    PlainTurn,
     Turn,
     dialogue_start,
     from_system,
@@ -138,7 +139,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
                 return fault
         answered = end == len(turns)
-        if any(turn.loss is False for turn in turns):
+        if type(turns[0]) is not PlainTurn and False in [turn.loss for turn in turns]:
             end = _mark_trained(turns, end)
             if not end:
                 return Reject("nothing_trained", "")
@@ -149,23 +150,24 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             placed = (_moved if moves_tag and len(images) == 1 else _in_place)(turns, first, len(images))
             if isinstance(placed, Reject):
                 return placed
-            changes |= placed
-            left = tags_in(turns[end:]) if end < len(turns) else 0
-            images = images[: len(images) - left]
+            if placed:
+                changes |= placed
+        if end < len(turns):
+            images = images[: len(images) - tags_in(turns[end:])]
+            del turns[end:]
         if not answered:
             unread.last_turn()
         if changes:
             unread.changed(changes)
-        turns = turns[:end] if first else system + turns[:end]
         return [
             ConvertedRow(
-                id=identity,
-                source=source_of(raw.source, images),
-                images=images,
-                attempts=list(range(1, 1 + answers)),
-                scores=[],
-                conversations=turns,
-                tools=found.tools,
+                identity,
+                source_of(raw.source, images),
+                images,
+                list(range(1, 1 + answers)),
+                [],
+                turns if first else system + turns,
+                found.tools,
                 raw_row=number,
                 score_field_differs=False,
             )

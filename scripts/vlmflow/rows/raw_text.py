@@ -1,14 +1,16 @@
 """Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from zlib import crc32
+
+import msgspec
 
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn
 from vlmflow.rows.rejects import Reject
 
 
-class Reading(NamedTuple):
+class Reading(msgspec.Struct, gc=False):
     """What a raw row says.
 
     turns: at least one, with the raw texts. pictures: those that the turns themselves name, in the order of their tags.
