@@ -13,7 +13,10 @@ FIX_THE_PATH = "fix the path of the data file (config: datasets)"
 PACKED = "unpack it, and name the unpacked file (datasets.NAME.train, val, test)"
 AS_CSV = "save the table as CSV in UTF-8, and name that file (datasets.NAME.train, val, test)"
 AS_UTF_8 = "save the file as UTF-8"
-AS_PARQUET = "write it as parquet, and name that file: datasets.load_from_disk(FOLDER)"
+FROM_DISK = (
+    'write it as parquet, and name that file: datasets.load_from_disk(FOLDER).to_parquet("rows.parquet"); if it has '
+    'several splits, datasets.load_from_disk(FOLDER)["train"].to_parquet("rows.parquet")'
+)
 
 KINDS = (
     (rb"\x1f\x8b", "compressed (gzip)", f"{PACKED}: gunzip {{file}}"),
@@ -22,7 +25,7 @@ KINDS = (
     (rb"PK\x03\x04", "a ZIP archive", PACKED),
     (rb"\xd0\xcf\x11\xe0", "an old Excel workbook", AS_CSV),
     (rb"PAR1[^\t\r\n -~]", "parquet", "give its name the ending .parquet"),
-    (rb"\xff\xff\xff\xff", "in Arrow's form, of `save_to_disk`", f'{AS_PARQUET}.to_parquet("rows.parquet")'),
+    (rb"\xff\xff\xff\xff", "in Arrow's form, of `save_to_disk`", FROM_DISK),
     (rb"ARROW1|FEA1", "in Arrow's form", "write it as parquet (datasets: to_parquet)"),
     (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[\[{\"]\0|\0[\[{\"]", "in UTF-16 or UTF-32", AS_UTF_8),
     (
@@ -38,6 +41,9 @@ BEGINNING = 1 << 20
 
 ENOUGH = 10
 """The least places of a text, none of them in UTF-8, that show another encoding: a few may be damage, and cost rows."""
+
+OF_SAVE_TO_DISK = ("state.json", "dataset_dict.json")
+"""One of these is in each folder of it: of a data set, or of several splits."""
 
 NOT_ASCII = re.compile(rb"[\x80-\xff]+")
 
@@ -74,13 +80,8 @@ def refuse_other_kinds(path: Path) -> None:
 
 def not_a_file(path: Path) -> VlmflowError:
     """Return the error for a data file that is a folder, or missing."""
-    if (path / "dataset_dict.json").is_file():
-        return VlmflowError(
-            f"{path} is a folder of `save_to_disk`, with several splits",
-            f'{AS_PARQUET}["train"].to_parquet("rows.parquet")',
-        )
-    if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-        return VlmflowError(f"{path} is a folder of `save_to_disk`", f'{AS_PARQUET}.to_parquet("rows.parquet")')
+    if any((path / name).is_file() for name in OF_SAVE_TO_DISK):
+        return VlmflowError(f"{path} is a folder of `save_to_disk`", FROM_DISK)
     what = "is a folder, not a file" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
     return VlmflowError(f"{path} {what}", FIX_THE_PATH)
 

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -71,7 +72,10 @@ NAMED = "and name the unpacked file (datasets.NAME.train, val, test)"
 AS_CSV = "save the table as CSV in UTF-8, and name that file (datasets.NAME.train, val, test)"
 ACCENTS = "prompt,completion\n" + "où?,là\n" * 5
 HELD = "an object holds the rows under its key 'train'; more follows, or they are damaged"
-FROM_DISK = 'write it as parquet, and name that file: datasets.load_from_disk(FOLDER).to_parquet("rows.parquet")'
+FROM_DISK = (
+    'write it as parquet, and name that file: datasets.load_from_disk(FOLDER).to_parquet("rows.parquet"); if it has '
+    'several splits, datasets.load_from_disk(FOLDER)["train"].to_parquet("rows.parquet")'
+)
 UTF_8 = "write it again in UTF-8, and name that file: iconv -f"
 KNOWN = {
     "rows.jsonl.gz": (
@@ -129,15 +133,29 @@ def test_what_people_have_is_named_with_what_to_do(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize(
+    ("name", "made", "row"),
+    [
+        ("rows.jsonl.gz", "rows.jsonl", ROW),
+        ("my rows.csv", "utf-8-my rows.csv", b'{"prompt":"o\xc3\xb9?","completion":"l\xc3\xa0"}'),
+    ],
+)
+def test_the_command_that_is_named_makes_rows(tmp_path: Path, name: str, made: str, row: bytes) -> None:
+    content, _, next_step = KNOWN[name]
+    (tmp_path / name).write_bytes(content)
+    subprocess.run(["sh", "-c", next_step.rpartition(": ")[2]], cwd=tmp_path, check=True)
+    with open_rows([tmp_path / made], "train") as rows:
+        assert set(rows) == {row}
+
+
+@pytest.mark.parametrize(
     ("files", "said"),
     [
         ((), "is a folder, not a file\n  what to do: fix the path of the data file (config: datasets)"),
-        (("state.json", "dataset_info.json"), f"is a folder of `save_to_disk`\n  what to do: {FROM_DISK}"),
         (
-            ("dataset_dict.json",),
-            "is a folder of `save_to_disk`, with several splits\n  what to do: "
-            + FROM_DISK.replace("(FOLDER)", '(FOLDER)["train"]'),
+            ("state.json", "dataset_info.json", "data-00000-of-00001.arrow"),
+            f"is a folder of `save_to_disk`\n  what to do: {FROM_DISK}",
         ),
+        (("dataset_dict.json",), f"is a folder of `save_to_disk`\n  what to do: {FROM_DISK}"),
     ],
 )
 def test_a_folder_is_called_what_it_is(tmp_path: Path, files: tuple[str, ...], said: str) -> None:
