@@ -52,7 +52,7 @@ def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[st
     for key, value in block.get("properties", {}).items():
         named = next(iter(value.get("patternProperties", {}).values()), None)
         step = f"{key}.NAME." if named else f"{key}."
-        for branch in [named or value, *value.get("anyOf", [])]:
+        for branch in [named or value, *value.get("anyOf", []), *(named or {}).get("oneOf", [])]:
             if "$ref" in branch:
                 found.append((step, definitions[branch["$ref"].rsplit("/", 1)[-1]]))
     return found
