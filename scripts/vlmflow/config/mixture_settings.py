@@ -39,7 +39,7 @@ def _checked(value: Any) -> Any:
             f"{value} could be a share of the data set, a share of the mixture, or a number of rows; write 30% of its "
             "train rows as 30%, each of them twice as 200%, 5,000 of them as 5000 rows, and all as all"
         )
-    if not isinstance(value, str) or not re.match(AMOUNT, value):
+    if not isinstance(value, str) or not re.fullmatch(AMOUNT, value):
         raise ValueError(f"{value!r} is not allowed; it must be all, a share (30%, 200%) or a number (5000 rows)")
     amount = amount_of(value)
     if amount.share is not None and not 0 < amount.share <= MOST_REPEATS:

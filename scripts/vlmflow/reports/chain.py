@@ -55,7 +55,7 @@ class _Data(msgspec.Struct, frozen=True):
         """
         found = {}
         for file in (file for some in self.raw.values() for file in some):
-            dataset = next((name for name in self.members if f"raw/{name}/" in file.file), self.dataset)
+            dataset = max(self.members or [self.dataset], key=lambda name: file.file.rfind(f"raw/{name}/"))
             beginning = f"raw/{dataset}/"
             found[beginning + file.file.rpartition(beginning)[2]] = file.sha256
         return found
