@@ -156,10 +156,25 @@ class RuleInputs(SearchInputs):
         ]
 
     def of_members(self, *files: str) -> InputFunction:
-        """Some files of each of the data sets that the mixture `dataset` mixes."""
-        return lambda wildcards: [
-            f"data/{member}/{file}" for member in self._settings.members(wildcards.dataset) for file in files
-        ]
+        """Some files of each of the data sets that the mixture `dataset` mixes.
+
+        It ends the process if one has skip_images.
+        """
+
+        def named(wildcards: Any) -> list[str]:
+            self._refuse_unchecked_pictures(wildcards.dataset, f"mixture {wildcards.dataset} would have")
+            return [f"data/{member}/{file}" for member in self._settings.members(wildcards.dataset) for file in files]
+
+        return named
+
+    def _refuse_unchecked_pictures(self, dataset: str, what: str) -> None:
+        """End the process if a data set, or one that it mixes, has skip_images. what: what would have its pictures."""
+        for name, member in self._settings.members(dataset).items():
+            if member.skip_images:
+                sys.exit(
+                    f"datasets.{name}.skip_images: true is only for inspecting texts; {what} unchecked pictures\n"
+                    "  what to do: remove it, or choose another data set"
+                )
 
     def searched(self, wildcards: Any) -> str:
         """The rows of wildcard `dataset` among which near-duplicates of its test split are searched.
@@ -196,12 +211,7 @@ class RuleInputs(SearchInputs):
 
         def file(wildcards: Any) -> str:
             dataset = self._settings.runs[wildcards.run].dataset
-            if self._settings.datasets[dataset].skip_images:
-                sys.exit(
-                    f"datasets.{dataset}.skip_images: true is only for inspecting texts; run {wildcards.run} "
-                    f"would train on unchecked pictures\n  what to do: remove it, or choose another data set "
-                    f"(runs.{wildcards.run}.dataset)"
-                )
+            self._refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
             return f"data/{dataset}/{name}"
 
         return file

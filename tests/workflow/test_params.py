@@ -161,11 +161,9 @@ def texts(folder: Path, name: str, **settings: Any) -> dict[str, set[str]]:
 
 def rules_for(folder: Path, name: str, **settings: Any) -> list[Any]:
     """Give the rules that may make something for a data set and its run: a mixture has no raw rows."""
-    return [
-        rule
-        for rule in read_rules(folder, **settings)
-        if "dataset" not in rule.wildcard_names or re.fullmatch(rule.wildcard_constraints["dataset"], name)
-    ]
+    found = read_rules(folder, **settings)
+    allowed = [rule.workflow.wildcard_constraints | rule.wildcard_constraints for rule in found]
+    return [rule for rule, of in zip(found, allowed, strict=True) if re.fullmatch(of["dataset"], name)]
 
 
 @pytest.fixture(scope="module")

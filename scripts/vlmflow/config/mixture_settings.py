@@ -83,11 +83,6 @@ class MixtureSettings(Settings):
         self._members = members
 
     @property
-    def skip_images(self) -> bool:
-        """False: data sets of unchecked pictures cannot be mixed."""
-        return False
-
-    @property
     def has_manifests(self) -> bool:
         """Whether any of the data sets has checked pictures."""
         return any(member.has_manifests for member in self._members.values())

@@ -200,8 +200,6 @@ class Config(Settings):
                 if member not in own:
                     what = "the mixture itself" if member == name else "a mixture, too; mix its data sets"
                     raise ValueError(f"{key}: {member!r} is {what}")
-                if own[member].skip_images:
-                    raise ValueError(f"{key}: {member!r} has skip_images: true, so its pictures are unchecked")
             mixture.take({member: own[member] for member in mixture.mix})
         return self
 

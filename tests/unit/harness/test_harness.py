@@ -395,6 +395,14 @@ def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
     assert inputs.raw_gold("train")(run) == ["raw/fire/t.json"]
     assert inputs.raw_gold("train")(texts) == []
     assert settings.good_run("blend") is None
+    unchecked = settings.raw_datasets["fire"].model_copy(update={"skip_images": True})
+    settings.mixtures["blend"].take({"fire": unchecked})
+    with pytest.raises(
+        SystemExit, match=r"^datasets\.fire\.skip_images: .*; mixture blend would have unchecked pictures"
+    ):
+        inputs.of_members("train.jsonl")(blend)
+    with pytest.raises(SystemExit, match=r"^datasets\.fire\.skip_images: .*; run r would train on unchecked pictures"):
+        inputs.data("train.jsonl")(run)
 
 
 def test_a_local_source_of_the_future_is_refused_with_what_mends_it(tmp_path: Path) -> None:
