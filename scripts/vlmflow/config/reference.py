@@ -48,7 +48,7 @@ def with_kinds(page: str) -> str:
 
 def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the blocks inside a block, with the keys that lead there: NAME for the first that a block may be."""
-    found = []
+    found: list[tuple[str, dict[str, Any]]] = []
     for key, value in block.get("properties", {}).items():
         named = next(iter(value.get("patternProperties", {}).values()), None)
         step = f"{key}.NAME." if named else f"{key}."
