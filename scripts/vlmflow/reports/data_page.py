@@ -144,7 +144,7 @@ def data_page(
     sources = ranked(stats.kept_by_source)
     page = DataPage(
         title=f"{stats.dataset}: the data",
-        subtitle=f"{stats.made_of}, made from {' and '.join(map(_files, stats.raw.values()))}",
+        subtitle=_made_from(stats),
         tiles=_tiles(stats, account),
         account=account,
         sources=sources[:SOURCES_SHOWN],
@@ -160,6 +160,12 @@ def data_page(
         quarantine=data / "quarantine.jsonl",
     )
     return render("data.html.jinja", page)
+
+
+def _made_from(stats: Stats) -> str:
+    if stats.members:
+        return stats.made_of
+    return f"{stats.made_of}, made from {' and '.join(map(_files, stats.raw.values()))}"
 
 
 def _files(raw: list[RawFile]) -> str:
