@@ -28,7 +28,7 @@ from vlmflow.pictures.image_manifest import (
     read_picture_manifest,
 )
 from vlmflow.pictures.picture_counts import picture_counts
-from vlmflow.rows.chat import answers
+from vlmflow.rows.chat import ASSISTANT
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.mixture_names import id_in_mixture, picture_in_mixture, source_in_mixture
 from vlmflow.rows.rejects import Reject
@@ -82,9 +82,9 @@ class Member:
         Raises VlmflowError if no image manifest has a picture.
         """
         if not row.images:
-            found = Grouping(None, None, self.stats.one_prompt).group_of(row)
+            found = Grouping(None, None, self.stats.one_prompt).parts_of(row)
             assert not isinstance(found, Reject)
-            return [found[1]]
+            return found[1]
         try:
             return [self.pictures[name] for name in row.images]
         except KeyError as error:
@@ -277,11 +277,11 @@ def _most_copies(member: Member) -> int:
 
 def _with_last_trained(row: ShareGptRow) -> ShareGptRow:
     """Return a row that says that only its last answer is trained, for a mixture in which others train all."""
-    if len(answers(row.conversations)) == 1:
+    asked = [number for number, turn in enumerate(row.conversations) if turn.speaker == "human"]
+    if len(asked) == 1:
         return row
-    last = len(row.conversations) - 1
     turns = [
-        msgspec.structs.replace(turn, loss=number == last) if turn.speaker == "gpt" else turn
+        msgspec.structs.replace(turn, loss=number > asked[-1]) if turn.speaker in ASSISTANT else turn
         for number, turn in enumerate(row.conversations)
     ]
     return msgspec.structs.replace(row, conversations=turns)
