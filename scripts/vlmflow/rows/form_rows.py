@@ -22,17 +22,19 @@ from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
     SPEAKERS,
+    THOUGHT,
     PlainTurn,
     Turn,
     dialogue_start,
     from_system,
     tags_in,
+    thought_first,
     times_answered,
     wrong_order,
 )
 from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
-from vlmflow.rows.raw_text import JOINED, NO_RULE, UNTRAINED_END, cleaned, untagged
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.raw_text import JOINED, NO_RULE, THOUGHTS, UNTRAINED_END, cleaned, untagged
+from vlmflow.rows.rejects import LEFT_OUT, Reject
 from vlmflow.rows.sharegpt import other_number
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
@@ -66,9 +68,11 @@ def form_rows(
     decode = msgspec.json.Decoder(held_type).decode
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
-    unread = Unread((sound_type, held_type), nested, form.meanings_of(names), ignore_keys, assistants)
+    meanings = {**form.meanings, **form.meanings_of(names)}  # of keys that are read too: another spelling is not read
+    unread = Unread((sound_type, held_type), nested, meanings, ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
-    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, kind in form.moves_tags)
+    turns = names[form.turns] if form.turns else ""
+    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, turns, kind in form.moves_tags)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
@@ -88,18 +92,23 @@ def form_rows(
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return Reject("bad_json", str(error))
         made = rows_of(identity, number, raw, len(row))
-        if type(made) is not Reject:
-            if shape is None:
-                unread.count(number, row)
-            else:
-                shape.rows += 1
+        if type(made) is Reject:
+            if made.reason not in LEFT_OUT:
+                unread.unusable(number, row)
+        elif shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
         return made
 
     return MakeRows(make, unread)
 
 
-def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> RowsOf:
-    """Return the converter of a form with a function `read`. moves_tag: see `RawForm.moves_tags`."""
+def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: bool) -> RowsOf:
+    """Return the converter of a form with a function `read`.
+
+    holder: the name of the turns' key in the file, if there is one. moves_tag: see `RawForm.moves_tags`.
+    """
     assert form.read is not None, "a form has `rows` or `read`"
     read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
     modality = how.modality
@@ -126,6 +135,8 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
         if changes:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text
+        if THOUGHT in "".join(texts):
+            changes |= _thoughts_first(turns)
         first = dialogue_start(turns)
         end = len(turns)
         answers = (end - first) // 2
@@ -159,6 +170,8 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             unread.last_turn()
         if changes:
             unread.changed(changes)
+        if found.unread:
+            unread.in_turns(number, holder, found.unread)
         return [
             ConvertedRow(
                 identity,
@@ -174,6 +187,15 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
         ]
 
     return rows_of
+
+
+def _thoughts_first(turns: list[Turn]) -> frozenset[str]:
+    """Write the reasoning at the beginning of answers as chat templates do; returns the rule, if it changed any."""
+    rule = NO_RULE
+    for turn in turns:
+        if turn.speaker == "gpt" and (text := thought_first(turn.value)) != turn.value:
+            turn.value, rule = text, THOUGHTS
+    return rule
 
 
 def _joined(turns: list[Turn]) -> tuple[list[Turn], frozenset[str]]:
