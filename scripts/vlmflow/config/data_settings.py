@@ -150,7 +150,7 @@ class DatasetSettings(Settings):
             known = ", ".join(form.all_keys)
             raise ValueError(f"columns: unknown key {unknown[0]!r}; rows of kind {self.kind} have: {known}")
         _refuse_unreadable_columns(self._names, self.columns)
-        meanings = form.meanings_of(self._names)
+        meanings = form.meanings_of(self.columns)
         for key in self.ignore_keys:
             if key not in meanings:
                 raise ValueError(
@@ -220,7 +220,7 @@ class DatasetSettings(Settings):
         Others may hold what JSON cannot represent.
         """
         form = form_of(self.kind)
-        return None if form.fixed else [*self._names.values(), *form.meanings_of_rows(self._names)]
+        return None if form.fixed else [*self._names.values(), *form.meanings_of_rows(self.columns)]
 
     @property
     def near_duplicates_to_drop(self) -> NearDuplicates:
@@ -238,7 +238,7 @@ class DatasetSettings(Settings):
 
     @property
     def _names(self) -> dict[str, str]:
-        return form_of(self.kind).names(self.columns)
+        return form_of(self.kind).names(self.columns, self.ignore_keys)
 
     @property
     def has_manifests(self) -> bool:

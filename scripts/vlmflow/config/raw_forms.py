@@ -5,7 +5,7 @@ Other modules ask this one about forms. None of them names a form: one more modu
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import ModuleType, NoneType
@@ -46,10 +46,13 @@ class RawForm:
     read: makes a `raw_text.Reading`, or a Reject, from a row with the attributes of `content`, and the setting
     `prompt`; each is one training row. None if the form has `rows`.
     rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
-    turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
-    speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
+    turns: the key that has the turns, as objects whose first field names the speaker (or rounds, see `speakers`); None
+    if there is no such key.
+    speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`); none if the objects of
+    `turns` are rounds, each a question with its answer.
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
     meanings: the keys besides the turns that change what a row means if they are not read.
+    chosen_by: those of `meanings` that have none if the setting `columns` says which key is read instead, and this one.
     settings: the settings of a data set that this form has, but not every form.
     fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
@@ -71,6 +74,7 @@ class RawForm:
     speakers: Mapping[str, str] = field(default_factory=dict)
     sound: Mapping[str, Any] = field(default_factory=dict)
     meanings: Mapping[str, Meaning] = field(default_factory=lambda: OF_CONVERSATIONS)
+    chosen_by: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ("ignore_keys",)
     fixed: bool = False
     one_prompt: bool = False
@@ -89,28 +93,40 @@ class RawForm:
         """The keys that are read from a row, with their types."""
         return self.keys if self.fixed else {**self.keys, **ANY_ROW}
 
-    def names(self, columns: Mapping[str, str]) -> dict[str, str]:
+    def names(self, columns: Mapping[str, str], ignored: Collection[str] = ()) -> dict[str, str]:
         """Return the keys that are read from rows, with their names in the file.
 
-        If `image` is called `images`, or the other way round, the other one is not read.
+        If `image` is called `images`, or the other way round, the other one is not read. Nor is a key of the form that
+        a row may lack, if its name is that of another key, or in `ignored`, the setting `ignore_keys`.
         """
-        names = {key: columns.get(key, key) for key in self.all_keys}
+        own, taken = self.keys, {*columns.values(), *ignored}
+        names = {
+            key: columns.get(key, key)
+            for key in self.all_keys
+            if key not in own or not may_be_null(own[key]) or key in columns or key not in taken
+        }
         for key, other in (("image", "images"), ("images", "image")):
             if columns.get(key) == other and other not in columns:
                 del names[other]
         return names
 
-    def meanings_of_rows(self, names: Mapping[str, str]) -> dict[str, Meaning]:
-        """Return the keys besides the turns that change what rows mean, and are not read.
+    def meanings_of_rows(self, columns: Mapping[str, str]) -> dict[str, Meaning]:
+        """Return the keys besides the turns that change what rows mean if they are not read, as in another letter case.
 
-        names: the keys that are read, with their names in the file.
+        A key that is read has a meaning only if it is ignored.
         """
-        return {key: meaning for key, meaning in self.meanings.items() if key not in names.values()}
+        return {key: meaning for key, meaning in self.meanings.items() if self.chosen_by.get(key) not in columns}
 
-    def meanings_of(self, names: Mapping[str, str]) -> dict[str, Meaning]:
+    def meanings_of(self, columns: Mapping[str, str]) -> dict[str, Meaning]:
         """Return the same, and also the keys of turns, as `messages.weight`."""
-        of_turns = {f"{names[self.turns]}.{key}": meaning for key, meaning in OF_TURNS.items()} if self.turns else {}
-        return self.meanings_of_rows(names) | of_turns
+        if not self.turns:
+            return self.meanings_of_rows(columns)
+        turns = self.names(columns)[self.turns]
+        of_turns = {
+            f"{turns}.{key}": meaning if self.speakers else meaning._replace(of_answers=False)
+            for key, meaning in OF_TURNS.items()
+        }
+        return self.meanings_of_rows(columns) | of_turns
 
 
 def may_be_null(holds: Any) -> bool:

@@ -120,5 +120,5 @@ def raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.
     """
     read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
     typed = [(key, keys[key], msgspec.UNSET) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
-    absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
+    absent = dict.fromkeys((ANY_ROW.keys() | keys.keys()) - names.keys())
     return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)

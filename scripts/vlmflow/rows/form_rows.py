@@ -57,7 +57,7 @@ def form_rows(
     the others are there.
     """
     form = form_of(kind)
-    names = form.names(columns)
+    names = form.names(columns, ignore_keys)
     pictures = picture_keys(names)
     held_type = sound_type = raw_type(form.all_keys, names)
     if form.sound:  # a row that does not fit this faster type is decoded as held_type, whose errors say what is wrong
@@ -65,7 +65,7 @@ def form_rows(
     decode = msgspec.json.Decoder(held_type).decode
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
-    unread = Unread((sound_type, held_type), nested, form.meanings_of(names), ignore_keys, assistants)
+    unread = Unread((sound_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
     rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, kind in form.moves_tags)
 
@@ -160,7 +160,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
         return [
             ConvertedRow(
                 id=identity,
-                source=source_of(raw.source, images),
+                source=source_of(found.source or raw.source, images),
                 images=images,
                 attempts=list(range(1, 1 + answers)),
                 scores=[],

@@ -283,7 +283,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "datasets.fire",
             {"kind": "alpaca", "train": "a.json", "columns": {"question": "q"}},
-            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, image, images, source",
+            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, system, history, image, ",
         ),
         (
             "datasets.fire",
