@@ -8,8 +8,8 @@ import pkgutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType, NoneType
-from typing import Any, get_args, get_type_hints
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -44,7 +44,7 @@ class RawForm:
     content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with their types; a key that may
     be null may also be missing.
     read: makes a `raw_text.Reading`, or a Reject, from a row with the attributes of `content`, and the setting
-    `prompt`; each is one training row. None if the form has `rows`.
+    `prompt`; each is one training row. None if the form has `rows`, or if the kind is found in the rows.
     rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
     turns: the key that has the turns, as objects whose first field names the speaker (or rounds, see `speakers`); None
     if there is no such key.
@@ -53,6 +53,10 @@ class RawForm:
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
     meanings: the keys besides the turns that change what a row means if they are not read.
     chosen_by: those of `meanings` that have none if the setting `columns` says which key is read instead, and this one.
+    answer: the key of the only answer, in a form without `turns`: what preference data have chosen stands there.
+    joins: the keys whose lists, one after another, are the turns of a row without `turns`; preference data have the
+    chosen answer in place of the last.
+    lists_are: the kind of the rows whose keys hold lists where this form has texts; None if there are no such rows.
     settings: the settings of a data set that this form has, but not every form.
     fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
@@ -75,7 +79,10 @@ class RawForm:
     sound: Mapping[str, Any] = field(default_factory=dict)
     meanings: Mapping[str, Meaning] = field(default_factory=lambda: OF_CONVERSATIONS)
     chosen_by: Mapping[str, str] = field(default_factory=dict)
-    settings: tuple[str, ...] = ("ignore_keys",)
+    answer: str | None = None
+    joins: tuple[str, ...] = ()
+    lists_are: str | None = None
+    settings: tuple[str, ...] = ("ignore_keys", "take")
     fixed: bool = False
     one_prompt: bool = False
     pictures_in_turns: bool = False
@@ -134,6 +141,12 @@ def may_be_null(holds: Any) -> bool:
     return holds is Any or NoneType in get_args(holds)
 
 
+def holds_list(holds: Any) -> bool:
+    """Return whether a key of this type holds a list, and no text."""
+    kinds = get_args(holds) if get_origin(holds) in (Union, UnionType) else (holds,)
+    return str not in kinds and any(get_origin(one) is list for one in kinds)
+
+
 def picture_keys(names: Mapping[str, str]) -> list[str]:
     """Return the names of the keys of pictures in the file. names: those of all keys that are read."""
     return [names[key] for key in PICTURES if key in names]
@@ -166,9 +179,11 @@ def has_feedback(kind: str) -> bool:
     return kind in form_of(kind).feedback
 
 
-def module_of(kind: str) -> str:
-    """Return the name of the module with the form of a kind; a stage that converts this kind depends on it."""
-    return _modules()[kind].__name__
+def modules_of(kind: str) -> list[str]:
+    """Return the names of the modules with the forms of rows of a kind; a stage that converts it depends on them."""
+    form = form_of(kind)
+    others = [form.lists_are] if form.lists_are else [] if form.read or form.rows else kinds()
+    return list(dict.fromkeys(_modules()[name].__name__ for name in [kind, *others]))
 
 
 def kinds_with(setting: str) -> list[str]:

@@ -31,5 +31,6 @@ FORM = RawForm(
     ),
     content=Row,
     read=read,
+    answer="output",
     meanings=OF_CONVERSATIONS | HISTORY,
 )

@@ -35,10 +35,11 @@ FORM = RawForm(
     kinds=("messages",),
     row=(
         '`{"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}]}`; '
-        "a turn of `system` may come first"
+        "a turn of `system` may come first; or such turns in two lists, `prompt` and `completion`"
     ),
     content=Row,
     read=read,
     turns="messages",
     speakers=SPEAKERS,
+    joins=("prompt", "completion"),
 )

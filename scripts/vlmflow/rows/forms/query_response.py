@@ -26,5 +26,6 @@ FORM = RawForm(
     row='`{"query": …, "response": …}`; also `system`, and in `history` the rounds before, `[[question, answer], …]`',
     content=Row,
     read=read,
+    answer="response",
     meanings=OF_CONVERSATIONS | HISTORY,
 )

@@ -40,4 +40,5 @@ FORM = RawForm(
     content=Row,
     read=read,
     turns="texts",
+    pictures_in_turns=True,
 )

@@ -32,6 +32,7 @@ FORM = RawForm(
     row='`{"question": …, "answer": …}`; `answer` may be a list, of which the most frequent one is trained',
     content=Row,
     read=read,
+    answer="answer",
     meanings=OF_CONVERSATIONS
     | HISTORY
     | dict.fromkeys(("answers", "multiple_choice_answer"), OTHER_ANSWERS)
