@@ -22,6 +22,7 @@ from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
+from vlmflow.raw.found_kind import settled
 from vlmflow.raw.named import reader
 from vlmflow.raw.split import open_rows
 
@@ -53,7 +54,8 @@ def named_paths(
         open_rows(raw, split, mended, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
-        reason_left_out, read = left_out(rows, choice), reader(choice.names, choice.kind)
+        choice = settled(choice, rows)
+        reason_left_out, read = left_out(rows, choice), reader(choice.names, choice.kind, choice.take)
         for number, row in enumerate(rows):
             progress.advance()
             if reason_left_out(number):

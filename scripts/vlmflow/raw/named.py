@@ -8,7 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import ANY_ROW, PictureCell, PictureNames, RawForm, form_of, may_be_null, picture_keys
+from vlmflow.config.row_settings import Take
 from vlmflow.raw.embedded import EMBEDDED, path_of
+from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import with_own_keys
 
 SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
@@ -20,6 +22,16 @@ class Named(NamedTuple):
 
     pictures: list[str]
     source: str
+
+
+class Said(NamedTuple):
+    """The pictures that the turns of a row name, and their source, if they have one."""
+
+    pictures: Sequence[str] = ()
+    source: str | None = None
+
+
+NOTHING = Said()
 
 
 class _NamedInRow(Protocol):
@@ -68,11 +80,11 @@ def _source_name(named: str) -> str:
     return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
 
 
-def reader(names: Mapping[str, str], kind: str | None = None) -> Callable[[bytes], Named | None]:
+def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None) -> Callable[[bytes], Named | None]:
     """Return the function that reads a raw row's pictures and source, and nothing else of it.
 
     names: the names of `image`, `images` and `source` in the file; one that is not there is not read. kind: that of the
-    rows, if their turns may name pictures, too; `names` then has those of all keys of its form.
+    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take: see `rewriter`.
 
     The function returns None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
@@ -82,7 +94,7 @@ def reader(names: Mapping[str, str], kind: str | None = None) -> Callable[[bytes
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
     in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
-    in_turns = _in_turns(form_of(kind), names) if kind else lambda row: ()
+    in_turns = _in_turns(form_of(kind), names, take) if kind else None
 
     def named(row: bytes) -> Named | None:
         try:
@@ -91,24 +103,33 @@ def reader(names: Mapping[str, str], kind: str | None = None) -> Callable[[bytes
             if not pictures and in_any_case.search(row):
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
-            pictures = pictures or list(in_turns(row))
+            said = in_turns(row) if in_turns else NOTHING
+            pictures = pictures or list(said.pictures)
         except (ValueError, RecursionError):
             return None
-        return Named(pictures, source_of(found.source, pictures))
+        return Named(pictures, source_of(said.source or found.source, pictures))
 
     return named
 
 
-def _in_turns(form: RawForm, names: Mapping[str, str]) -> Callable[[bytes], Sequence[str]]:
+def _in_turns(form: RawForm, names: Mapping[str, str], take: Take) -> Callable[[bytes], Said]:
     """Return the function that reads what a row's turns name, as the conversion does."""
     decode, read = msgspec.json.Decoder(raw_type(form.all_keys, names)).decode, form.read
+    rewritten = rewriter(form, names, take)
     assert read is not None, "only a form with `read` has pictures in turns"
 
-    def pictures(row: bytes) -> Sequence[str]:
-        found = read(decode(row), None)
-        return getattr(found, "pictures", ())  # a Reject has none
+    def said(row: bytes) -> Said:
+        if take:
+            row = rewritten(row)
+        try:
+            found = read(decode(row), None)
+        except msgspec.ValidationError:
+            if (again := rewritten(row)) is row:
+                raise
+            found = read(decode(again), None)
+        return Said(getattr(found, "pictures", ()), getattr(found, "source", None))  # a Reject has none
 
-    return pictures
+    return said
 
 
 def raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
@@ -120,5 +141,5 @@ def raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.
     """
     read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
     typed = [(key, keys[key], msgspec.UNSET) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
-    absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
+    absent = dict.fromkeys((ANY_ROW.keys() | keys.keys()) - names.keys())
     return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)

@@ -145,7 +145,7 @@ class _Chat:
 
     def _answer(self, turn: Mapping[str, Any], content: Any, place: str) -> None:
         """Read a turn of the assistant: its reasoning, its texts and its calls, in this order."""
-        given = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
+        given: list[Any] = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
         if len(given) > 1 or any(type(thought) is not str for thought in given):
             raise _Unusable("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
         calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in _calls(held, place)]
@@ -184,7 +184,7 @@ class _Chat:
         self._respond()
         held = call.get("function", call) if type(call) is dict else None
         name = held.get("name") if type(held) is dict else None
-        if type(name) is not str:
+        if held is None or type(name) is not str:
             raise _Unusable("bad_call", f"{place}: a call names no function")
         arguments = held.get("arguments", held.get("input"))
         if type(arguments) is str:

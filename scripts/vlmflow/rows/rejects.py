@@ -20,6 +20,7 @@ REASONS = {
     "not_drawn": "the mixture takes only a part of the data set's rows, and this one was not drawn (mix)",
     "text_only": "the row has no picture, and rows with pictures are requested (modality)",
     "has_picture": "the row has a picture, and rows without pictures are requested (modality)",
+    "not_taken": "the row's label does not call its answer a good one (take: true)",
     "no_good_attempt": "no attempt of the trajectory has the score from which attempts are trained (min_score)",
     "bad_table_row": "the table's row cannot be read: wrong number of fields, broken or open quotation, not UTF-8",
     "bad_json": "the row is not valid JSON",
@@ -51,7 +52,9 @@ REASONS = {
 }
 """All reasons but those of unusable pictures: these are in `pictures.image_manifest`, and get the prefix `picture_`."""
 
-LEFT_OUT = frozenset({"source_left_out", "not_sampled", "not_drawn", "text_only", "has_picture", "no_good_attempt"})
+LEFT_OUT = frozenset(
+    {"source_left_out", "not_sampled", "not_drawn", "text_only", "has_picture", "not_taken", "no_good_attempt"}
+)
 """Reasons of rows that the configuration does not request: they are counted, but not in the quarantine."""
 
 HARMLESS = LEFT_OUT | frozenset(

@@ -29,7 +29,7 @@ class Row(Protocol):
 
 def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return what a row says."""
-    turns = raw.messages
+    turns: list[Any] = raw.messages
     if turns and type(turns[0]) is Plain:
         if raw.system is raw.tools is raw.functions is msgspec.UNSET:
             return Reading([Turn(SPEAKERS[turn.role], turn.content) for turn in turns])
@@ -41,11 +41,14 @@ FORM = RawForm(
     kinds=("messages",),
     row=(
         '`{"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}]}`, as of '
-        "OpenAI, Anthropic, Qwen, LLaMA-Factory, axolotl, Oumi and ms-swift; `system`, `tools` or `functions` beside"
+        "OpenAI, Anthropic, Qwen, LLaMA-Factory, axolotl, Oumi and ms-swift; `system`, `tools` or `functions` beside; "
+        "or such turns in two lists, `prompt` and `completion`"
     ),
     content=Row,
     read=read,
     turns="messages",
+    speakers=SPEAKERS,
+    joins=("prompt", "completion"),
     sound={"messages": list[Plain]},
     pictures_in_turns=True,
 )
