@@ -71,11 +71,8 @@ def refuse_other_kinds(path: Path) -> None:
                 f"{path}: {f'its name ends with {path.suffix}, but it' if ending in ENDINGS else 'the file'} is {what}",
                 next_step.replace("{file}", shlex.quote(path.name)),
             )
-    if ending == PARQUET:
-        return
-    places = NOT_ASCII.findall(begins)
-    if len(places) >= ENOUGH and not any(map(_is_utf_8, places)):
-        raise VlmflowError(f"{path}: the file is not in UTF-8", to_utf_8(path, max(map(len, places)) <= 3))
+    if ending != PARQUET:
+        _refuse_other_encoding(path, begins)
 
 
 def not_a_file(path: Path) -> VlmflowError:
@@ -91,6 +88,16 @@ def to_utf_8(path: Path, is_western: bool = True) -> str:
     encoding, it_is = ("WINDOWS-1252", "") if is_western else ("ENCODING", " (ENCODING is its own, such as GB18030)")
     words = shlex.join(["iconv", "-f", encoding, "-t", "UTF-8", path.name])
     return f"write it again in UTF-8, and name that file: {words} > {shlex.quote(f'utf-8-{path.name}')}{it_is}"
+
+
+def _refuse_other_encoding(path: Path, begins: bytes) -> None:
+    places = []
+    for place in NOT_ASCII.finditer(begins):
+        if _is_utf_8(place[0]):
+            return
+        places.append(len(place[0]))
+    if len(places) >= ENOUGH:
+        raise VlmflowError(f"{path}: the file is not in UTF-8", to_utf_8(path, max(places) <= 3))
 
 
 def _is_utf_8(text: bytes) -> bool:
