@@ -4,19 +4,20 @@ They refuse by ending the process, because Snakemake would print an exception wi
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.search_inputs import SearchInputs
 from harness.volume_inputs import as_inputs
-from vlmflow.config.data_settings import RAW_SPLITS
+from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.source import base_run, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
 from vlmflow.fetch.small_files import small_names
+from vlmflow.raw.signatures import not_a_file
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
@@ -104,12 +105,12 @@ class RuleInputs(SearchInputs):
         return self._mended(wildcards.dataset)
 
     def _mended(self, dataset: str) -> list[Any]:
-        key, files = f"datasets.{dataset}.mended", self._settings.datasets[dataset].mended_files
+        key, files = f"datasets.{dataset}.mended", self._settings.raw_datasets[dataset].mended_files
         return [path for file in files for path in self._local_file(key, file)]
 
     def fetched_pictures(self, wildcards: Any) -> list[str]:
         """The account of the fetched pictures of wildcards `dataset` and `split`, if it fetches any."""
-        if not self._settings.datasets[wildcards.dataset].fetch_images:
+        if not self._settings.raw_datasets[wildcards.dataset].fetch_images:
             return []
         return [f"images/{wildcards.dataset}/{wildcards.split}.fetched.json"]
 
@@ -127,7 +128,7 @@ class RuleInputs(SearchInputs):
         return [pattern.replace("{part}", str(number)) for number in parts]
 
     def manifests(self, wildcards: Any) -> list[str]:
-        """The image manifests of wildcard `dataset`, one per raw split; none if it has no pictures."""
+        """The image manifests of wildcard `dataset`, one per split (`splits_of`); none if it has no pictures."""
         if not self._settings.datasets[wildcards.dataset].has_manifests:
             return []
         return self._of_splits("images/{dataset}/{split}.jsonl", wildcards)
@@ -137,14 +138,63 @@ class RuleInputs(SearchInputs):
 
         If test is taken from the raw train split, the hashes of train include its pictures.
         """
-        dataset = self._settings.datasets[wildcards.dataset]
-        if not dataset.has_manifests or not (dataset.test or dataset.test_share):
+        members = self._settings.members(wildcards.dataset)
+        if not any(member.test or member.test_share for member in members.values()):
             return []
-        return self._of_splits("images/{dataset}/{split}.hashes.jsonl", wildcards)
+        return self._of_members(members, "images/{member}/{split}.hashes.jsonl")
+
+    def member_pictures(self, wildcards: Any) -> list[str]:
+        """The image manifests of the data sets that the mixture `dataset` mixes."""
+        return self._of_members(self._settings.members(wildcards.dataset), "images/{member}/{split}.jsonl")
+
+    def _of_members(self, members: Mapping[str, DatasetSettings], pattern: str) -> list[str]:
+        """Return files of every raw split of those data sets that have pictures."""
+        with_pictures = [name for name, member in members.items() if member.has_manifests]
+        return [
+            pattern.format(member=name, split=split)
+            for name in with_pictures
+            for split in splits_of(self._settings, name)
+        ]
+
+    def of_members(self, *files: str) -> InputFunction:
+        """Some files of each of the data sets that the mixture `dataset` mixes.
+
+        It ends the process if one has skip_images.
+        """
+
+        def named(wildcards: Any) -> list[str]:
+            self._refuse_unchecked_pictures(wildcards.dataset, f"mixture {wildcards.dataset} would have")
+            return [f"data/{member}/{file}" for member in self._settings.members(wildcards.dataset) for file in files]
+
+        return named
+
+    def _refuse_unchecked_pictures(self, dataset: str, what: str) -> None:
+        """End the process if a data set, or one that it mixes, has skip_images. what: what would have its pictures."""
+        for name, member in self._settings.members(dataset).items():
+            if member.skip_images:
+                sys.exit(
+                    f"datasets.{name}.skip_images: true is only for inspecting texts; {what} unchecked pictures\n"
+                    "  what to do: remove it, or choose another data set"
+                )
+
+    def searched(self, wildcards: Any) -> str:
+        """The rows of wildcard `dataset` among which near-duplicates of its test split are searched.
+
+        A mixture has no others than its train rows, since its data sets search theirs themselves.
+        """
+        mixture = wildcards.dataset in self._settings.mixtures
+        return f"data/{wildcards.dataset}/train.jsonl" if mixture else f"converted/{wildcards.dataset}/train.jsonl"
+
+    def account_of_searched(self, wildcards: Any) -> str:
+        """The account with their digest."""
+        mixture = wildcards.dataset in self._settings.mixtures
+        return str(
+            f"data/{wildcards.dataset}/stats.json" if mixture else f"converted/{wildcards.dataset}/train.unread.json"
+        )
 
     def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
         """The same, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
-        return self.hashes(wildcards) if self._settings.datasets[wildcards.dataset].near_duplicates.drop else []
+        return self.hashes(wildcards) if self._settings.raw_datasets[wildcards.dataset].near_duplicates.drop else []
 
     def model(self, wildcards: Any) -> str:
         """The model folder of wildcard `run`."""
@@ -162,12 +212,7 @@ class RuleInputs(SearchInputs):
 
         def file(wildcards: Any) -> str:
             dataset = self._settings.runs[wildcards.run].dataset
-            if self._settings.datasets[dataset].skip_images:
-                sys.exit(
-                    f"datasets.{dataset}.skip_images: true is only for inspecting texts; run {wildcards.run} "
-                    f"would train on unchecked pictures\n  what to do: remove it, or choose another data set "
-                    f"(runs.{wildcards.run}.dataset)"
-                )
+            self._refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
             return f"data/{dataset}/{name}"
 
         return file
@@ -196,20 +241,18 @@ class RuleInputs(SearchInputs):
 
     def raw_gold(self, split: str) -> InputFunction:
         """The raw files of one split of the data set of wildcard `run`; none if raw rows have no gold answers."""
-
-        def files(wildcards: Any) -> list[str]:
-            dataset = self._settings.runs[wildcards.run].dataset
-            return list(raw_files(self._settings, dataset, split)) if self._has_gold(dataset) else []
-
-        return files
+        return lambda wildcards: [
+            file for dataset in self._with_gold(wildcards) for file in raw_files(self._settings, dataset, split)
+        ]
 
     def mended_gold(self, wildcards: Any) -> list[Any]:
         """The files of mended rows of the same data set."""
-        dataset = self._settings.runs[wildcards.run].dataset
-        return self._mended(dataset) if self._has_gold(dataset) else []
+        return [file for dataset in self._with_gold(wildcards) for file in self._mended(dataset)]
 
-    def _has_gold(self, dataset: str) -> bool:
-        return form_of(self._settings.datasets[dataset].kind).gold is not None
+    def _with_gold(self, wildcards: Any) -> list[str]:
+        """Return the data set of wildcard `run`, or those that it mixes, if their raw rows have gold answers."""
+        members = self._settings.members(self._settings.runs[wildcards.run].dataset)
+        return [name for name, member in members.items() if form_of(member.kind).gold is not None]
 
     def answered(self, wildcards: Any) -> list[str]:
         """The answers of base and tuned model on the same splits, if the run of wildcard `run` wants to show them."""
@@ -250,8 +293,7 @@ class RuleInputs(SearchInputs):
         if not isinstance(place, Path):
             return []
         if not place.is_file() and self._sees_all_volumes():
-            what = "is a folder, not a file" if place.is_dir() else "does not exist"
-            sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: fix the path")
+            sys.exit(f"{key}: {not_a_file(place.absolute())}")
         return as_inputs(self._workflow, [place])
 
     def _sees_all_volumes(self) -> bool:
@@ -260,13 +302,17 @@ class RuleInputs(SearchInputs):
 
 
 def splits_of(settings: Config, dataset: str) -> list[str]:
-    """Return the raw splits of a data set, in the order of RAW_SPLITS: train, and those others that it names."""
-    return [split for split in RAW_SPLITS if getattr(settings.datasets[dataset], split)]
+    """Return the raw splits of a data set, in the order of RAW_SPLITS: train, and those others that it names.
+
+    A mixture has no raw rows, and all splits.
+    """
+    own = settings.raw_datasets.get(dataset)
+    return [split for split in RAW_SPLITS if own is None or getattr(own, split)]
 
 
 def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:
     """Return the targets of a data set's raw split, `raw/DATASET/NAME OF THE SOURCE FILE`, with their sources."""
-    addresses = settings.datasets[dataset].addresses(split)
+    addresses = settings.raw_datasets[dataset].addresses(split)
     return {f"raw/{dataset}/{parse_source(address).name}": address for address in addresses}
 
 

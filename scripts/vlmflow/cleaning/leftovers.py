@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
@@ -209,12 +208,7 @@ def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]
 
 
 def _of_raw_files(store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
-    sources = [
-        address
-        for dataset in settings.datasets.values()
-        for split in RAW_SPLITS
-        for address in dataset.addresses(split)
-    ]
+    sources = [address for dataset in settings.raw_datasets.values() for address in dataset.all_addresses]
     yield from _of_hub(store, sources, pins, "data set", set())
 
 

@@ -243,6 +243,11 @@ class DatasetSettings(Settings):
         return near if near.drop else near.model_copy(update={"picture_distance": 0})
 
     @property
+    def kinds(self) -> list[str]:
+        """Its kind; a mixture may have several."""
+        return [self.kind]
+
+    @property
     def one_prompt(self) -> bool:
         """Whether all rows have the same prompt."""
         return form_of(self.kind).one_prompt

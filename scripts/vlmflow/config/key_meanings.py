@@ -71,6 +71,15 @@ def is_not_one(value: Any) -> bool:
 
 NO = ("false", "no", "off")
 
+
+def trained(weight: Any) -> bool | None:
+    """Return whether an answer of this weight is trained; None for a part of it, or more than once."""
+    if not is_not_one(weight):
+        return True
+    none = is_bad(weight) or (isinstance(weight, str) and weight.strip().lower() in NO)
+    return False if none else None
+
+
 WEIGHT = Meaning("the weight of the answers in training; 0 and false mean none", is_not_one)
 MASKED = Meaning("true means that the answers are not trained", lambda value: is_given(value) and not is_bad(value))
 PARTS = Meaning("which parts of the answers are trained", is_given)

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
+from vlmflow.config.mixture_settings import MixtureSettings
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.row_settings import GOOD
@@ -22,6 +23,18 @@ from vlmflow.core.integrity import Integrity
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of an environment variable, or the beginning of names before a `*`."""
+
+AnyDataset = Annotated[
+    Annotated[DatasetSettings, Tag(DatasetSettings.__name__)]
+    | Annotated[MixtureSettings, Tag(MixtureSettings.__name__)],
+    Discriminator(lambda block: (MixtureSettings if _is_mixture(block) else DatasetSettings).__name__),
+]
+"""A data set with raw rows of its own, or a mixture; the tags are the names in the JSON Schema, for messages."""
+
+
+def _is_mixture(block: Any) -> bool:
+    return "mix" in block if isinstance(block, dict) else isinstance(block, MixtureSettings)
+
 
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
@@ -134,8 +147,8 @@ class Config(Settings):
     models: dict[Name, ModelSettings]
     """Base models, by name; fetched into `models/NAME`."""
 
-    datasets: dict[Name, DatasetSettings]
-    """Data sets, by name; validated into `data/NAME`."""
+    datasets: dict[Name, AnyDataset]
+    """Data sets, by name; validated into `data/NAME`. A block with the key `mix` is a mixture of others."""
 
     picture_sources: dict[Name, PictureSource] = {}
     """Sources of pictures, by name: they override the rows of picture_sources.yaml key by key, or add new ones."""
@@ -146,6 +159,21 @@ class Config(Settings):
     search: dict[Name, SearchSettings] = {}
     """Searches for settings of a run, by name; `search/NAME/best.yaml` is the target."""
 
+    @property
+    def raw_datasets(self) -> dict[str, DatasetSettings]:
+        """The data sets that have raw rows of their own, by name: all but mixtures."""
+        return {name: one for name, one in self.datasets.items() if isinstance(one, DatasetSettings)}
+
+    @property
+    def mixtures(self) -> dict[str, MixtureSettings]:
+        """The mixtures, by name."""
+        return {name: one for name, one in self.datasets.items() if isinstance(one, MixtureSettings)}
+
+    def members(self, dataset: str) -> dict[str, DatasetSettings]:
+        """Return the data sets that have the raw rows of a data set, by name: itself, or those of a mixture."""
+        one = self.datasets[dataset]
+        return one.members if isinstance(one, MixtureSettings) else {dataset: one}
+
     def good_run(self, dataset: str) -> str | None:
         """Return a run that trains only good attempts of the same data, or None.
 
@@ -154,10 +182,26 @@ class Config(Settings):
         own = self.datasets[dataset]
         for name, run in self.runs.items():
             other = self.datasets[run.dataset]
+            if isinstance(own, MixtureSettings) or isinstance(other, MixtureSettings):
+                continue
             alike = other.model_copy(update={"min_score": own.min_score, "single_turn": own.single_turn}) == own
             if alike and (own.min_score or 0) < GOOD <= (other.min_score or 0):
                 return name
         return None
+
+    @model_validator(mode="after")
+    def _mixtures_are_of_data_sets(self) -> Self:
+        own = self.raw_datasets
+        for name, mixture in self.mixtures.items():
+            for member in mixture.mix:
+                key = f"datasets.{name}.mix.{member}"
+                if member not in self.datasets:
+                    raise ValueError(f"{key}: unknown data set {member!r}; datasets has: {_names(self.datasets)}")
+                if member not in own:
+                    what = "the mixture itself" if member == name else "a mixture, too; mix its data sets"
+                    raise ValueError(f"{key}: {member!r} is {what}")
+            mixture.take({member: own[member] for member in mixture.mix})
+        return self
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
@@ -188,7 +232,7 @@ class Config(Settings):
                 raise ValueError(f"search.{name}.run: unknown run {search.run!r}; runs has: {_names(self.runs)}")
             run = self.runs[search.run]
             wanted = run.evaluation.feedback
-            feedback = has_feedback(self.datasets[run.dataset].kind) if wanted is None else wanted
+            feedback = any(map(has_feedback, self.datasets[run.dataset].kinds)) if wanted is None else wanted
             check_search(name, search, run, feedback=feedback)
         return self
 
@@ -214,7 +258,7 @@ class Config(Settings):
         for name, model in self.models.items():
             if base_run(model.source) is None:
                 _source(f"models.{name}.source", model.source)
-        for name, dataset in self.datasets.items():
+        for name, dataset in self.raw_datasets.items():
             for number, root in enumerate(dataset.image_roots):
                 refuse_path(root, f"datasets.{name}.image_roots.{number}")
                 store = Path(self.stores.pictures).resolve()

@@ -127,6 +127,8 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts.named, counts.usable, rewritten)
     for differs, count in counts.other_names.items():
         LOGGER.info("%d pictures whose files have names that differ in %s", count, differs)
+    for format, count in counts.first_frames.items():
+        LOGGER.info("%d pictures of %s with several frames, pages or sizes: only the first is used", count, format)
     for reason, cost in counts.unusable.items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost.pictures, cost.rows, reason, REASONS[reason])
     for source, cost in counts.missing_by_source.items():

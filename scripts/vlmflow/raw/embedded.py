@@ -29,6 +29,9 @@ DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
 """Base64 of JPEG, PNG, GIF, WEBP, BMP or TIFF from its first byte on. A path has a dot."""
 
+SHORTEST = 60
+"""Any picture is longer, in characters."""
+
 _kept_in: tuple[Path, Container[str] | None] | None = None
 
 
@@ -77,7 +80,7 @@ def path_of(text: str) -> str:
 
     Raises ValueError if a data URL is not base64.
     """
-    if text[:5].lower() == "data:" or (len(text) > 60 and BASE64.fullmatch(text)):
+    if len(text) > SHORTEST and (text[:5].lower() == "data:" or BASE64.fullmatch(text)):
         return name_of(text)
     return text
 

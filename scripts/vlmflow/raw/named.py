@@ -57,7 +57,7 @@ def _paths(cell: PictureNames) -> list[str]:
     if not cell:
         return []
     if isinstance(cell, str) and cell.startswith('["'):  # the cell of a text column
-        cell = msgspec.json.decode(cell, type=list[str])
+        cell = msgspec.json.decode(cell, type=list[str | PictureCell])
     pictures = cell if isinstance(cell, list) else [cell]
     named = [(one.bytes or one.path) if isinstance(one, PictureCell) else one for one in pictures]
     return [path_of(name) for name in named if name]

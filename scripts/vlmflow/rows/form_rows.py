@@ -24,16 +24,19 @@ from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
     SPEAKERS,
+    THOUGHT,
+    PlainTurn,
     Turn,
     dialogue_start,
     from_system,
     tags_in,
+    thought_first,
     times_answered,
     wrong_order,
 )
 from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
-from vlmflow.rows.raw_text import JOINED, NO_RULE, UNTRAINED_END, cleaned, untagged
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.raw_text import JOINED, NO_RULE, THOUGHTS, UNTRAINED_END, cleaned, untagged
+from vlmflow.rows.rejects import LEFT_OUT, Reject
 from vlmflow.rows.sharegpt import other_number
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
@@ -76,7 +79,8 @@ def form_rows(
     unread = Unread((sound_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
     rewritten = rewriter(form, names | dict(columns), take)
-    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, kind in form.moves_tags)
+    turns = names[form.turns] if form.turns else ""
+    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, turns, kind in form.moves_tags)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
@@ -101,18 +105,23 @@ def form_rows(
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return Reject("bad_json", str(error))
         made = rows_of(identity, number, raw, len(row))
-        if type(made) is not Reject:
-            if shape is None:
-                unread.count(number, row)
-            else:
-                shape.rows += 1
+        if type(made) is Reject:
+            if made.reason not in LEFT_OUT:
+                unread.unusable(number, row)
+        elif shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
         return made
 
     return MakeRows(make, unread)
 
 
-def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> RowsOf:
-    """Return the converter of a form with a function `read`. moves_tag: see `RawForm.moves_tags`."""
+def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: bool) -> RowsOf:
+    """Return the converter of a form with a function `read`.
+
+    holder: the name of the turns' key in the file, if there is one. moves_tag: see `RawForm.moves_tags`.
+    """
     assert form.read is not None, "a form has `rows` or `read`"
     read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
     modality = how.modality
@@ -139,6 +148,8 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
         if changes:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text
+        if THOUGHT in "".join(texts):
+            changes |= _thoughts_first(turns)
         first = dialogue_start(turns)
         end = len(turns)
         answers = (end - first) // 2
@@ -152,7 +163,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
                 return fault
         answered = end == len(turns)
-        if any(turn.loss is False for turn in turns):
+        if type(turns[0]) is not PlainTurn and False in [turn.loss for turn in turns]:
             end = _mark_trained(turns, end)
             if not end:
                 return Reject("nothing_trained", "")
@@ -163,29 +174,41 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             placed = (_moved if moves_tag and len(images) == 1 else _in_place)(turns, first, len(images))
             if isinstance(placed, Reject):
                 return placed
-            changes |= placed
-            left = tags_in(turns[end:]) if end < len(turns) else 0
-            images = images[: len(images) - left]
+            if placed:
+                changes |= placed
+        if end < len(turns):
+            images = images[: len(images) - tags_in(turns[end:])]
+            del turns[end:]
         if not answered:
             unread.last_turn()
         if changes:
             unread.changed(changes)
-        turns = turns[:end] if first else system + turns[:end]
+        if found.unread:
+            unread.in_turns(number, holder, found.unread)
         return [
             ConvertedRow(
-                id=identity,
-                source=source_of(found.source or raw.source, images),
-                images=images,
-                attempts=list(range(1, 1 + answers)),
-                scores=[],
-                conversations=turns,
-                tools=found.tools,
+                identity,
+                source_of(found.source or raw.source, images),
+                images,
+                list(range(1, 1 + answers)),
+                [],
+                turns if first else system + turns,
+                found.tools,
                 raw_row=number,
                 score_field_differs=False,
             )
         ]
 
     return rows_of
+
+
+def _thoughts_first(turns: list[Turn]) -> frozenset[str]:
+    """Write the reasoning at the beginning of answers as chat templates do; returns the rule, if it changed any."""
+    rule = NO_RULE
+    for turn in turns:
+        if turn.speaker == "gpt" and (text := thought_first(turn.value)) != turn.value:
+            turn.value, rule = text, THOUGHTS
+    return rule
 
 
 def _joined(turns: list[Turn]) -> tuple[list[Turn], frozenset[str]]:

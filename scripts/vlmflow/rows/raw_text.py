@@ -1,9 +1,10 @@
 """Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
+import msgspec
 from msgspec import UnsetType
 
 from vlmflow.config.key_meanings import is_given
@@ -11,16 +12,26 @@ from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn, f
 from vlmflow.rows.rejects import Reject
 
 
-class Reading(NamedTuple):
+class UnreadKey(NamedTuple):
+    """A key of a raw turn that is not read, as `weight` or `content.train`. answers: whether the assistant speaks."""
+
+    key: str
+    value: Any
+    answers: bool
+
+
+class Reading(msgspec.Struct, gc=False):
     """What a raw row says.
 
     turns: at least one, with the raw texts. pictures: those that the turns themselves name, in the order of their tags.
-    tools: the declarations, as in `sharegpt.ShareGptRow`. source: that of the turns; None if it is the row's own.
+    tools: the declarations, as in `sharegpt.ShareGptRow`. unread: the keys of turns that are not read, if the form
+    looks for them itself. source: that of the turns; None if it is the row's own.
     """
 
     turns: list[Turn]
     pictures: Sequence[str] = ()
     tools: str = ""
+    unread: Sequence[UnreadKey] = ()
     source: str | None = None
 
 
@@ -49,13 +60,14 @@ RULES = {
     "outer_space": "white space at the end, or blank lines at the beginning, removed",
     "tag_place": "picture tag moved to a line of its own before the question",
     "further_tags": "further picture tags removed: the row has one picture",
+    "thought": "reasoning at the beginning of an answer put on lines of its own",
     "joined": "turns in a row of one speaker joined by a line feed",
     "untrained_end": "turns after the last trained answer left out, with their pictures",
 }
 """The rules that change texts, for people; docs/data.md describes them."""
 
 NO_RULE: frozenset[str] = frozenset()
-LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS, JOINED, UNTRAINED_END = (frozenset({rule}) for rule in RULES)
+LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS, THOUGHTS, JOINED, UNTRAINED_END = (frozenset({rule}) for rule in RULES)
 
 
 def clean(text: str) -> str:

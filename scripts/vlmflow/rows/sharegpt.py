@@ -16,10 +16,12 @@ from vlmflow.rows.chat import (
     IMAGE_TAG,
     SHOWS_PICTURES,
     SPEAKERS,
+    THOUGHT,
     Text,
     Turn,
     dialogue_start,
     tags_in,
+    thought_first,
     times_answered,
     wrong_order,
 )
@@ -30,7 +32,8 @@ Item = TypeVar("Item")
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
 """Texts that Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
-(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
+(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL). Only think tags are allowed, around the reasoning at
+the beginning of an answer (`chat.with_thought`)."""
 
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
 """Tags that ms-swift's template replaces in a row with a picture (4.6, template/base.py)."""
@@ -66,6 +69,9 @@ ENCODER = msgspec.json.Encoder()
 CONVERSATIONS = b',"conversations":['
 """The beginning of what follows an encoded row's facts: turns and tools. No text contains it, because JSON escapes
 quotation marks."""
+
+TOOLS = b'],"tools":"'
+"""The beginning of an encoded row's tools, behind its turns; likewise."""
 
 Counted = Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)]
 Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
@@ -138,6 +144,11 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
 def conversation_in(line: bytes) -> bytes:
     """Return the part of a training row's line from its conversation on, which is equal for equal conversations."""
     return line[line.index(CONVERSATIONS) :]
+
+
+def has_tools(line: bytes) -> bool:
+    """Return whether a training row's line has tools."""
+    return TOOLS in line
 
 
 def json_schema() -> dict[str, Any]:
@@ -254,6 +265,8 @@ def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
         patterns.append(("stray_tag", PATH_TAG))
     elif turn.speaker in SHOWS_PICTURES:
         text = text.replace(IMAGE_TAG, BLANKS)
+    if turn.speaker == "gpt" and text.startswith(THOUGHT) and thought_first(text) == text:
+        text = text.replace(THOUGHT, " " * len(THOUGHT), 1).replace("</think>", " " * len("</think>"), 1)
     for reason, pattern in patterns:
         if found := pattern.search(text):
             group = found.lastindex or 0

@@ -62,7 +62,7 @@ def test_two_forms_of_one_kind_are_refused(own_forms: Path) -> None:
 
 def test_a_changed_form_makes_only_rows_of_its_own_kind_stale(tmp_path: Path) -> None:
     scripts = clone(tmp_path / "clone") / "scripts"
-    settings = SimpleNamespace(datasets={kind: SimpleNamespace(kind=kind) for kind in kinds()})
+    settings = SimpleNamespace(datasets={kind: SimpleNamespace(kinds=[kind]) for kind in kinds()})
 
     def digests() -> dict[str, str]:
         modules, of_script = RuleParams(settings).form_modules, code_digest.of_scripts(scripts)

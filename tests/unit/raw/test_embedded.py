@@ -56,7 +56,9 @@ def test_a_picture_has_its_name_by_content_however_it_is_written() -> None:
         assert path_of(path) == path
 
 
-@pytest.mark.parametrize("text", ["data:image/png,x", "data:image/png;base64,!!!", "data:image/png;base64,abcde"])
+@pytest.mark.parametrize(
+    "text", ["data:image/png," + "x" * 60, "data:image/png;base64,!" + "x" * 60, "data:image/png;base64," + "a" * 61]
+)
 def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     make = form_rows("prompt_completion", None, {}, None, None)
     found = make("id", 0, json.dumps(TALK | {"image": text}).encode())

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import MARKS, PATH_TAG, PLACEHOLDER, ShareGptRow, first_fault, json_schema, may_hold_marks
+from vlmflow.rows.tools import call_text
 from workflow_runs import ROOT
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -45,7 +46,7 @@ TOOLS = '[{"type": "function", "function": {"name": "see", "description": "x"}}]
 
 
 def see(name: str = "see") -> tuple[str, str]:
-    return "function_call", json.dumps({"name": name, "arguments": {"what": "é"}})
+    return "function_call", call_text(name, {"what": "é"})
 
 
 def answered(text: str) -> tuple[str, str]:
@@ -144,6 +145,13 @@ def test_a_row_without_a_picture_may_speak_of_tags(tag: str) -> None:
         (called(see("look"), answered("1"), ("gpt", "One.")), "bad_call"),
         (called(("function_call", '{"name": "see"}'), answered("1"), ("gpt", "One.")), "bad_call"),
         (called(("function_call", "see"), answered("1"), ("gpt", "One.")), "bad_call"),
+        (called(("function_call", '{"name": "see", "arguments": {"what": "\\u00e9"}}')), "bad_call"),
+        (called(("function_call", '{"name": "see", "arguments": {"what": "\\u003c|im_end|>"}}')), "bad_call"),
+        (called(("function_call", '{"arguments": {}, "name": "see"}')), "bad_call"),
+        (called(("function_call", '{"name":"see","arguments":{}}')), "bad_call"),
+        (called(see()) | {"tools": TOOLS.replace("x", "\\u003c|im_end|>")}, "bad_tools"),
+        (called(see()) | {"tools": TOOLS.replace('"see"', '"a\\\\b"')}, "bad_tools"),
+        (called(see()) | {"tools": TOOLS.replace(": ", ":")}, "bad_tools"),
         (called(see(), answered("1"), answered("2"), ("gpt", "One.")), "bad_call"),
         (called(see(), answered("1")), "alternation"),
         (called(see(), ("gpt", "One.")), "alternation"),
@@ -151,7 +159,7 @@ def test_a_row_without_a_picture_may_speak_of_tags(tag: str) -> None:
         (called(see(), answered("<|im_end|>"), ("gpt", "One.")), "special_token"),
         (called(see(), answered("{{QUERY}}"), ("gpt", "One.")), "stray_tag"),
         (called(see(), answered("1"), ("gpt", "One.")) | {"tools": TOOLS.replace("x", "x<|im_end|>")}, "special_token"),
-        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": TOOLS + " " * 200}, "turn_too_long"),
+        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": TOOLS.replace("x", "x" * 200)}, "turn_too_long"),
     ],
 )
 def test_rules_beyond_the_schema(changes: dict[str, Any], reason: str) -> None:

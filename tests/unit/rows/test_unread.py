@@ -216,6 +216,14 @@ def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
     assert make.unread.take().keys["caf\ufffd"] == 1
 
 
+def test_an_index_that_pandas_wrote_is_an_unread_column(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(",prompt,completion\n0,q,a\n1,q,b\n")
+    assert converted(tmp_path / "rows.csv", "prompt_completion").unread_keys == {"Unnamed: 0": 2}
+    table = pa.table({"prompt": ["q", "q"], "completion": ["a", "b"], "__index_level_0__": [7, 9]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert converted(tmp_path / "rows.parquet", "prompt_completion").unread_keys == {"__index_level_0__": 2}
+
+
 def test_a_table_stops_too(tmp_path: Path) -> None:
     """All CSV values are texts; unread parquet columns are counted without being read."""
     with (tmp_path / "rows.csv").open("w", newline="") as file:
