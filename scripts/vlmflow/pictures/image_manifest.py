@@ -11,7 +11,7 @@ from vlmflow.core.errors import VlmflowError
 
 REASONS = {
     "path_invalid": "the path is empty, too long, or has characters not allowed in the picture store",
-    "path_outside": "the path is absolute, an address, or leaves the roots by '..' or a link",
+    "path_outside": "the path is outside of the roots, an address, or leaves them by '..' or a link",
     "missing": "no folder of image_roots has a file with this path, in any Unicode form or letter case",
     "ambiguous": "several files differ from the path only in Unicode form or letter case",
     "name_conflict": "a folder of the path is a file in another root: the store cannot hold both",

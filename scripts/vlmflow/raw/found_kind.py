@@ -59,8 +59,7 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
             return Found(form.lists_are)
         return Found(kind)
     first = list(islice(rows, LOOKED_AT))
-    tried = [_tried(one, first, columns, take) for one in kinds()]
-    possible = [one for one in tried if one and one.rows >= max(1, FITS * len(first))]
+    possible = _possible(first, columns, take)
     fixed = [one.kind for one in possible if form_of(one.kind).one_prompt or form_of(one.kind).fixed]
     possible = [one for one in possible if one.kind not in fixed]
     if len(possible) > 1:
@@ -71,7 +70,9 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
         )
     if not possible:
         keys = ", ".join(map(repr, _keys_of(first)[:20])) or "no key"
+        chosen = [] if take else _possible(first, columns, "chosen")
         advice = f"kind: {fixed[0]}, with the settings that it needs; or " if fixed else ""
+        advice += f"kind: {chosen[0].kind} and take: chosen; or " if chosen and not fixed else ""
         raise VlmflowError(
             f"{rows}: kind auto finds no kind for its rows; the first one has {keys}",
             f"write {advice}the kind in datasets.NAME.kind, and other names of its keys in columns (docs/data.md)",
@@ -103,11 +104,16 @@ def _holds_list(row: bytes, key: str) -> bool:
         return False
 
 
-def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> _Reading | None:
-    """Return how some rows look in a kind; None for a further name of a form, and for one that reads nothing itself."""
+def _possible(rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> list[_Reading]:
+    """Return how some rows look in each form that fits them, under its first name."""
+    forms = {kind: form_of(kind) for kind in kinds()}
+    own = [kind for kind, form in forms.items() if kind == form.kinds[0] and (form.read or form.rows)]
+    tried = [_tried(kind, rows, columns, take) for kind in own]
+    return [one for one in tried if one.rows >= max(1, FITS * len(rows))]
+
+
+def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> _Reading:
     form = form_of(kind)
-    if kind != form.kinds[0] or not (form.read or form.rows):
-        return None
     names = form.names(columns)
     decode, rewritten = msgspec.json.Decoder(raw_type(form.all_keys, names)).decode, rewriter(form, names, take)
     read, drops = 0, dict[str, str]()
@@ -133,7 +139,10 @@ def _dropped(
         known, meaning = meanings.get(folded(key), ("", None))
         if meaning and meaning.has(value):
             if not (take and meaning in (PREFERENCE, LABEL)):
-                dropped[key] = {PREFERENCE: "take: chosen", LABEL: "take: true"}.get(meaning, f"ignore_keys: [{known}]")
+                advice = {PREFERENCE: "take: chosen", LABEL: "take: true"}
+                if known in form.chosen_by:
+                    advice[meaning] = f"columns: {{{form.chosen_by[known]}: …}}, with the key to train on"
+                dropped[key] = advice.get(meaning, f"ignore_keys: [{known}]")
         elif _names_picture(value):
             dropped[key] = f"columns: {{image: {key}}}"
     return dropped
