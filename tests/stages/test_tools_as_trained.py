@@ -1,5 +1,6 @@
 """Rows with tools: as ms-swift trains them, as the model's own chat template serves them, and as they are counted."""
 
+import copy
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from unicodedata import normalize
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from fire_rows import write_picture
 from vlmflow.config.row_settings import RowLimits
@@ -167,3 +169,81 @@ def test_training_serving_and_counting_make_the_same_tokens(base: Base) -> None:
         assert (sum(counter.count([row])[0]), *counter.count_trained([row])) == (len(ids), len(trained))
 
     check()
+
+
+@pytest.mark.parametrize("last_only", [False, True])
+@pytest.mark.parametrize("chat", ["qwen3_vl", "qwen3"])
+def test_empty_thoughts_and_last_answers_are_counted(base: Base, chat: str, last_only: bool) -> None:
+    """A thought stands before all that is said at one time: a text with its calls, or calls alone."""
+    form = ChatForm.of({"template": chat}, last_only)
+    loss_scale = f"{'last_round' if last_only else 'default'}+ignore_empty_think"  # as its arguments make it
+    template = base.template(template_type=chat, loss_scale=loss_scale)
+
+    @given(row=rows())
+    @settings(max_examples=25)
+    def check(row: ShareGptRow) -> None:
+        row.images.clear()
+        for turn in row.conversations:
+            turn.value = turn.value.replace("<image>", "it").lstrip()  # a thought takes the white space behind it
+            turn.loss = UNSET if last_only else turn.loss
+        ids, trained = encoded(template, row)
+        assert ids == [token for piece in form.pieces(row) for token in base.tokens(piece)]
+        assert trained == [token for piece in form.trained(row) for token in base.tokens(piece)]
+
+    check()
+
+
+def said(speaker: Any, text: str, **more: Any) -> Turn:
+    return Turn(speaker, text, **more)
+
+
+TOOLS = tools_text([{"type": "function", "function": {"name": "see", "parameters": {"x": None}}}])
+CALL = said("function_call", call_text("see", {"größe": [1.0, None]}))
+PLAIN = ShareGptRow("plain", "s", [], [1], [], [said("human", "one"), said("gpt", "two")])
+CALLS = ShareGptRow(
+    "calls",
+    "s",
+    ["p.png", "p.png"],
+    [1, 2],
+    [],
+    [
+        said("human", "Is <image> red?"),
+        *[CALL, CALL, said("observation", "<image>"), said("observation", "1")],
+        said("gpt", "two"),
+    ],
+    TOOLS,
+)
+
+
+def test_a_file_of_rows_is_read_with_its_tools(base: Base, tmp_path: Path) -> None:
+    """Also where only a later row has some; a file without tools has no column for them."""
+    from swift.dataset import load_dataset
+
+    for name, lines in {"both": [PLAIN, CALLS, PLAIN], "none": [PLAIN]}.items():
+        file = tmp_path / f"{name}.jsonl"
+        file.write_bytes(b"".join(as_line(row, row.images) + b"\n" for row in lines))
+        found, _ = load_dataset([str(file)], strict=True)
+        assert ("tools" in found.column_names) == (name == "both")
+        template = base.template()
+        read = [template.encode(row)["input_ids"] for row in found]
+        assert read == [encoded(template, row)[0] for row in lines]
+
+
+def test_a_chat_template_is_compared_at_calls_and_refused_without_tools(base: Base) -> None:
+    template = base.template()
+    trained = [encoded(template, row)[0] for row in (PLAIN, CALLS)]
+    processor = copy.copy(base.processor)
+
+    def found(before: str, after: str) -> dict[str, Any]:
+        published = PUBLISHED.read_text()
+        assert before in published
+        processor.chat_template = published.replace(before, after)
+        return first_difference(processor, [PLAIN, CALLS], trained)
+
+    assert found("<tool_call>", "<tool_call>") == {}
+    assert found("</tool_call>' }}", "</tool_call> ' }}")["before"].endswith("</tool_call>")
+    assert found("'\\n<tool_response>\\n'", "'\\n<tool_response>'")["row"] == "calls"
+    none = found("{%- if tools %}", "{%- if false %}")
+    assert none == {"row": "calls", "no_tools": True}
+    with pytest.raises(VlmflowError, match="row calls has tools, and the model's chat template writes none"):
+        accepted_difference(none, base.folder, {}, template_differs=True)

@@ -10,6 +10,7 @@ from vlmflow.rows.tools import as_written, declarations_of, json_text
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 THOUGHT = "<think>"
+THOUGHT_END = "</think>"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 END = "<|im_end|>\n"
 """The end of a turn; that of a trained answer is trained with it."""
@@ -30,6 +31,9 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 """What the system prompt of a row with tools says before the declarations, one a line, and behind them."""
 
+THINKING_TEMPLATES = {"qwen3", "qwen3_thinking"}
+"""Qwen3's templates that cut the thoughts of earlier answers where only the last one is trained."""
+
 HYBRID_TEMPLATES = {"qwen3"}
 """Qwen3's templates that put an empty thought before answers without one (add_non_thinking_prefix)."""
 
@@ -41,7 +45,7 @@ class ChatForm:
     system: the system prompt of rows without a system turn; None for none.
     empty_thoughts: which answers without a thought get an empty one: "all", "last", or "none".
     last_answer_only: whether only the last answer of a row is trained. trains_empty_thoughts: whether the empty
-    thoughts before trained answers are trained, too.
+    thoughts before trained answers are trained, too. cuts_thoughts: whether the thoughts of earlier answers are cut.
 
     Other forms are not supported: each run's check against ms-swift's own template refuses them.
     """
@@ -50,6 +54,7 @@ class ChatForm:
     empty_thoughts: str = "none"
     last_answer_only: bool = False
     trains_empty_thoughts: bool = False
+    cuts_thoughts: bool = False
 
     @classmethod
     def of(cls, text_args: Mapping[str, Any], last_answer_only: bool) -> Self:
@@ -58,7 +63,14 @@ class ChatForm:
         thoughts = ("last" if last_answer_only else "all") if hybrid else "none"
         system = text_args.get("system")
         system = str(system).replace("\\n", "\n") if system is not None else None
-        return cls(system, thoughts, last_answer_only, bool(text_args.get("disable_ignore_empty_think")))
+        cuts = last_answer_only and text_args.get("template") in THINKING_TEMPLATES
+        return cls(
+            system,
+            thoughts,
+            last_answer_only,
+            bool(text_args.get("disable_ignore_empty_think")),
+            cuts and not text_args.get("preserve_thinking"),
+        )
 
     def pieces(self, row: ShareGptRow) -> list[str]:
         """Return a row's text; each trained piece (an answer with its end) is separate from the text before it.
@@ -103,6 +115,8 @@ class ChatForm:
         kept = is_last or not self.last_answer_only
         trained = [kept and turn.loss is not False for turn in turns]
         texts = as_written(turns)
+        if self.cuts_thoughts and not is_last:
+            texts[0] = texts[0].split(THOUGHT_END)[-1].strip()
         wanted = self.empty_thoughts == "all" or (self.empty_thoughts == "last" and is_last)
         if wanted and not texts[0].startswith(THOUGHT):
             yield EMPTY_THOUGHT, trained[0] and self.trains_empty_thoughts

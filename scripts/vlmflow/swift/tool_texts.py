@@ -29,6 +29,15 @@ def write_tools_as_served() -> None:
                 pre_message["content"] += "\n"
             return tool_content
 
+    cut = base.Template._remove_history_thinking
+
+    def cut_thoughts(template: Any, inputs: Any) -> None:
+        cut(template, inputs)  # it strips texts
+        for message in inputs.messages:
+            if isinstance(message["content"], list) and not message["content"][0].endswith("\n"):
+                message["content"][0] += "\n"
+
+    base.Template._remove_history_thinking = cut_thoughts
     agent_template_map[AGENT_TEMPLATE] = AsServed
     core.remove_arrow_padding = base.remove_arrow_padding = _unchanged
 
