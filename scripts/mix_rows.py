@@ -9,7 +9,8 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.store import PictureStore
 from vlmflow.reports.counts_page import counts_page
-from vlmflow.rows.mixture import Member, mix_rows
+from vlmflow.rows.mixture import mix_rows
+from vlmflow.rows.mixture_member import Member
 from vlmflow.rows.stats import Stats
 
 

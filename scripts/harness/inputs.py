@@ -4,13 +4,14 @@ They refuse by ending the process, because Snakemake would print an exception wi
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.mixture_inputs import MixtureInputs, splits_of
 from harness.search_inputs import SearchInputs
 from harness.volume_inputs import as_inputs
-from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
+from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.source import base_run, parse_source
@@ -23,7 +24,7 @@ InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
 
 
-class RuleInputs(SearchInputs):
+class RuleInputs(SearchInputs, MixtureInputs):
     """The input functions. A method that takes wildcards is one; the others return one, or file names."""
 
     def __init__(self, workflow: Any, settings: Config) -> None:
@@ -141,56 +142,7 @@ class RuleInputs(SearchInputs):
         members = self._settings.members(wildcards.dataset)
         if not any(member.test or member.test_share for member in members.values()):
             return []
-        return self._of_members(members, "images/{member}/{split}.hashes.jsonl")
-
-    def member_pictures(self, wildcards: Any) -> list[str]:
-        """The image manifests of the data sets that the mixture `dataset` mixes."""
-        return self._of_members(self._settings.members(wildcards.dataset), "images/{member}/{split}.jsonl")
-
-    def _of_members(self, members: Mapping[str, DatasetSettings], pattern: str) -> list[str]:
-        """Return files of every raw split of those data sets that have pictures."""
-        with_pictures = [name for name, member in members.items() if member.has_manifests]
-        return [
-            pattern.format(member=name, split=split)
-            for name in with_pictures
-            for split in splits_of(self._settings, name)
-        ]
-
-    def of_members(self, *files: str) -> InputFunction:
-        """Some files of each of the data sets that the mixture `dataset` mixes.
-
-        It ends the process if one has skip_images.
-        """
-
-        def named(wildcards: Any) -> list[str]:
-            self._refuse_unchecked_pictures(wildcards.dataset, f"mixture {wildcards.dataset} would have")
-            return [f"data/{member}/{file}" for member in self._settings.members(wildcards.dataset) for file in files]
-
-        return named
-
-    def _refuse_unchecked_pictures(self, dataset: str, what: str) -> None:
-        """End the process if a data set, or one that it mixes, has skip_images. what: what would have its pictures."""
-        for name, member in self._settings.members(dataset).items():
-            if member.skip_images:
-                sys.exit(
-                    f"datasets.{name}.skip_images: true is only for inspecting texts; {what} unchecked pictures\n"
-                    "  what to do: remove it, or choose another data set"
-                )
-
-    def searched(self, wildcards: Any) -> str:
-        """The rows of wildcard `dataset` among which near-duplicates of its test split are searched.
-
-        A mixture has no others than its train rows, since its data sets search theirs themselves.
-        """
-        mixture = wildcards.dataset in self._settings.mixtures
-        return f"data/{wildcards.dataset}/train.jsonl" if mixture else f"converted/{wildcards.dataset}/train.jsonl"
-
-    def account_of_searched(self, wildcards: Any) -> str:
-        """The account with their digest."""
-        mixture = wildcards.dataset in self._settings.mixtures
-        return str(
-            f"data/{wildcards.dataset}/stats.json" if mixture else f"converted/{wildcards.dataset}/train.unread.json"
-        )
+        return self.with_pictures(members, "images/{member}/{split}.hashes.jsonl")
 
     def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
         """The same, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
@@ -212,7 +164,7 @@ class RuleInputs(SearchInputs):
 
         def file(wildcards: Any) -> str:
             dataset = self._settings.runs[wildcards.run].dataset
-            self._refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
+            self.refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
             return f"data/{dataset}/{name}"
 
         return file
@@ -299,15 +251,6 @@ class RuleInputs(SearchInputs):
     def _sees_all_volumes(self) -> bool:
         """Return whether this machine sees every local source: a laptop does not have the volumes of its pods."""
         return self._workflow.storage_registry.default_storage_provider is None
-
-
-def splits_of(settings: Config, dataset: str) -> list[str]:
-    """Return the raw splits of a data set, in the order of RAW_SPLITS: train, and those others that it names.
-
-    A mixture has no raw rows, and all splits.
-    """
-    own = settings.raw_datasets.get(dataset)
-    return [split for split in RAW_SPLITS if own is None or getattr(own, split)]
 
 
 def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:

@@ -16,15 +16,19 @@ from msgspec import UNSET
 
 from fire_rows import write_picture
 from vlmflow.config.row_settings import RowLimits
+from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.chat_template import accepted_difference
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.rows.chat import Turn, tags_in, times_answered
 from vlmflow.rows.messages import messages_of, trained_messages_of
-from vlmflow.rows.sharegpt import ShareGptRow, first_fault
+from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.tools import call_text, declarations_of, tools_text
 from vlmflow.swift.child_process import environment
 from vlmflow.swift.row_reader import read_rows_by_type
+from vlmflow.swift.served_rows import first_difference
 from vlmflow.swift.tool_texts import write_tools_as_served
 from workflow_runs import ROOT
 

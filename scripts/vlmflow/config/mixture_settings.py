@@ -1,11 +1,12 @@
 """The settings of a mixture of data sets, and what its members have in common."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, field_validator
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.row_settings import NearDuplicates, PictureLimits
@@ -78,10 +79,6 @@ class MixtureSettings(Settings):
         """The mixed data sets by name, once the whole configuration was read."""
         return self._members
 
-    def take(self, members: dict[str, DatasetSettings]) -> None:
-        """Keep the settings of the mixed data sets."""
-        self._members = members
-
     @property
     def has_manifests(self) -> bool:
         """Whether any of the data sets has checked pictures."""
@@ -146,3 +143,33 @@ class MixtureSettings(Settings):
         """How near-duplicates between the data sets are searched. They stay: each data set drops only its own."""
         distance = max(member.near_duplicates.picture_distance for member in self._members.values())
         return NearDuplicates(picture_distance=distance)
+
+
+def _is_mixture(block: Any) -> bool:
+    return "mix" in block if isinstance(block, dict) else isinstance(block, MixtureSettings)
+
+
+AnyDataset = Annotated[
+    Annotated[DatasetSettings, Tag("DatasetSettings")] | Annotated[MixtureSettings, Tag("MixtureSettings")],
+    Discriminator(lambda block: (MixtureSettings if _is_mixture(block) else DatasetSettings).__name__),
+]
+"""A data set with raw rows of its own, or a mixture; the tags are the names in the JSON Schema, for messages."""
+
+
+def take_members(datasets: Mapping[str, DatasetSettings | MixtureSettings]) -> None:
+    """Give every mixture the settings of the data sets that it mixes.
+
+    Raises ValueError with the key if one of them is unknown, or a mixture.
+    """
+    for name, mixture in datasets.items():
+        if not isinstance(mixture, MixtureSettings):
+            continue
+        for member in mixture.mix:
+            key = f"datasets.{name}.mix.{member}"
+            if member not in datasets:
+                raise ValueError(f"{key}: unknown data set {member!r}; datasets has: {', '.join(datasets)}")
+            if isinstance(datasets[member], MixtureSettings):
+                what = "the mixture itself" if member == name else "a mixture, too; mix its data sets"
+                raise ValueError(f"{key}: {member!r} is {what}")
+        found = {member: datasets[member] for member in mixture.mix}
+        mixture._members = {member: one for member, one in found.items() if isinstance(one, DatasetSettings)}

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
-from vlmflow.config.mixture_settings import MixtureSettings
+from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.row_settings import GOOD
@@ -23,18 +23,6 @@ from vlmflow.core.integrity import Integrity
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of an environment variable, or the beginning of names before a `*`."""
-
-AnyDataset = Annotated[
-    Annotated[DatasetSettings, Tag(DatasetSettings.__name__)]
-    | Annotated[MixtureSettings, Tag(MixtureSettings.__name__)],
-    Discriminator(lambda block: (MixtureSettings if _is_mixture(block) else DatasetSettings).__name__),
-]
-"""A data set with raw rows of its own, or a mixture; the tags are the names in the JSON Schema, for messages."""
-
-
-def _is_mixture(block: Any) -> bool:
-    return "mix" in block if isinstance(block, dict) else isinstance(block, MixtureSettings)
-
 
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
@@ -191,16 +179,7 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _mixtures_are_of_data_sets(self) -> Self:
-        own = self.raw_datasets
-        for name, mixture in self.mixtures.items():
-            for member in mixture.mix:
-                key = f"datasets.{name}.mix.{member}"
-                if member not in self.datasets:
-                    raise ValueError(f"{key}: unknown data set {member!r}; datasets has: {_names(self.datasets)}")
-                if member not in own:
-                    what = "the mixture itself" if member == name else "a mixture, too; mix its data sets"
-                    raise ValueError(f"{key}: {member!r} is {what}")
-            mixture.take({member: own[member] for member in mixture.mix})
+        take_members(self.datasets)
         return self
 
     @model_validator(mode="after")

@@ -2,96 +2,29 @@
 
 import hashlib
 import heapq
-import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import IO
-
-import msgspec
 
 from vlmflow.config.mixture_settings import amount_of
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import digests_of
 from vlmflow.core.printable import counted
-from vlmflow.pictures.image_manifest import (
-    KnownPicture,
-    PictureEntry,
-    contents_digest,
-    name_and_digest,
-    read_picture_manifest,
-)
+from vlmflow.pictures.image_manifest import contents_digest, read_picture_manifest
 from vlmflow.pictures.picture_counts import picture_counts
-from vlmflow.rows.chat import ASSISTANT
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.mixture_names import id_in_mixture, picture_in_mixture, source_in_mixture
+from vlmflow.rows.mixture_files import SPLITS, MixtureWriter
+from vlmflow.rows.mixture_member import Member
+from vlmflow.rows.mixture_names import id_in_mixture, source_in_mixture
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.row_check import Grouping
-from vlmflow.rows.row_counts import QuarantinedRow
-from vlmflow.rows.sharegpt import ShareGptRow, as_line
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import MIXTURE, MemberStats, RawFile, RulesUsed, SplitCounts, Stats
-from vlmflow.rows.trained_text import trained_characters
 from vlmflow.rows.unread_keys import Found
-
-log = logging.getLogger("vlmflow")
-
-SPLITS = ("train", "val", "test")
 
 BITS = 128
 """Of the hash that draws rows."""
-
-
-@dataclass(frozen=True)
-class Member:
-    """A data set that is mixed.
-
-    drawn: how much of its train rows: a value of `mix`. folder: its validated rows. stats: its account. manifests: its
-    image manifests; none without pictures.
-    """
-
-    name: str
-    drawn: str
-    folder: Path
-    stats: Stats
-    manifests: Sequence[Path] = ()
-
-    @cached_property
-    def pictures(self) -> dict[str, bytes]:
-        """The SHA-256 of its usable pictures, by their names in its store."""
-        entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in self.manifests)
-        named = (name_and_digest(entry) for entry in entries if entry.name is not None)
-        return {name: bytes.fromhex(sha256) for name, sha256 in named}
-
-    def file(self, split: str) -> Path:
-        """Return the file of a split."""
-        return self.folder / f"{split}.jsonl"
-
-    def rows(self, split: str) -> Iterator[ShareGptRow]:
-        """Yield the rows of a split."""
-        return lines_of(self.file(split), ShareGptRow)
-
-    def holds(self, row: ShareGptRow) -> list[bytes]:
-        """Return what no two splits may share: the SHA-256 of a row's pictures, or of its prompt if it has none.
-
-        Raises VlmflowError if no image manifest has a picture.
-        """
-        if not row.images:
-            found = Grouping(None, None, self.stats.one_prompt).parts_of(row)
-            assert not isinstance(found, Reject)
-            return found[1]
-        try:
-            return [self.pictures[name] for name in row.images]
-        except KeyError as error:
-            raise VlmflowError(
-                f"{self.folder}: row {row.id}: no image manifest has picture {error}",
-                f"check its pictures again: make refresh-pictures DATASET={self.name}",
-            ) from None
 
 
 @dataclass
@@ -113,50 +46,6 @@ class _Counts:
         return SplitCounts(self.rows_in, self.kept, dict(sorted(self.rejected.items())))
 
 
-class _Writer:
-    """Writes the mixture's files.
-
-    named: by split, the pictures in its rows with the number of rows. trained: see `RowStats.trained_characters`.
-    """
-
-    def __init__(self, folder: Path, stack: ExitStack, last_answer_only: bool) -> None:
-        self._files: dict[str, IO[bytes]] = {
-            name: stack.enter_context(whole_file(folder / f"{name}.jsonl")) for name in (*SPLITS, "quarantine")
-        }
-        self._last_answer_only = last_answer_only
-        self.named: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
-        self.trained: Counter[int] = Counter()
-
-    def write(self, member: Member, split: str, row: ShareGptRow, copy: int) -> None:
-        """Write a row to a split under its names in the mixture."""
-        images = [picture_in_mixture(member.name, name) for name in row.images]
-        if member.stats.last_answer_only and not self._last_answer_only:
-            row = _with_last_trained(row)
-        row = msgspec.structs.replace(
-            row, id=id_in_mixture(member.name, row.id, copy), source=source_in_mixture(member.name, row.source)
-        )
-        self._files[split].write(as_line(row, images) + b"\n")
-        self.named[split].update(set(images))
-        if split == "train":
-            self.trained.update(trained_characters(row, self._last_answer_only))
-
-    def reject(self, member: Member, split: str, number: int, row: ShareGptRow, reject: Reject) -> None:
-        """Write a row that is kept out to the quarantine. number: its place in its file, from 0."""
-        line = QuarantinedRow(
-            split=split,
-            row=number,
-            reason=reject.reason,
-            detail=reject.detail,
-            file=str(member.file(split)),
-            file_row=number,
-            start=None,
-            end=None,
-            checksum="",
-            raw=msgspec.Raw(as_line(row, row.images)),
-        )
-        self._files["quarantine"].write(msgspec.json.encode(line) + b"\n")
-
-
 def mix_rows(members: Sequence[Member], folder: Path, manifests: Mapping[str, Path], seed: int) -> Stats:
     """Write train, val, test and quarantine of a mixture into `folder`, and its image manifests; return the account.
 
@@ -173,14 +62,14 @@ def mix_rows(members: Sequence[Member], folder: Path, manifests: Mapping[str, Pa
     counts = {member.name: {split: _Counts() for split in SPLITS} for member in members}
     held: dict[str, set[bytes]] = {}
     with ExitStack() as stack:
-        writer = _Writer(folder, stack, last_answer_only)
+        writer = MixtureWriter(folder, stack, last_answer_only)
         for split in ("test", "val", "train"):
             before, own = dict(held), set[bytes]()
             for member in members:
                 _take(member, split, before, own, seed, counts[member.name][split], writer)
             held[split] = own
         for member in members:
-            _refuse_other_pictures(member, counts[member.name])
+            member.refuse_other_pictures(counts[member.name]["train"].named | counts[member.name]["val"].named)
             if not counts[member.name]["train"].kept:
                 raise VlmflowError(
                     f"none of the {counts[member.name]['train'].rows_in} train rows of {member.name} is drawn and not "
@@ -190,9 +79,9 @@ def mix_rows(members: Sequence[Member], folder: Path, manifests: Mapping[str, Pa
         if not any(counts[member.name]["val"].kept for member in members):
             raise VlmflowError(
                 f"{folder / 'val.jsonl'} would be empty: all val rows share a picture or prompt with a test row",
-                "mix data sets whose splits are of one draw, or have other pictures",
+                "give the data sets other splits (val, val_share, test, test_share of each)",
             )
-        pictures = _write_manifests(members, manifests, writer.named, stack)
+        pictures = writer.write_manifests(members, manifests)
     return _stats(members, folder, manifests, seed, counts, writer, pictures)
 
 
@@ -203,7 +92,7 @@ def _take(
     own: set[bytes],
     seed: int,
     counts: _Counts,
-    writer: _Writer,
+    writer: MixtureWriter,
 ) -> None:
     """Write the rows of one split of a data set. held: what earlier splits hold. own: gets what this one holds."""
     copies = _copies(member, held, seed) if split == "train" else lambda row: 1
@@ -275,65 +164,13 @@ def _most_copies(member: Member) -> int:
     return math.ceil(amount_of(member.drawn).share or 1)
 
 
-def _with_last_trained(row: ShareGptRow) -> ShareGptRow:
-    """Return a row that says that only its last answer is trained, for a mixture in which others train all."""
-    asked = [number for number, turn in enumerate(row.conversations) if turn.speaker == "human"]
-    if len(asked) == 1:
-        return row
-    turns = [
-        msgspec.structs.replace(turn, loss=number > asked[-1]) if turn.speaker in ASSISTANT else turn
-        for number, turn in enumerate(row.conversations)
-    ]
-    return msgspec.structs.replace(row, conversations=turns)
-
-
-def _write_manifests(
-    members: Sequence[Member], manifests: Mapping[str, Path], named: Mapping[str, Counter[str]], stack: ExitStack
-) -> dict[str, bytes]:
-    """Write each split's pictures; return the SHA-256 of those of train and val, by name.
-
-    named: by split, the pictures in the mixture's rows with the number of rows.
-    """
-    files = {split: stack.enter_context(whole_file(manifest)) for split, manifest in manifests.items()}
-    left = {split: dict(names) for split, names in named.items()}
-    contents: dict[str, bytes] = {}
-    encode = msgspec.json.Encoder().encode
-    for member in members:
-        for entry in chain.from_iterable(map(read_picture_manifest, member.manifests)):
-            if entry.name is None:
-                continue
-            name = picture_in_mixture(member.name, entry.name)
-            for split, names in left.items():
-                if (rows := names.pop(name, 0)) != 0:
-                    files[split].write(encode(_renamed(entry, name, rows)) + b"\n")
-                    if split != "test":
-                        contents[name] = member.pictures[entry.name]
-    return contents
-
-
-def _refuse_other_pictures(member: Member, counts: Mapping[str, _Counts]) -> None:
-    """Refuse pictures of a data set's train and val that are others than its account records."""
-    named = counts["train"].named | counts["val"].named
-    if contents_digest({name: member.pictures[name] for name in named}) != member.stats.digests["pictures"]:
-        raise VlmflowError(
-            f"{', '.join(map(str, member.manifests))}: {member.folder / 'stats.json'} records other digests for these "
-            "pictures",
-            f"check them again: make refresh-pictures DATASET={member.name}",
-        )
-
-
-def _renamed(entry: PictureEntry, name: str, rows: int) -> PictureEntry:
-    """Return the entry of a picture as the mixture's rows write its name."""
-    return msgspec.structs.replace(entry, path=name, name=name, rows=rows)
-
-
 def _stats(
     members: Sequence[Member],
     folder: Path,
     manifests: Mapping[str, Path],
     seed: int,
     counts: Mapping[str, Mapping[str, _Counts]],
-    writer: _Writer,
+    writer: MixtureWriter,
     pictures: Mapping[str, bytes],
 ) -> Stats:
     def of_all(split: str) -> list[_Counts]:

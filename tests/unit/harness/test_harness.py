@@ -395,8 +395,7 @@ def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
     assert inputs.raw_gold("train")(run) == ["raw/fire/t.json"]
     assert inputs.raw_gold("train")(texts) == []
     assert settings.good_run("blend") is None
-    unchecked = settings.raw_datasets["fire"].model_copy(update={"skip_images": True})
-    settings.mixtures["blend"].take({"fire": unchecked})
+    settings.mixtures["blend"].members["fire"] = settings.raw_datasets["fire"].model_copy(update={"skip_images": True})
     with pytest.raises(
         SystemExit, match=r"^datasets\.fire\.skip_images: .*; mixture blend would have unchecked pictures"
     ):

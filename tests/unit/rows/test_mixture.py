@@ -15,7 +15,9 @@ from vlmflow.core.files import sha256_of
 from vlmflow.pictures.image_manifest import PictureEntry, contents_digest
 from vlmflow.pictures.picture_counts import PictureCounts
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.mixture import SPLITS, Member, mix_rows
+from vlmflow.rows.mixture import mix_rows
+from vlmflow.rows.mixture_files import SPLITS
+from vlmflow.rows.mixture_member import Member
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import MIXTURE, SplitCounts, Stats
 
