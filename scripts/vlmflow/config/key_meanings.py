@@ -87,6 +87,7 @@ PREFERENCE = Meaning("a better and a worse answer to one question, for preferenc
 LABEL = Meaning("false marks the answer as a bad one, for KTO training", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given, turns=True)
+REGIONS = Meaning("regions of the pictures, for grounding", is_given)
 MEDIA = Meaning("videos or audio that the row is about", is_given)
 
 WEIGHTS = (
@@ -116,18 +117,21 @@ OF_TEXTS = MEDIA_KEYS | {
 OF_CONVERSATIONS = {
     **MEDIA_KEYS,
     **TRAINED,
+    "objects": REGIONS,
     **dict.fromkeys(("system", "system_prompt"), SYSTEM),
     **dict.fromkeys(("tools", "functions"), TOOLS),
     **dict.fromkeys(("label", "kto_tag"), LABEL),
     **dict.fromkeys(("chosen", "rejected", "rejected_response", "rejected_messages"), PREFERENCE),
 }
 HISTORY = {"history": Meaning("the turns before the question", is_given, turns=True)}
+OF_ANSWERS = {key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()}
 OF_TURNS = {
     **MEDIA_KEYS,
-    **{key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()},
+    **OF_ANSWERS,
+    **{f"content.{key}": meaning for key, meaning in OF_ANSWERS.items()},
     **dict.fromkeys(("tool_calls", "function_call"), Meaning("tool calls", is_given)),
     **dict.fromkeys(
-        ("reasoning_content", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
+        ("reasoning_content", "reasoning", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
     ),
     **dict.fromkeys(("image", "images"), Meaning("pictures given in the turn, not in the row", is_given)),
 }

@@ -95,24 +95,27 @@ def form_rows(
             except (msgspec.ValidationError, UnicodeDecodeError):
                 shape = None
                 if fault := key_fault(row, pictures):
-                    return Reject("duplicate_key", fault)
+                    return rejected(number, row, "duplicate_key", fault)
                 if (again := rewritten(row)) is not row:
                     return make(identity, number, again)
                 row = with_own_keys(row, pictures)
                 raw = decode(row)
         except msgspec.ValidationError as error:
-            return Reject("bad_shape", str(error))
+            return rejected(number, row, "bad_shape", str(error))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return Reject("bad_json", str(error))
+            return rejected(number, row, "bad_json", str(error))
         made = rows_of(identity, number, raw, len(row))
         if type(made) is Reject:
-            if made.reason not in LEFT_OUT:
-                unread.unusable(number, row)
-        elif shape is None:
+            return made if made.reason in LEFT_OUT else rejected(number, row, made.reason, made.detail)
+        if shape is None:
             unread.count(number, row)
         else:
             shape.rows += 1
         return made
+
+    def rejected(number: int, row: bytes, reason: str, detail: str) -> Reject:
+        unread.unusable(number, row)
+        return Reject(reason, detail)
 
     return MakeRows(make, unread)
 

@@ -42,10 +42,8 @@ SPEAKERS: dict[str, Speaker] = {
 
 TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), ("text", "value", "content"))
 THOUGHT_PARTS = dict.fromkeys(("thinking", "reasoning"), ("thinking", "reasoning", "text", "value", "content"))
-PICTURE_PARTS = dict.fromkeys(
-    ("image", "image_url", "image_path", "input_image"),
-    ("image", "image_url", "image_path", "path", "url", "base64", "value", "content", "source"),
-)
+PICTURE_KEYS = ("image", "image_url", "image_path", "path", "url", "base64", "value", "content", "source")
+PICTURE_PARTS = dict.fromkeys(("image", "image_url", "image_path", "input_image"), PICTURE_KEYS)
 CALL_PARTS = {"tool_use": ("id", "name", "input"), "tool_call": ("value",)}
 RESPONSE_PARTS = {"tool_result": ("tool_use_id", "content")}
 PARTS: dict[str, tuple[str, ...]] = TEXT_PARTS | THOUGHT_PARTS | PICTURE_PARTS | CALL_PARTS | RESPONSE_PARTS
@@ -60,6 +58,8 @@ LOSS_KEYS = ("loss", "weight", "train", "training", "loss_weight")
 """The keys of a turn that say whether it is trained."""
 
 OF_ASSISTANT = (*THOUGHT_KEYS, *CALL_KEYS)
+INNER_KEYS = ("url", "path", "data", "type", "media_type")
+"""The keys that are read of an object that stands for a picture."""
 
 
 class _Unusable(Exception):
@@ -94,7 +94,6 @@ class _Chat:
 
     def __init__(self, key: str, who: str, what: str) -> None:
         self.key, self.who, self.what = key, who, what
-        self.own = {who, what, "tool_call_id", *OF_ASSISTANT, *LOSS_KEYS}
         self.turns: list[Turn] = []
         self.pictures: list[str] = []
         self.unread: list[UnreadKey] = []
@@ -171,7 +170,9 @@ class _Chat:
                         for one in made:
                             if one.speaker in ASSISTANT:
                                 one.loss = False
-            elif key not in self.own or (not answers and key in OF_ASSISTANT and value is not None):
+            elif not (
+                answers or value is None if key in OF_ASSISTANT else key in (self.who, self.what, "tool_call_id")
+            ):
                 self.unread.append(UnreadKey(key, value, answers))
 
     def _say(self, speaker: Speaker, text: str) -> None:
@@ -229,6 +230,9 @@ class _Chat:
             if type(part) is not dict:
                 raise _Unusable("bad_shape", f"{place}.{self.what}[{number}] is {_kind(part)}, not an object")
             kind = part.get("type")
+            if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
+                texts.append(text)
+                continue
             if kind is None:
                 kind = next((name for name in ("text", "image", "image_url") if part.get(name) is not None), None)
             keys = PARTS.get(kind) if type(kind) is str else None
@@ -237,13 +241,14 @@ class _Chat:
                 raise _Unusable(
                     "bad_shape", f"{place}.{self.what}[{number}] is of type {shown}, none of {', '.join(PARTS)}"
                 )
-            if len(part) != 2 or keys[0] not in part:
-                self._keys_of_part(part, keys, answers)
-            if kind in TEXT_PARTS:
-                texts.append(_text(part, keys, place))
-            elif kind in PICTURE_PARTS:
+            if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
+                if len(part) == 2 and type(name := part.get("image")) is str and name[:5] not in ("data:", "file:", ""):
+                    names.append(name)  # nearly all
+                    continue
                 names += _picture(part, keys, f"{place}.{self.what}[{number}]")
+            elif kind in TEXT_PARTS:
+                texts.append(_text(part, keys, place))
             elif kind in THOUGHT_PARTS and answers and not texts:
                 thoughts.append(_text(part, keys, place))
             elif kind in CALL_PARTS and answers:
@@ -259,17 +264,24 @@ class _Chat:
             else:
                 what = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
                 raise _Unusable("wrong_role", f"{place}.{self.what}[{number}]: a part of type {kind} {what}")
-        return _answer(thoughts, texts)
+            self._keys_of_part(part, keys, answers)
+        return _answer(thoughts, texts) if thoughts else "".join(texts)
 
     def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:
+        """Note the keys of a part that are not read, and those of an object that stands for its picture."""
         for key, value in part.items():
-            if value is not None and key != "type" and key not in keys:
+            if value is None or key == "type":
+                continue
+            if key not in keys:
                 self.unread.append(UnreadKey(f"{self.what}.{key}", value, answers))
+            elif type(value) is dict and keys is PICTURE_KEYS:
+                inner = ((name, one) for name, one in value.items() if one is not None and name not in INNER_KEYS)
+                self.unread += [UnreadKey(f"{self.what}.{key}.{name}", one, answers) for name, one in inner]
 
 
 def _answer(thoughts: Sequence[str], texts: Sequence[str]) -> str:
-    text = "".join(texts)
-    return with_thought("\n".join(thoughts), text) if is_given(thoughts) else text
+    text, thought = "".join(texts), "\n".join(thoughts)
+    return with_thought(thought, text) if thought.strip() else text
 
 
 def _text(part: Mapping[str, Any], keys: Sequence[str], place: str) -> str:

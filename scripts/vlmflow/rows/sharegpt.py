@@ -265,7 +265,7 @@ def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
         patterns.append(("stray_tag", PATH_TAG))
     elif turn.speaker in SHOWS_PICTURES:
         text = text.replace(IMAGE_TAG, BLANKS)
-    if turn.speaker == "gpt" and text.startswith(THOUGHT) and thought_first(text) == text:
+    if turn.speaker == "gpt" and text.startswith(THOUGHT) and "</think>" in text and thought_first(text) == text:
         text = text.replace(THOUGHT, " " * len(THOUGHT), 1).replace("</think>", " " * len("</think>"), 1)
     for reason, pattern in patterns:
         if found := pattern.search(text):

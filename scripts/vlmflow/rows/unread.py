@@ -253,13 +253,13 @@ def _decoder(kind: type[msgspec.Struct], objects: Mapping[str, int]) -> Callable
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     optional = [one.name for one in fields.values() if one.default is UNSET]
     values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
-    lists, anything = [], []
+    lists, anything, given = list[Any](), list[Any](), list[Any]()
     unread = [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
     most, strict = len(fields) + sum(objects.values()), msgspec.json.Decoder(kind).decode
     for one in fields.values():
         holds = get_args(one.type)[0] if get_origin(one.type) is list else one.type
         if holds is Any or get_origin(holds) is dict:
-            anything.append(attrgetter(one.name))
+            (given if one.default is UNSET else anything).append(attrgetter(one.name))
         elif isinstance(holds, type) and issubclass(holds, msgspec.Struct):
             keys = len(msgspec.structs.fields(holds))
             if holds is one.type:
@@ -269,10 +269,11 @@ def _decoder(kind: type[msgspec.Struct], objects: Mapping[str, int]) -> Callable
 
     def decode(row: bytes) -> Any:
         raw = strict(row)
-        marks = most - values(raw).count(UNSET)
+        absent = values(raw).count(UNSET)
+        marks = most - absent
         for held, keys in lists:
             marks += keys * len(held(raw))
-        for held in anything:
+        for held in anything if absent == len(optional) else [*anything, *given]:
             if type(value := held(raw)) in CONTAINERS:
                 marks += _keys_in(value)
         for held, inside in unread:

@@ -11,7 +11,7 @@ from vlmflow.rows.raw_text import Reading
 from vlmflow.rows.rejects import Reject
 
 
-class Plain(msgspec.Struct, gc=False):
+class Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A turn that is a text. role: the speaker."""
 
     role: Literal["user", "assistant", "system"]
