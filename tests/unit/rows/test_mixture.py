@@ -265,6 +265,7 @@ def test_a_timestep_form_beside_another_is_marked(tmp_path: Path) -> None:
     stats = mixed(tmp_path, timestep, member(tmp_path, "chats", "all", rows | {"val": []}))
     assert [turn.get("loss") for turn in written(tmp_path, "train")[0]["conversations"]] == [None, False, None, True]
     assert (stats.form, stats.last_answer_only) == ("trajectory", False)
+    assert stats.scored == ["steps"], "messages have no min_score"
     assert mixed(tmp_path, timestep).form == "timestep"
 
 
