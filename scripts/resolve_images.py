@@ -15,6 +15,7 @@ from vlmflow.pictures.resolve import (
 )
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
+from vlmflow.raw import embedded
 
 
 def main(
@@ -45,11 +46,16 @@ def main(
     what was found.
     """
     key = f"datasets.{dataset}.image_roots"
-    picture_roots = PictureRoots(roots, key)
+    PictureRoots(roots, key)  # refuses a missing one before anything is read
     split = manifest.name.partition(".")[0]
     refuse_changed_raw(raw, raw_accounts)
     paths = named_paths(raw, split, choice, mended)
     paths = dict(items_of(part, paths.items()))
+    if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
+        roots = [str(store / embedded.ROOT), *roots]
+        with embedded.kept_in(Path(roots[0]), own):
+            named_paths(raw, split, choice, mended)
+    picture_roots = PictureRoots(roots, key)
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
         entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)
     if part == UNDIVIDED:

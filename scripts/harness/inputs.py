@@ -18,6 +18,7 @@ from vlmflow.config.source import base_run, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
 from vlmflow.fetch.small_files import small_names
+from vlmflow.raw.signatures import not_a_file
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
@@ -244,8 +245,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         if not isinstance(place, Path):
             return []
         if not place.is_file() and self._sees_all_volumes():
-            what = "is a folder, not a file" if place.is_dir() else "does not exist"
-            sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: fix the path")
+            sys.exit(f"{key}: {not_a_file(place.absolute())}")
         return as_inputs(self._workflow, [place])
 
     def _sees_all_volumes(self) -> bool:

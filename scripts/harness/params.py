@@ -13,7 +13,7 @@ from harness.inputs import raw_source
 from vlmflow.config.model import Config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.pins import revision_of
-from vlmflow.config.raw_forms import form_of, module_of
+from vlmflow.config.raw_forms import form_of, modules_of
 from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import base_run, parse_source
@@ -140,7 +140,7 @@ class RuleParams:
         return _block(dataset, keys, {})
 
     def form_modules(self, wildcards: Any) -> list[str]:
-        """The module of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
+        """The modules of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
         return self._modules_of(wildcards.dataset)
 
     def form_modules_of_run(self, wildcards: Any) -> list[str]:
@@ -148,7 +148,7 @@ class RuleParams:
         return self._modules_of(self._settings.runs[wildcards.run].dataset)
 
     def _modules_of(self, dataset: str) -> list[str]:
-        return sorted({module_of(kind) for kind in self._settings.datasets[dataset].kinds})
+        return sorted({module for kind in self._settings.datasets[dataset].kinds for module in modules_of(kind)})
 
     def picture_roots(self, wildcards: Any) -> list[str]:
         """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""

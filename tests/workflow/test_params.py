@@ -11,7 +11,7 @@ from snakemake.iocontainers import Wildcards
 
 from harness.staleness import texts_of
 from rules import read_rules
-from vlmflow.config.raw_forms import module_of
+from vlmflow.config.raw_forms import modules_of
 from vlmflow.config.settings import Settings
 
 COMMIT = "0" * 40
@@ -54,6 +54,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.text.prompt": ("Continue.", {"convert_rows"}),
     "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
     "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
+    "datasets.volcano.take": ("chosen", {"convert_rows", *LOOKING}),
     "datasets.fire.ignore_keys": (["weight"], {"convert_rows"}),
     "datasets.fire.sources": (["gqa"], {"convert_rows", *LOOKING}),
     "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),
@@ -187,7 +188,7 @@ def test_an_evaluation_depends_on_the_module_of_its_form(tmp_path: Path, rule: s
     (found,) = [one for one in read_rules(tmp_path, **BASE) if one.name == rule]
     for name, kinds in (("fire", ["fire"]), ("volcano", ["volcano"]), ("blend", ["fire", "text"])):
         wildcards = Wildcards(fromdict={"run": name, "split": "val"})
-        assert found.params.modules(wildcards) == [module_of(kind) for kind in kinds]
+        assert found.params.modules(wildcards) == [module for kind in kinds for module in modules_of(kind)]
 
 
 def test_only_a_job_that_asks_another_server_gets_the_template_with_its_key(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from vlmflow.core.files import UNFINISHED, sha256_of
 from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
+from vlmflow.raw import embedded
 from vlmflow.reports.accounts import Provenance
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.checkpoint import read_checkpoint
@@ -239,11 +240,15 @@ def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftov
     }
     for place in sorted(unused):
         yield Leftover(place, "pictures of a data set that is neither in the configuration nor under images/")
-    copies = store / ".rewritten"
-    in_use = {file for place in _folders(store) if place not in {copies, *unused} for file in _targets_of_links(place)}
-    for copy in sorted(copies.glob("*.png")):
-        if copy.resolve() not in in_use:
-            yield Leftover(copy, "a rewritten picture that no data set uses")
+    kept = {".rewritten": "a rewritten picture", embedded.ROOT: "a picture out of data files"}
+    shared = {store / name for name in kept}
+    in_use = {file for place in _folders(store) if place not in shared | unused for file in _targets_of_links(place)}
+    for name, what in kept.items():
+        for copy in sorted((store / name).rglob("*")):
+            if not copy.is_file() or copy.name.endswith(UNFINISHED):
+                continue
+            if copy.resolve() not in in_use:
+                yield Leftover(copy, f"{what} that no data set uses")
 
 
 def _targets_of_links(folder: Path) -> set[Path]:

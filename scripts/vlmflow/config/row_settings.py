@@ -42,7 +42,14 @@ class RowLimits(Settings):
     """Turns in one conversation, human and gpt together; for FIRE, in a whole trajectory, in both forms."""
 
     max_turn_chars: Positive = 20_000
-    """Characters in one turn."""
+    """Characters in one turn, and in the declarations of a row's tools."""
+
+    max_pictures: Positive = 16
+    """Pictures in one row."""
+
+
+Take = Literal["chosen", True] | None
+"""Which answers of preference data are used: see `data_settings.DatasetSettings.take`."""
 
 
 class RowChoice(Settings):
@@ -62,6 +69,12 @@ class RowChoice(Settings):
 
     names: dict[str, str] = {key: key for key in ANY_ROW}
     """The names of these keys in the file; a key that is not here is not read."""
+
+    kind: str | None = None
+    """The kind of the rows, if their turns may name pictures, too: `names` then has all of its keys."""
+
+    take: Take = None
+    """The answers of preference data that are used; see docs/data.md."""
 
     read_columns: list[str] | None = None
     """The columns to read from a parquet file; null for all."""

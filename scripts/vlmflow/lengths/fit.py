@@ -164,9 +164,8 @@ def _fit_split(
                     continue
                 row, tokens = shorter
                 line = as_line(row, row.images)
-            kept = RowLength(
-                length.id, written, written + len(line), *tokens, length.trained_tokens, length.system_turn
-            )
+            end = written + len(line)
+            kept = RowLength(length.id, written, end, *tokens, length.trained_tokens, length.system_turn, length.tools)
             target.write(line + b"\n")
             measured.write(encode(kept) + b"\n")
             fitted.kept.add(kept)

@@ -22,6 +22,7 @@ from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
+from vlmflow.raw.found_kind import settled
 from vlmflow.raw.named import reader
 from vlmflow.raw.split import open_rows
 
@@ -44,7 +45,7 @@ def named_paths(
 
     choice: which rows are used; None for all. mended: see `open_rows`.
 
-    An unusable row (not a JSON object, several pictures, or a path that is not text) names none.
+    An unusable row (not a JSON object, or a path that is not text) names none.
     Raises VlmflowError if a file as a whole cannot be read.
     """
     paths: dict[str, int] = {}
@@ -53,14 +54,15 @@ def named_paths(
         open_rows(raw, split, mended, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
-        reason_left_out, read = left_out(rows, choice), reader(choice.names)
+        choice = settled(choice, rows)
+        reason_left_out, read = left_out(rows, choice), reader(choice.names, choice.kind, choice.take)
         for number, row in enumerate(rows):
             progress.advance()
             if reason_left_out(number):
                 continue
             named = read(row)
-            if named is not None and len(named.pictures) == 1:
-                paths[named.pictures[0]] = paths.get(named.pictures[0], 0) + 1
+            for path in dict.fromkeys(named.pictures) if named else ():
+                paths[path] = paths.get(path, 0) + 1
     return paths
 
 
@@ -125,6 +127,8 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts.named, counts.usable, rewritten)
     for differs, count in counts.other_names.items():
         LOGGER.info("%d pictures whose files have names that differ in %s", count, differs)
+    for format, count in counts.first_frames.items():
+        LOGGER.info("%d pictures of %s with several frames, pages or sizes: only the first is used", count, format)
     for reason, cost in counts.unusable.items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost.pictures, cost.rows, reason, REASONS[reason])
     for source, cost in counts.missing_by_source.items():

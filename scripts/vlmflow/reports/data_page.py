@@ -77,7 +77,7 @@ class Reject:
 class SplitPictures:
     """The pictures that a raw split names. Lists have names with numbers of pictures, the most frequent first.
 
-    formats, rewritten, other_names: of the usable ones. unusable: by reason. missing: by source.
+    formats, rewritten, first_frames, other_names: of the usable ones. unusable: by reason. missing: by source.
     """
 
     name: str
@@ -85,6 +85,7 @@ class SplitPictures:
     usable: int
     formats: list[tuple[str, int]]
     rewritten: list[tuple[str, int]]
+    first_frames: list[tuple[str, int]]
     other_names: list[tuple[str, int]]
     unusable: list[tuple[str, int]]
     missing: list[tuple[str, int]]
@@ -217,6 +218,7 @@ def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
     lists = (
         counts.formats.items(),
         counts.rewritten.items(),
+        counts.first_frames.items(),
         counts.other_names.items(),
         pictures_of(counts.unusable),
         pictures_of(counts.missing_by_source),

@@ -1,12 +1,12 @@
-"""The form of a conversation: its speakers and their order, and the place of the picture tag.
+"""The form of a conversation: its speakers and their order, and the places of picture tags.
 
-Every row becomes a list of turns. The first may be from system; then human and gpt alternate, and gpt has the last
-turn. Training uses gpt's turns as targets, but those whose `loss` is false. If the row has a picture, the first human
-turn begins with FIRST_LINE.
+Every row becomes a list of turns. The first may be from system; then human and gpt take turns. Before gpt answers, it
+may call functions (function_call, one call each) and read what they return (observation). Training uses the turns of
+gpt and function_call as targets, but those whose `loss` is false. A tag stands for a picture; turns of human and
+observation may have some, each anywhere.
 """
 
 from collections.abc import Sequence
-from itertools import cycle
 from typing import Annotated, ClassVar, Literal
 
 import msgspec
@@ -17,22 +17,46 @@ from vlmflow.rows.rejects import Reject
 IMAGE_TAG = "<image>"
 FIRST_LINE = IMAGE_TAG + "\n"
 
-ROLES = {"system": "system", "human": "user", "gpt": "assistant"}
+THOUGHT = "<think>"
+"""The beginning of an answer's reasoning."""
+
+LINE_FEED = "\n"
+
+ROLES = {
+    "system": "system",
+    "human": "user",
+    "gpt": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+}
 """The names of the speakers in chat templates."""
 
 SPEAKERS = ["human", "gpt"]
-"""The speakers of the dialogue, in their order; system is not part of it."""
+"""The speakers of a dialogue without functions, in their order."""
 
-Speaker = Literal["system", "human", "gpt"]
+ASSISTANT = ("gpt", "function_call")
+"""The speakers whose turns are trained."""
+
+SHOWS_PICTURES = ("human", "observation")
+"""The speakers whose turns may have picture tags."""
+
+FOLLOWS = {
+    "": ("system", "human"),
+    "system": ("human",),
+    "human": ("gpt", "function_call"),
+    "gpt": ("human", "function_call"),
+    "function_call": ("function_call", "observation", "human"),
+    "observation": ("observation", "gpt", "function_call"),
+}
+"""Who may speak after whom; "" is the beginning. The last turn is from one of ASSISTANT."""
+
+Speaker = Literal["system", "human", "gpt", "function_call", "observation"]
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class PlainTurn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One turn of a raw row in this form. from: who speaks. value: the text.
-
-    A key `loss` in a raw row is not read, so it stops the conversion like all keys that change what a row means.
-    """
+    """One turn of a raw row in this form. from: who speaks. value: the text."""
 
     loss: ClassVar[bool | UnsetType] = UNSET
     speaker: Speaker = msgspec.field(name="from")
@@ -70,9 +94,43 @@ def answers(turns: Sequence[Turn]) -> list[str]:
     return [turn.value for turn in turns if turn.speaker == "gpt"]
 
 
+def places_answered(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+    """Return where the assistant speaks: of each time the index of its first turn, and that behind its last.
+
+    A text and the calls right behind it are said at one time.
+    """
+    places: list[tuple[int, int]] = []
+    for number, turn in enumerate(turns):
+        if turn.speaker not in ASSISTANT:
+            continue
+        first = places.pop()[0] if places and places[-1][1] == number else number
+        places.append((first, number + 1))
+    return places
+
+
+def times_answered(turns: Sequence[Turn]) -> int:
+    """Return how often the assistant speaks."""
+    return len(places_answered(turns))
+
+
 def tags_in(turns: Sequence[Turn]) -> int:
     """Return how many pictures are shown in some turns."""
     return sum(turn.value.count(IMAGE_TAG) for turn in turns)
+
+
+def with_thought(thought: str, answer: str) -> str:
+    """Return an answer with the reasoning before it, as the chat templates of Qwen's thinking models write it.
+
+    answer: "" if there is only reasoning, as before a call.
+    """
+    written = f"{THOUGHT}\n{thought.strip(LINE_FEED)}\n</think>"
+    return f"{written}\n\n{answer.lstrip(LINE_FEED)}" if answer else written
+
+
+def thought_first(answer: str) -> str:
+    """Return an answer that begins with a thought, with this thought in the form of `with_thought`."""
+    thought, end, rest = answer.removeprefix(THOUGHT).partition("</think>")
+    return with_thought(thought, rest.lstrip(LINE_FEED)) if end and answer.startswith(THOUGHT) else answer
 
 
 def without_tags(question: str) -> str:
@@ -80,12 +138,17 @@ def without_tags(question: str) -> str:
     return question.replace(IMAGE_TAG, "")
 
 
-def wrong_order(turns: Sequence[Turn], first: int) -> Reject:
-    """Return the rejection of a dialogue that begins at index `first`, and in which human and gpt do not alternate.
+def wrong_order(turns: Sequence[Turn]) -> Reject | None:
+    """Return the rejection of turns that are not in the order of FOLLOWS, or lack a last answer; None if all is right.
 
-    It names the first turn of the wrong speaker, or a last turn without an answer.
+    It names the first turn of the wrong speaker.
     """
-    for number, (turn, expected) in enumerate(zip(turns[first:], cycle(SPEAKERS), strict=False), start=first):
-        if turn.speaker != expected:
+    before = ""
+    for number, turn in enumerate(turns):
+        if turn.speaker not in FOLLOWS[before]:
+            expected = " or ".join(FOLLOWS[before])
             return Reject("alternation", f"turn {number} is from {turn.speaker}, expected {expected}")
-    return Reject("alternation", f"turn {len(turns) - 1} is from {turns[-1].speaker} and has no answer")
+        before = turn.speaker
+    if before not in ASSISTANT:
+        return Reject("alternation", f"turn {len(turns) - 1} is from {before} and has no answer")
+    return None

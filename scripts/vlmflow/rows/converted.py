@@ -15,7 +15,7 @@ from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Unread
 
 
-class ConvertedRow(ShareGptRow, gc=False):
+class ConvertedRow(ShareGptRow, kw_only=True, gc=False):
     """A ShareGPT row with the facts about its raw row that validation needs.
 
     raw_row: the number of the raw row, counted from 0; rows from the same raw row are consecutive.
@@ -23,7 +23,7 @@ class ConvertedRow(ShareGptRow, gc=False):
     """
 
     raw_row: int
-    score_field_differs: bool = False
+    score_field_differs: bool
 
 
 class RejectedRow(msgspec.Struct):
@@ -83,13 +83,12 @@ OWN_FIELDS_LENGTH bytes."""
 OWN_FIELDS_LENGTH = 80
 
 
-def training_line(line: bytes, row: ConvertedRow, picture: str) -> bytes:
+def training_line(line: bytes, row: ConvertedRow, images: list[str]) -> bytes:
     """Return a converted row as a line of a training file: JSON without OWN_FIELDS, and a line feed.
 
-    If the picture's name stays the same, this only cuts the line.
-    line: the JSON of `row`, without a line feed. picture: the picture's name in the store; empty if there is none.
+    If the pictures' names stay the same, this only cuts the line.
+    line: the JSON of `row`, without a line feed. images: the pictures' names in the store.
     """
-    images = [picture] if picture else []
     if images == row.images and (own := OWN_FIELDS.search(line, max(0, len(line) - OWN_FIELDS_LENGTH))):
         return line[: own.start()] + b"}\n"
     return as_line(row, images) + b"\n"

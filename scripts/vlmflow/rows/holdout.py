@@ -39,25 +39,28 @@ def hold_out(rows: Mapping[bytes, int], share: float, key: str, forbidden: froze
 class HeldOut:
     """Where rows of the raw train and validation splits belong.
 
-    in_test, in_val: the groups of the raw test and validation splits. test, val: those of the raw train split that
-    become test and val. near: the pictures that look like one of test, by their SHA-256. asks: the groups that ask
-    nearly what a test row asks.
+    test, val: the groups of the raw train split that become test and val. in_test, in_val: what these splits have, and
+    the raw test and validation splits (`row_check.Grouped.parts`). near: the pictures that look like one of test, by
+    their SHA-256. asks: the groups that ask nearly what a test row asks.
     """
 
-    in_test: frozenset[bytes]
-    in_val: frozenset[bytes]
     test: frozenset[bytes]
     val: frozenset[bytes]
+    in_test: frozenset[bytes]
+    in_val: frozenset[bytes]
     near: "Mapping[bytes, LookAlike]"
     asks: frozenset[bytes]
 
     def near_test(self, verdict: Verdict) -> Reject | None:
         """Return why a row is in no split: it has what a test row has, or nearly. None if it has not."""
-        if verdict.group in self.in_test:
-            return Reject("in_test_split", f"{_what_is_shared(verdict)} of the test split")
-        if found := self.near.get(verdict.group):
-            like = f"the test split's picture with sha256 {found.sha256.hex()}"
-            return Reject("near_test_picture", f"{verdict.picture} is {found.distance} of 64 bits from {like}")
+        if shared := _shared(verdict, self.in_test):
+            return Reject("in_test_split", f"{shared} of the test split")
+        for number, digest in enumerate(verdict.parts):
+            if found := self.near.get(digest):
+                like = f"the test split's picture with sha256 {found.sha256.hex()}"
+                return Reject(
+                    "near_test_picture", f"{verdict.pictures[number]} is {found.distance} of 64 bits from {like}"
+                )
         if verdict.group in self.asks:
             return Reject("near_test_question", "near_duplicates.jsonl names the test row")
         return None
@@ -68,18 +71,24 @@ class HeldOut:
             return "test"
         if rejected := self.near_test(verdict):
             return rejected
-        if verdict.group in self.in_val:
-            return Reject("in_val_split", f"{_what_is_shared(verdict)} of the raw validation split")
-        return "val" if verdict.group in self.val else "train"
+        if verdict.group in self.val:
+            return "val"
+        if shared := _shared(verdict, self.in_val):
+            return Reject("in_val_split", f"{shared} of the validation split")
+        return "train"
 
 
-def _what_is_shared(verdict: Verdict) -> str:
-    return f"{verdict.picture} is a picture" if verdict.picture else "its prompt is one"
+def _shared(verdict: Verdict, others: Set[bytes]) -> str:
+    """Return the first picture, or the prompt, that a row shares with a split, for people; "" if there is none."""
+    for number, part in enumerate(verdict.parts):
+        if part in others:
+            return f"{verdict.pictures[number]} is a picture" if verdict.pictures else "its prompt is one"
+    return ""
 
 
 def held_out(
     checked: Mapping[str, CheckedRows],
-    test_groups: Set[bytes],
+    test_parts: Set[bytes],
     test_questions: Set[bytes],
     test_share: float,
     val_share: float,
@@ -88,16 +97,17 @@ def held_out(
 ) -> HeldOut:
     """Draw test and val from the raw train split, unless they are raw splits.
 
-    checked: the verdicts by raw split. test_groups, test_questions: those of the raw test split (`row_check.Grouped`).
+    checked: the verdicts by raw split. test_parts, test_questions: those of the raw test split (`row_check.Grouped`).
     The others are settings of the data set. What the raw validation split has is not drawn for test.
     """
-    train, in_test = checked["train"], frozenset(test_groups)
-    in_val = frozenset(checked["val"].groups) if "val" in checked else frozenset()
-    test = hold_out(train.groups, 0.0 if "test" in checked else test_share, f"{seed} test", in_val)
-    near = find_look_alikes(in_test | test)
+    train = checked["train"]
+    raw_val = checked["val"].parts if "val" in checked else frozenset()
+    test = hold_out(train.groups, 0.0 if "test" in checked else test_share, f"{seed} test", train.groups_with(raw_val))
+    in_test = test_parts | train.parts_of(test)
+    near = find_look_alikes(frozenset(in_test))
     asked = test_questions | {train.questions[group] for group in test & train.questions.keys()}
     questions = train.questions | (checked["val"].questions if "val" in checked else {})
     asks = frozenset(group for group, question in questions.items() if question in asked)
-    taken = in_test | test | near.keys() | asks
+    taken = train.groups_with(in_test | near.keys()) | asks
     val = hold_out(train.groups, 0.0 if "val" in checked else val_share, str(seed), taken)
-    return HeldOut(in_test, in_val, test, val, near, asks)
+    return HeldOut(test, val, frozenset(in_test), raw_val | train.parts_of(val), near, asks)

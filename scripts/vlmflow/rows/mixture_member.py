@@ -50,9 +50,9 @@ class Member:
         Raises VlmflowError if no image manifest has a picture.
         """
         if not row.images:
-            found = Grouping(None, None, self.stats.one_prompt).group_of(row)
+            found = Grouping(None, None, self.stats.one_prompt).parts_of(row)
             assert not isinstance(found, Reject)
-            return [found[1]]
+            return found[1]
         try:
             return [self.pictures[name] for name in row.images]
         except KeyError as error:

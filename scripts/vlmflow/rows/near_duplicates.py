@@ -91,10 +91,9 @@ def find_near_duplicates(
             same = alone.get(question_key(question))
             if same is not None and question_key(to_the_letter) not in known:
                 questions.append(NearDuplicate("question", row.id, same, 0, 1, 1, question))
-            continue
-        digest = paths.get(row.images[0])
-        if digest in alike:
-            _count(pictures, digest, alike[digest], names, question, asked)
+        for digest in dict.fromkeys(map(paths.get, row.images)):
+            if digest in alike:
+                _count(pictures, digest, alike[digest], names, question, asked)
     with whole_file(pairs) as file:
         file.write(msgspec.json.Encoder().encode_lines([*pictures.values(), *questions]))
     return Found(len(pictures), len(questions))
@@ -136,7 +135,7 @@ def _test_questions(
         if not row.images:
             alone.setdefault(key, row.id)
             known.add(question_key(to_the_letter))
-        elif (digest := digests.get(row.images[0])) in wanted:
+        for digest in wanted.intersection(map(digests.get, row.images)):
             asked.setdefault(digest, set()).add(key)
     return asked, alone, known
 

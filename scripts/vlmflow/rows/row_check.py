@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby, pairwise
@@ -33,28 +33,37 @@ class Grouped(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The first fields of a verdict: those that are needed before the splits are drawn.
 
     raw_row: the number of its raw row. reject: why the row cannot be used; if not None, all other fields are empty.
-    group: all rows of a group belong to one split: SHA-256 of the picture's bytes, or of the prompt (see Grouping).
+    group: all rows of a group belong to one split: SHA-256 of the picture's bytes, of the set of these if a row has
+    several pictures, or of the prompt (see Grouping).
     question: equal for rows without a picture that ask nearly the same; empty if this is not wanted.
+    several: the SHA-256 of each picture, in their order; empty if there is one or none.
     """
 
     raw_row: int
     reject: Reject | None
     group: bytes = b""
     question: bytes = b""
+    several: list[bytes] = []
+
+    @property
+    def parts(self) -> list[bytes]:
+        """What no other split may have of the row: the SHA-256 of each of its pictures, or that of its prompt."""
+        return self.several or [self.group]
 
 
 class Verdict(Grouped, array_like=True, gc=False, frozen=True):
     """The result of checking one converted row by itself.
 
-    picture: the picture's name in the store; empty if it has none.
-    content_digest: 16 bytes over the group and the whole conversation; equal for duplicates.
+    pictures: their names in the store.
+    content_digest: 16 bytes over the pictures, in their order, or the prompt, and the whole conversation; equal for
+    duplicates.
     attempts: the number of its last answer, counted in the raw row.
     trained: the characters of its trained answers by score (`trained_text`).
     line: the training row as JSON, with the line feed.
     """
 
     source: str = ""
-    picture: str = ""
+    pictures: list[str] = []
     content_digest: bytes = b""
     attempts: int = 0
     score_field_differs: bool = False
@@ -66,7 +75,7 @@ class Verdict(Grouped, array_like=True, gc=False, frozen=True):
 class Grouping:
     """The rule that assigns rows to groups, each of which belongs to one split.
 
-    Rows with the same picture are one group, and rows without a picture that have the same prompt.
+    Rows with the same set of pictures are one group, and rows without a picture that have the same prompt.
 
     pictures: the entries of the image manifest by path. None without a manifest: then the path identifies a picture.
     modality: "image": every row must have a picture; "text": none may; None: each as it is.
@@ -85,13 +94,25 @@ class Grouping:
             return b""
         return question_key(question_of(said(row.conversations), self.one_prompt)[1])
 
-    def group_of(self, row: ShareGptRow) -> tuple[str, bytes] | Reject:
-        """Return the name of a row's picture ("" for none) and its group, or why the row cannot be used."""
+    def parts_of(self, row: ShareGptRow) -> tuple[list[str], list[bytes]] | Reject:
+        """Return names and digests of a row's pictures, or of its prompt if it has none; or why it cannot be used."""
         if self.modality and bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{counted(len(row.images), 'picture')} in a data set of modality {self.modality}")
         if not row.images:
-            return "", hashlib.sha256("\0".join(said(row.conversations)[: 1 + self.one_prompt]).encode()).digest()
-        path = row.images[0]
+            prompt = "\0".join(said(row.conversations)[: 1 + self.one_prompt])
+            return [], [hashlib.sha256(prompt.encode()).digest()]
+        names, digests = [], []
+        for path in row.images:
+            found = self._picture(path)
+            if isinstance(found, Reject):
+                return found
+            name, digest = found
+            names.append(name)
+            digests.append(digest)
+        return names, digests
+
+    def _picture(self, path: str) -> tuple[str, bytes] | Reject:
+        """Return name and digest of a picture."""
         if self.pictures is None:
             return path, hashlib.sha256(path.encode()).digest()
         picture = self.pictures.get(path)
@@ -120,6 +141,7 @@ class CheckedRows:
     They are kept on disk, because splits are drawn when all groups are known.
 
     groups: the number of raw rows of each group; a raw row with a rejected line does not count.
+    several: the pictures of each group with more than one (see Grouped).
     questions: the key of each group's question, if near questions are wanted (see Grouping).
     """
 
@@ -144,6 +166,7 @@ class CheckedRows:
         verdict = partial(_verdict, grouping=grouping, limits=limits, last_answer_only=last_answer_only)
         shards = _checked_shards(converted, verdict, processes)
         self.groups: Counter[bytes] = Counter()
+        self.several: dict[bytes, list[bytes]] = {}
         self.questions: dict[bytes, bytes] = {}
         with Progress(f"checking {converted}", raw_rows, "rows") as progress:
             lines = chain.from_iterable(self._spooled(shards, progress))
@@ -151,9 +174,24 @@ class CheckedRows:
                 first, *others = row
                 if all(line.reject is None for line in (first, *others)):
                     self.groups[first.group] += 1
+                    if first.several:
+                        self.several[first.group] = first.several
                     if first.question:
                         self.questions[first.group] = first.question
             progress.advance(raw_rows - progress.count)  # the last raw rows may have no line
+
+    @property
+    def parts(self) -> frozenset[bytes]:
+        """What the rows of all groups have (see Grouped)."""
+        return self.parts_of(self.groups)
+
+    def parts_of(self, groups: Iterable[bytes]) -> frozenset[bytes]:
+        """Return what the rows of some groups have."""
+        return frozenset(chain.from_iterable(self.several.get(group, [group]) for group in groups))
+
+    def groups_with(self, parts: Set[bytes]) -> frozenset[bytes]:
+        """Return the groups whose rows have any of some parts; of those with a single part also groups not here."""
+        return frozenset(parts).union(group for group, held in self.several.items() if not parts.isdisjoint(held))
 
     def _spooled(self, shards: Iterator[bytes], progress: Progress) -> Iterator[list[Grouped]]:
         for shard in shards:
@@ -212,19 +250,25 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_onl
         return Verdict(ORIGIN.decode(line).raw_row, Reject("schema", str(error)))
     if fault := first_fault(row, limits, marks=may_hold_marks(line, len(row.images))):
         return Verdict(row.raw_row, fault)
-    found = grouping.group_of(row)
+    found = grouping.parts_of(row)
     if isinstance(found, Reject):
         return Verdict(row.raw_row, found)
-    picture, group = found
-    training = training_line(line, row, picture)
+    pictures, parts = found
+    training = training_line(line, row, pictures)
+    group = in_order = parts[0]
+    if len(parts) > 1:
+        alike = sorted(set(parts))
+        group = hashlib.sha256(b"".join(alike)).digest() if len(alike) > 1 else group
+        in_order = hashlib.sha256(b"".join(parts)).digest()
     return Verdict(
         raw_row=row.raw_row,
         reject=None,
         group=group,
         question=grouping.question_of(row),
+        several=parts if len(parts) > 1 else [],
         source=row.source,
-        picture=picture,
-        content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=group).digest(),
+        pictures=pictures,
+        content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=in_order).digest(),
         attempts=int(row.attempts[-1]),
         score_field_differs=row.score_field_differs,
         trained=trained_characters(row, last_answer_only),

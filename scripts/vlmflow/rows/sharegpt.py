@@ -2,37 +2,44 @@
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
 
 from vlmflow.config.row_settings import RowLimits
+from vlmflow.core.printable import counted
 from vlmflow.rows.chat import (
+    ASSISTANT,
     FIRST_LINE,
     IMAGE_TAG,
+    SHOWS_PICTURES,
     SPEAKERS,
+    THOUGHT,
     Text,
     Turn,
-    answers,
     dialogue_start,
     tags_in,
+    thought_first,
+    times_answered,
     wrong_order,
 )
 from vlmflow.rows.rejects import Reject
+from vlmflow.rows.tools import tool_fault
 
 Item = TypeVar("Item")
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
 """Texts that Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
-(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
+(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL). Only think tags are allowed, around the reasoning at
+the beginning of an answer (`chat.with_thought`)."""
 
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
 """Tags that ms-swift's template replaces in a row with a picture (4.6, template/base.py)."""
 
-PICTURE_TAG = re.compile(IMAGE_TAG)
-"""What a row without a picture must not have either. There the template replaces no tag, so a text may speak of HTML's;
-but our own stages would take this one for a picture."""
+BLANKS = " " * len(IMAGE_TAG)
+"""What takes a picture's tag's place in the search for marks, so that places stay the same."""
 
 PLACEHOLDER = re.compile(r"\{\{(?:SYSTEM|QUERY|ROUND0|ROUND1)\}\}")
 """What ms-swift replaces in questions and system prompts, by the template (Template._concat_context_list); not in
@@ -48,7 +55,8 @@ CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
 """Patterns that no text of a row with a picture may contain, by the reason of the reject."""
 
-MARKS_WITHOUT_PICTURE = MARKS | {"stray_tag": PICTURE_TAG}
+MARKS_WITHOUT_PICTURE = {reason: pattern for reason, pattern in MARKS.items() if pattern is not STRAY_TAG}
+"""In a row without a picture the template replaces no tag, so a text may speak of HTML's."""
 
 OTHER_ESCAPE = re.compile(rb'\\[^n"]')
 """A JSON escape other than those of line feed and quotation mark; an escaped backslash is one too."""
@@ -59,32 +67,38 @@ TWO_BRACES = re.compile(rb"\{(?<=\{\{)").search
 ENCODER = msgspec.json.Encoder()
 
 CONVERSATIONS = b',"conversations":['
-"""The beginning of an encoded row's last field. No text contains it, because JSON escapes quotation marks."""
+"""The beginning of what follows an encoded row's facts: turns and tools. No text contains it, because JSON escapes
+quotation marks."""
+
+TOOLS = b'],"tools":"'
+"""The beginning of an encoded row's tools, behind its turns; likewise."""
 
 Counted = Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)]
 Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
 """Whole numbers, as JSON Schema defines them: 3 and 3.0 are equal."""
 
 
-class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """One training row: a conversation. Every stage behind the conversion reads rows as this type.
 
     id: split, raw row number and checksum; in the timestep form the attempt too.
     source: the question's source in the raw row.
-    images: names relative to the data set's picture store; one, or none in a data set without pictures.
-    attempts: the number of each answer (gpt turn) in the raw row, counted from 1.
+    images: names relative to the data set's picture store, in the order of their tags.
+    attempts: the number of each answer (see `chat.times_answered`) in the raw row, counted from 1.
     scores: a teacher's score of each answer, 0 to 10; empty if the raw row has none.
-    conversations: turns from human and gpt in strict alternation, after an optional one from system. The first
-    human turn begins with "<image>\\n" if the row has a picture; the tag is nowhere else. If answers have `loss`, all
-    of them do; those with false are history and not trained, and the last one is trained.
+    conversations: turns in the order of `chat.FOLLOWS`. Those of human and observation have a tag "<image>" for each
+    picture, and no other text has one. If turns have `loss`, all of gpt and function_call do; those with false are
+    history and not trained, and the last one is trained. A turn of function_call is JSON, {"name": …, "arguments": …}.
+    tools: the declarations of the functions, a JSON list as a text; absent if there are none.
     """
 
     id: Text
     source: Text
-    images: Annotated[list[Text], Meta(max_length=1)]
+    images: list[Text]
     attempts: Annotated[list[Counted], Meta(min_length=1)]
     scores: list[Score]
     conversations: Annotated[list[Turn], Meta(min_length=2)]
+    tools: str = ""
 
     def until(self, end: int) -> Self:
         """Return the row with its turns before index `end` alone; see `without`."""
@@ -99,8 +113,8 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, gc=False):
         return msgspec.structs.replace(
             self,
             images=_without(self.images, tags_in(before), tags_in(between)),
-            attempts=_without(self.attempts, len(answers(before)), len(answers(between))),
-            scores=_without(self.scores, len(answers(before)), len(answers(between))),
+            attempts=_without(self.attempts, times_answered(before), times_answered(between)),
+            scores=_without(self.scores, times_answered(before), times_answered(between)),
             conversations=_without(self.conversations, first, len(between)),
         )
 
@@ -122,6 +136,7 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
             attempts=list(map(int, row.attempts)),
             scores=list(map(int, row.scores)),
             conversations=row.conversations,
+            tools=row.tools,
         )
     )
 
@@ -129,6 +144,11 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
 def conversation_in(line: bytes) -> bytes:
     """Return the part of a training row's line from its conversation on, which is equal for equal conversations."""
     return line[line.index(CONVERSATIONS) :]
+
+
+def has_tools(line: bytes) -> bool:
+    """Return whether a training row's line has tools."""
+    return TOOLS in line
 
 
 def json_schema() -> dict[str, Any]:
@@ -167,51 +187,88 @@ def first_fault(row: ShareGptRow, limits: RowLimits, marks: bool = True) -> Reje
     turns = row.conversations
     if len(turns) > limits.max_turns:
         return Reject("too_many_turns", f"{len(turns)} turns, at most {limits.max_turns} are allowed")
+    if len(row.images) > limits.max_pictures:
+        return Reject("too_many_pictures", f"{len(row.images)} pictures, at most {limits.max_pictures} are allowed")
     first = dialogue_start(turns)
-    rounds = (len(turns) - first) // 2
-    if [turn.speaker for turn in turns[first:]] != SPEAKERS * rounds or not rounds:
-        return wrong_order(turns, first)
-    if len(row.attempts) != rounds or len(row.scores) not in (0, rounds):
-        return Reject("schema", f"{rounds} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
+    answers = (len(turns) - first) // 2
+    if row.tools or [turn.speaker for turn in turns[first:]] != SPEAKERS * answers or not answers:
+        if fault := wrong_order(turns) or tool_fault(row.tools, turns):
+            return fault
+        answers = times_answered(turns)
+    if len(row.attempts) != answers or len(row.scores) not in (0, answers):
+        return Reject("schema", f"{answers} answers, {len(row.attempts)} attempts, {len(row.scores)} scores")
     if fault := _wrong_loss(turns):
-        return Reject("schema", fault)
-    texts = [turn.value for turn in turns]
-    if row.images:
-        if not texts[first].startswith(FIRST_LINE):
-            return Reject("image_tag", f"turn {first} begins with {texts[first][:20]!r}, not with {IMAGE_TAG}")
-        texts[first] = texts[first].removeprefix(FIRST_LINE)
-    for number, text in enumerate(texts):
-        if len(text) > limits.max_turn_chars:
-            return Reject("turn_too_long", f"turn {number} has {len(text)} characters, at most {limits.max_turn_chars}")
+        return fault
+    with_picture = bool(row.images)
+    # If there is nothing to search for, the row has no more `<` than pictures.
+    as_nearly_all = not row.images or (len(row.images) == 1 and turns[first].value.startswith(FIRST_LINE))
+    if (marks or not as_nearly_all) and (fault := _wrong_tags(row)):
+        return fault
+    for number, turn in enumerate(turns):
+        text = turn.value
+        if len(text) > limits.max_turn_chars and (written := len(_without_tag_lines(text))) > limits.max_turn_chars:
+            return Reject("turn_too_long", f"turn {number} has {written} characters, at most {limits.max_turn_chars}")
         if not text or text.isspace():
             return Reject("empty_turn", f"turn {number} holds no text")
-        if marks and (mark := _mark(text, with_picture=bool(row.images), answer=turns[number].speaker == "gpt")):
-            reason, found = mark
-            group = found.lastindex or 0
-            return Reject(reason, f"turn {number} holds {found[group]!r} at character {found.start(group)}")
-    return None
+        if marks and (fault := _mark(turn, f"turn {number}", with_picture)):
+            return fault
+    if len(row.tools) > limits.max_turn_chars:
+        return Reject("turn_too_long", f"tools have {len(row.tools)} characters, at most {limits.max_turn_chars}")
+    return _mark(Turn("system", row.tools), "tools", with_picture) if marks else None
 
 
-def _wrong_loss(turns: Sequence[Turn]) -> str | None:
+def _wrong_tags(row: ShareGptRow) -> Reject | None:
+    """Return the rejection of a row with more or fewer picture tags than pictures, or with one in the wrong turn."""
+    for number, turn in enumerate(row.conversations):
+        if turn.speaker not in SHOWS_PICTURES and IMAGE_TAG in turn.value:
+            return Reject("stray_tag", f"turn {number} is from {turn.speaker} and holds {IMAGE_TAG}")
+    return other_number(tags_in(row.conversations), len(row.images))
+
+
+def other_number(tags: int, pictures: int) -> Reject | None:
+    """Return the rejection of a row with more or fewer picture tags than pictures; None if they are equal."""
+    if tags == pictures:
+        return None
+    return Reject("image_tag", f"{counted(tags, 'picture tag')} ({IMAGE_TAG}) but {counted(pictures, 'picture')}")
+
+
+def _without_tag_lines(text: str) -> str:
+    return text.replace(FIRST_LINE, "").replace(IMAGE_TAG, "")
+
+
+def _wrong_loss(turns: Sequence[Turn]) -> Reject | None:
     """Return what is wrong with the key `loss` of turns, or None.
 
-    The end of a last answer would be trained, although its text is not (ms-swift 4.6, template/base.py).
+    The end of a last answer would be trained, although its text is not (ms-swift 4.6, template/base.py). Calls in a row
+    are one message there, with the `loss` of the first.
     """
     if all(turn.loss is UNSET for turn in turns):
         return None
-    if [turn.loss is not UNSET for turn in turns] != [turn.speaker == "gpt" for turn in turns]:
-        return "loss: all answers have it, or none, and no other turn"
-    return None if turns[-1].loss else "loss: the last answer is not trained, so the row must end before it"
+    if [turn.loss is not UNSET for turn in turns] != [turn.speaker in ASSISTANT for turn in turns]:
+        return Reject("schema", "loss: all answers have it, or none, and no other turn")
+    if not any(turn.loss is True for turn in turns):
+        return Reject("nothing_trained", "loss is false in every answer")
+    if not turns[-1].loss:
+        return Reject("schema", "loss: the last answer is not trained, so the row must end before it")
+    if any(one.speaker == other.speaker and one.loss != other.loss for one, other in pairwise(turns)):
+        return Reject("schema", "loss: calls in a row are trained, or not, together")
+    return None
 
 
-def _mark(text: str, *, with_picture: bool, answer: bool) -> tuple[str, re.Match[str]] | None:
-    """Return the reason to reject a text, and what it holds. with_picture: of its row. answer: whether it is one."""
+def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
+    """Return the rejection of a text that contains one of MARKS. what: names it. with_picture: whether its row has."""
+    text = turn.value
     patterns = [*(MARKS if with_picture else MARKS_WITHOUT_PICTURE).items()]
-    if not answer:
+    if turn.speaker not in ASSISTANT:
         patterns.append(("stray_tag", PLACEHOLDER))
     if not with_picture:
         patterns.append(("stray_tag", PATH_TAG))
+    elif turn.speaker in SHOWS_PICTURES:
+        text = text.replace(IMAGE_TAG, BLANKS)
+    if turn.speaker == "gpt" and text.startswith(THOUGHT) and "</think>" in text and thought_first(text) == text:
+        text = text.replace(THOUGHT, " " * len(THOUGHT), 1).replace("</think>", " " * len("</think>"), 1)
     for reason, pattern in patterns:
         if found := pattern.search(text):
-            return reason, found
+            group = found.lastindex or 0
+            return Reject(reason, f"{what} holds {found[group]!r} at character {found.start(group)}")
     return None

@@ -83,7 +83,7 @@ class DatasetWriter:
     """Writes train, val, test and quarantine of one data set, and collects facts about what it wrote.
 
     examples: the number of rows by split. pictures: the SHA-256 of the pictures of train and val, by name.
-    test_groups, test_questions: see `row_check.Grouped`. trained: the characters of train's trained answers by score.
+    test_parts, test_questions: see `row_check.Grouped`. trained: the characters of train's trained answers by score.
     """
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -94,18 +94,18 @@ class DatasetWriter:
         self.quarantine = self.files["quarantine"], unfinished(folder / "quarantine.jsonl")
         self.examples = {"train": 0, "val": 0, "test": 0}
         self.pictures: dict[str, bytes] = {}
-        self.test_groups: set[bytes] = set()
+        self.test_parts: set[bytes] = set()
         self.test_questions: set[bytes] = set()
         self.trained: Counter[int] = Counter()
 
     def write(self, split: str, verdicts: list[Verdict]) -> None:
         """Write the training rows of one raw row to a split. verdicts: those on these rows, at least one."""
         self.examples[split] += len(verdicts)
-        if verdicts[0].picture and split != "test":
-            self.pictures[verdicts[0].picture] = verdicts[0].group
         if split == "test":
-            self.test_groups.add(verdicts[0].group)
+            self.test_parts.update(verdicts[0].parts)
             self.test_questions.add(verdicts[0].question)
+        elif verdicts[0].pictures:
+            self.pictures.update(zip(verdicts[0].pictures, verdicts[0].parts, strict=True))
         for verdict in verdicts:
             self.files[split].write(verdict.line)
             if split == "train":
@@ -150,7 +150,7 @@ def validate(
         if "test" in files:
             take("test", lambda verdict: "test")
         shares = rules.test_share, rules.val_share, rules.seed
-        drawn = held_out(checked, writer.test_groups, writer.test_questions, *shares, find_look_alikes)
+        drawn = held_out(checked, writer.test_parts, writer.test_questions, *shares, find_look_alikes)
         if "val" in files:
             take("val", lambda verdict: drawn.near_test(verdict) or "val")
         take("train", drawn.place)
@@ -178,7 +178,8 @@ ALL_SHARE = (
 def _what_all_share(checked: CheckedRows) -> str:
     """Return what all usable rows have in common, for people. checked: rows of a single group."""
     first = next(verdict for verdict in checked if verdict.reject is None)
-    return f"all usable rows share {f'the picture {first.picture}' if first.picture else 'one prompt'}"
+    pictures = " and ".join(first.pictures)
+    return f"all usable rows share {f'the picture {pictures}' if pictures else 'one prompt'}"
 
 
 def _checked(
@@ -238,9 +239,8 @@ def _judge(verdicts: list[Verdict], seen: set[bytes], place: Place) -> str | Rej
     if len(verdicts) > 1:
         content = hashlib.blake2b(b"".join(verdict.content_digest for verdict in verdicts), digest_size=16).digest()
     if content in seen:
-        return Reject(
-            "duplicate", f"{verdicts[0].picture or 'a row'} with this conversation is already in an earlier row"
-        )
+        what = ", ".join(verdicts[0].pictures) or "a row"
+        return Reject("duplicate", f"{what} with this conversation is already in an earlier row")
     seen.add(content)
     return target
 

@@ -278,6 +278,15 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ),
         ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 at most 1000000000 or null"),
         ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
+        ("datasets.fire", {"kind": "fire", "train": "a.json", "take": True}, "take: True applies to every kind but"),
+        *(
+            (
+                "datasets.fire",
+                {"kind": "messages", "train": "a.json", "take": take},
+                "must be one of chosen, true or null",
+            )
+            for take in (False, "all")
+        ),
         ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' after the '@' is not a full commit"),
         *(
             ("datasets.fire.train", f"{file}#{count}", f"draw, at least 1, not {count!r}")
@@ -314,7 +323,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "datasets.fire",
             {"kind": "alpaca", "train": "a.json", "columns": {"question": "q"}},
-            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, image, images, source",
+            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, system, history, image, ",
         ),
         (
             "datasets.fire",

@@ -69,14 +69,14 @@ def test_rows_are_chosen_by_the_source_that_is_reported(tmp_path: Path) -> None:
     assert [row["source"] for row in converted(path, sources=["unknown"])[0]] == ["unknown"]
 
 
-def test_a_row_with_several_pictures_requests_none(tmp_path: Path) -> None:
+def test_each_picture_of_a_row_is_requested_once(tmp_path: Path) -> None:
     several = {"conversations": TALK, "image": "x/1.jpg", "images": ["x/1.jpg", "x/2.jpg"]}
-    one = {"conversations": TALK, "image": "x/3.jpg", "images": ["x/3.jpg"]}
+    one = {"conversations": TALK, "image": "x/3.jpg", "images": ["x/1.jpg"]}
     path = write(tmp_path / "rows.jsonl", [several, one])
-    assert named_paths([path]) == {"x/3.jpg": 1}
+    assert named_paths([path]) == {"x/1.jpg": 2, "x/2.jpg": 1, "x/3.jpg": 1}
     made, reasons = converted(path)
-    assert reasons == {0: "several_pictures"}
-    assert [row["images"] for row in made] == [["x/3.jpg"]]
+    assert not reasons
+    assert [row["images"] for row in made] == [["x/1.jpg", "x/2.jpg"], ["x/3.jpg", "x/1.jpg"]]
 
 
 def test_image_may_be_called_images(tmp_path: Path) -> None:

@@ -79,6 +79,33 @@ def test_keys_may_be_called_otherwise() -> None:
     assert row.images == ["a/1.png"]
 
 
+def test_turns_in_a_row_of_one_speaker_are_joined() -> None:
+    turns = [SYSTEM, CHAT[0], CHAT[0], CHAT[1], CHAT[1], CHAT[0]]
+    row = made("messages", {"messages": turns})
+    assert spoken(row)[1:] == [("human", "What?\nWhat?"), ("gpt", "It.\nIt.")]
+
+
+def test_pictures_stay_in_their_places_and_go_with_their_turns() -> None:
+    asked = [*zip(["user", "assistant"] * 2, ["Is <image> like <image>?", "No.", "<image>", "Yes."], strict=True)]
+    messages = [{"role": role, "content": text} for role, text in [*asked, ("user", "And <image>?")]]
+    row = made("messages", {"messages": messages, "images": list("abca")}, "image")
+    assert spoken(row) == [("human", asked[0][1]), ("gpt", "No."), ("human", "<image>"), ("gpt", "Yes.")]
+    assert row.images == ["a", "b", "c"]
+
+
+def test_pictures_without_a_tag_come_first() -> None:
+    row = made("messages", {"messages": CHAT, "images": ["a", "b"]}, "image")
+    assert spoken(row)[0] == ("human", "<image>\n<image>\nWhat?")
+
+
+def test_more_or_fewer_tags_than_pictures_are_rejected() -> None:
+    messages = [{"role": "user", "content": "Is <image> like <image>?"}, CHAT[1]]
+    for pictures in (["a"], ["a", "b", "c"]):
+        found = made("messages", {"messages": messages, "images": pictures}, "image")
+        number = "1 picture" if len(pictures) == 1 else "3 pictures"
+        assert found == Reject("image_tag", f"2 picture tags (<image>) but {number}")
+
+
 @pytest.mark.parametrize(
     ("kind", "row", "reason"),
     [
@@ -114,9 +141,6 @@ def test_unusable_rows_are_rejected_with_their_reason(kind: str, row: dict[str, 
         ({"conversations": TALK, "image": ""}, "text_only"),
         ({"conversations": TALK, "images": []}, "text_only"),
         ({"conversations": TALK, "images": [""]}, "text_only"),
-        ({"conversations": TALK, "images": ["a.jpg", "b.jpg"]}, "several_pictures"),
-        ({"conversations": TALK, "image": "a.jpg", "images": ["a.jpg", "b.jpg"]}, "several_pictures"),
-        ({"conversations": TALK, "image": "a.jpg", "images": ["b.jpg"]}, "several_pictures"),
         ({"conversations": [{"from": "human", "value": "<image>\n"}, TALK[1]], "image": "a.jpg"}, "empty_turn"),
     ],
 )
@@ -159,7 +183,7 @@ def test_any_row_is_converted_or_rejected(row: Any, kind: str, modality: str | N
             assert found.reason in REASONS
             continue
         (made_row,) = found
-        assert len(made_row.images) in {"image": [1], "text": [0], None: [0, 1]}[modality]
+        assert modality is None or bool(made_row.images) == (modality == "image")
         fault = first_fault(made_row, RowLimits())
         assert fault is None or fault.reason in REASONS
         msgspec.json.encode(made_row)

@@ -99,7 +99,7 @@ def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) 
         ],
         "test": [row("e1", "who are you", "w")],
     }.items():
-        own = {"raw_row": 0} if name == "train" else {}
+        own = {"raw_row": 0, "score_field_differs": False} if name == "train" else {}
         put(tmp_path / f"{name}.jsonl", b"".join(json.dumps(one | own).encode() + b"\n" for one in rows))
     put(tmp_path / "none.jsonl", b"")
     pairs = tmp_path / "pairs.jsonl"

@@ -79,7 +79,12 @@ def test_every_rule_counts_rows_not_texts() -> None:
     asked = [("user", "Is <image> red?\r\n"), ("assistant", "No.\n"), ("user", "a\rb"), ("assistant", "  c")]
     row = {"image": "a.jpg", "messages": [{"role": who, "content": text} for who, text in asked]}
     made, counts = converted("messages", row, "image")
-    assert [turn.value for turn in made.conversations] == ["<image>\nIs  red?", "No.", "a\nb", "  c"]
+    assert [turn.value for turn in made.conversations] == ["Is <image> red?", "No.", "a\nb", "  c"]
+    assert counts == {"line_ends": 1, "outer_space": 1}
+    talk = [{"from": "human", "value": asked[0][1]}, {"from": "gpt", "value": "No."}]
+    volcano = {"image": "a.jpg", "conversations": talk}
+    made, counts = converted("volcano", volcano, "image")
+    assert made.conversations[0].value == "<image>\nIs  red?"
     assert counts == {"line_ends": 1, "outer_space": 1, "tag_place": 1}
     assert converted("messages", {"messages": row["messages"][2:]})[1] == {"line_ends": 1}
     assert converted("prompt_completion", {"prompt": " q", "completion": CODE})[1] == {}
@@ -101,7 +106,7 @@ def squeezed(text: str) -> str:
 
 
 def compare(raw: list[str], made: list[str], counts: dict[str, int]) -> None:
-    """Compare the raw texts of a row with those that are trained; both without the tag that each picture gets."""
+    """Compare the raw texts of a row with those that are trained; both without the tags."""
     assert set(counts) <= RULES.keys()
     assert list(map(squeezed, made)) == list(map(squeezed, raw))
     if not counts:
@@ -119,22 +124,25 @@ def compare(raw: list[str], made: list[str], counts: dict[str, int]) -> None:
     asked=TEXTS,
     answer=TEXTS,
     picture=st.booleans(),
-    kind=st.sampled_from(["messages", "sharegpt", "prompt_completion"]),
+    kind=st.sampled_from(["messages", "sharegpt", "volcano", "prompt_completion"]),
 )
 def test_a_text_is_trained_as_written_or_counted(asked: str, answer: str, picture: bool, kind: str) -> None:
     row: dict[str, Any] = {"image": "a.jpg"} if picture else {}
     if kind == "messages":
         row["messages"] = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-    elif kind == "sharegpt":
+    elif kind in ("sharegpt", "volcano"):
         row["conversations"] = [{"from": "human", "value": asked}, {"from": "gpt", "value": answer}]
     else:
         row |= {"prompt": asked, "completion": answer}
     made, counts = converted(kind, row, "image" if picture else "text")
     if not isinstance(made, Reject):
         texts = [turn.value for turn in made.conversations]
-        assert texts[0].startswith("<image>\n") == picture
-        texts[0] = texts[0].removeprefix("<image>\n")
-        compare([asked, answer], texts, counts)
+        if kind == "volcano" or "<image>" not in asked:
+            assert not picture or texts[0].startswith("<image>\n")
+            texts[0] = texts[0].removeprefix("<image>\n")
+            compare([asked, answer], texts, counts)
+        else:  # the tags stay where they are
+            compare(["<image>\n" + asked, answer], texts, counts)
 
 
 @given(asked=TEXTS, answers=st.lists(TEXTS, min_size=1, max_size=3))

@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import MARKS, PATH_TAG, PLACEHOLDER, ShareGptRow, first_fault, json_schema, may_hold_marks
+from vlmflow.rows.tools import call_text
 from workflow_runs import ROOT
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -26,7 +28,7 @@ SOUND = {
         {"from": "gpt", "value": "b"},
     ],
 }
-LIMITS = RowLimits(max_turns=6, max_turn_chars=50)
+LIMITS = RowLimits(max_turns=7, max_turn_chars=120, max_pictures=3)
 
 
 def talk(*values: str, first: str = "human") -> list[dict[str, str]]:
@@ -38,6 +40,24 @@ def trained(*losses: bool | None) -> list[dict[str, Any]]:
     """Return the sound row's turns with these values of `loss`; None for none."""
     given = [{} if loss is None else {"loss": loss} for loss in losses]
     return [turn | loss for turn, loss in zip(SOUND["conversations"], given, strict=True)]
+
+
+TOOLS = '[{"type": "function", "function": {"name": "see", "description": "x"}}]'
+
+
+def see(name: str = "see") -> tuple[str, str]:
+    return "function_call", call_text(name, {"what": "é"})
+
+
+def answered(text: str) -> tuple[str, str]:
+    return "observation", text
+
+
+def called(*turns: tuple[str, str], attempts: Sequence[int] = (1, 2)) -> dict[str, Any]:
+    """Return changes for a row whose assistant calls a function: a question, and these turns."""
+    talks = [{"from": speaker, "value": value} for speaker, value in [("human", "Q"), *turns]]
+    tags = sum("<image>" in turn["value"] for turn in talks)
+    return {"conversations": talks, "attempts": list(attempts), "scores": [], "images": ["a"] * tags, "tools": TOOLS}
 
 
 def found(**changes: Any) -> str | None:
@@ -63,6 +83,11 @@ def test_a_valid_row_has_no_fault() -> None:
         {"conversations": talk("<image>\n{{x}} <img>a.png</img>", "a {{ROUND0}} b", "f", "{{QUERY}}")},
         {"images": [], "conversations": talk("<img>", "<img></img>", "</img> <img>", "<img>\nx</img>")},
         {"conversations": [{"from": "system", "value": "Be brief."}, *trained(None, True, None, True)]},
+        {"conversations": talk("Q <image>", "a", "f", "b")},
+        {"images": ["a", "b", "a"], "conversations": talk("Is <image> like <image>?", "a", "<image>", "b")},
+        called(see(), answered("<image>"), ("gpt", "One.")),
+        called(("gpt", "I look."), see(), see(), answered("1"), answered("2"), ("gpt", "One."), attempts=[1, 2]),
+        called(see(), see(), answered("1"), see(), attempts=[1, 2]) | {"images": []},
     ],
 )
 def test_rows_without_pictures_or_scores_or_with_a_system_turn_or_untrained_answers_are_valid(
@@ -86,19 +111,21 @@ def test_a_row_without_a_picture_may_speak_of_tags(tag: str) -> None:
         ({"conversations": talk("<image>\nQ", "a", first="gpt")}, "alternation"),
         ({"conversations": talk("<image>\nQ", "a", "f")}, "alternation"),
         ({"conversations": talk("Q", "a", "f", "b")}, "image_tag"),
-        ({"conversations": talk("Q <image>", "a", "f", "b")}, "image_tag"),
         ({"conversations": talk("<image>\nQ", "an <image> too", "f", "b")}, "stray_tag"),
-        ({"conversations": talk("<image>\nQ <image>", "a", "f", "b")}, "stray_tag"),
+        ({"conversations": talk("<image>\nQ <image>", "a", "f", "b")}, "image_tag"),
+        ({"images": ["a", "b"]}, "image_tag"),
+        ({"images": list("abcd"), "conversations": talk("<image>" * 4, "a", "f", "b")}, "too_many_pictures"),
+        ({"images": ["a", "b"], "conversations": talk("<image>\nQ", "<image>", "f", "b")}, "stray_tag"),
         ({"conversations": talk("<image>\nQ", "a", "f <video>", "b")}, "stray_tag"),
         ({"conversations": talk("<image>\nQ", "a<|im_end|>", "f", "b")}, "special_token"),
         ({"conversations": talk("<image>\nQ", "<think>a", "f", "b")}, "special_token"),
         ({"conversations": talk("<image>\nQ", "a\x00", "f", "b")}, "control_character"),
-        ({"conversations": talk("<image>\n ", "a", "f", "b")}, "empty_turn"),
-        ({"conversations": talk("<image>\nQ", "a" * 51, "f", "b")}, "turn_too_long"),
-        ({"conversations": talk("<image>\nQ", *"abcdefg")}, "too_many_turns"),
+        ({"conversations": talk("<image>\nQ", " ", "f", "b")}, "empty_turn"),
+        ({"conversations": talk("<image>\nQ", "a" * 121, "f", "b")}, "turn_too_long"),
+        ({"conversations": talk("<image>\nQ", *"abcdefgh")}, "too_many_turns"),
         ({"attempts": [1]}, "schema"),
         ({"scores": [3]}, "schema"),
-        ({"images": [], "conversations": talk("<image>\nQ", "a", "f", "b")}, "stray_tag"),
+        ({"images": [], "conversations": talk("<image>\nQ", "a", "f", "b")}, "image_tag"),
         ({"conversations": [{"from": "system", "value": "x <image>"}, *SOUND["conversations"]]}, "stray_tag"),
         ({"conversations": [*SOUND["conversations"], {"from": "system", "value": "x"}]}, "alternation"),
         ({"conversations": [{"from": "system", "value": "x"}] * 2}, "alternation"),
@@ -111,6 +138,28 @@ def test_a_row_without_a_picture_may_speak_of_tags(tag: str) -> None:
         ({"conversations": trained(None, False, None, None)}, "schema"),
         ({"conversations": trained(None, None, None, True)}, "schema"),
         ({"conversations": trained(False, True, False, True)}, "schema"),
+        ({"conversations": trained(None, False, None, False)}, "nothing_trained"),
+        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": ""}, "bad_call"),
+        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": "[]"}, "bad_tools"),
+        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": '[{"name": "see"}]'}, "bad_tools"),
+        (called(see("look"), answered("1"), ("gpt", "One.")), "bad_call"),
+        (called(("function_call", '{"name": "see"}'), answered("1"), ("gpt", "One.")), "bad_call"),
+        (called(("function_call", "see"), answered("1"), ("gpt", "One.")), "bad_call"),
+        (called(("function_call", '{"name": "see", "arguments": {"what": "\\u00e9"}}')), "bad_call"),
+        (called(("function_call", '{"name": "see", "arguments": {"what": "\\u003c|im_end|>"}}')), "bad_call"),
+        (called(("function_call", '{"arguments": {}, "name": "see"}')), "bad_call"),
+        (called(("function_call", '{"name":"see","arguments":{}}')), "bad_call"),
+        (called(see()) | {"tools": TOOLS.replace("x", "\\u003c|im_end|>")}, "bad_tools"),
+        (called(see()) | {"tools": TOOLS.replace('"see"', '"a\\\\b"')}, "bad_tools"),
+        (called(see()) | {"tools": TOOLS.replace(": ", ":")}, "bad_tools"),
+        (called(see(), answered("1"), answered("2"), ("gpt", "One.")), "bad_call"),
+        (called(see(), answered("1")), "alternation"),
+        (called(see(), ("gpt", "One.")), "alternation"),
+        (called(answered("1"), ("gpt", "One.")), "alternation"),
+        (called(see(), answered("<|im_end|>"), ("gpt", "One.")), "special_token"),
+        (called(see(), answered("{{QUERY}}"), ("gpt", "One.")), "stray_tag"),
+        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": TOOLS.replace("x", "x<|im_end|>")}, "special_token"),
+        (called(see(), answered("1"), ("gpt", "One.")) | {"tools": TOOLS.replace("x", "x" * 200)}, "turn_too_long"),
     ],
 )
 def test_rules_beyond_the_schema(changes: dict[str, Any], reason: str) -> None:

@@ -115,7 +115,7 @@ def test_no_picture_of_a_raw_validation_split_is_trained_on(tmp_path: Path) -> N
     rejected = {row["split"]: row["detail"] for row in lines(tmp_path / "out" / "quarantine.jsonl")}
     assert rejected == {
         "val": "gqa/images/900.jpg is a picture of the test split",
-        "train": "gqa/images/500.jpg is a picture of the raw validation split",
+        "train": "gqa/images/500.jpg is a picture of the validation split",
     }
 
 
@@ -275,9 +275,9 @@ def test_a_picture_with_its_own_name_gets_the_same_line_faster() -> None:
     other = msgspec.json.encode({**own, **fields, "conversations": turns})
     expected = msgspec.json.encode({**fields, "conversations": turns}) + b"\n"
     row = row_check.ROW.decode(usual)
-    assert training_line(usual, row, "a.jpg") == expected
-    assert training_line(other, row, "a.jpg") == expected
-    assert training_line(usual, row, "a.rgb.png") == expected.replace(b"a.jpg", b"a.rgb.png")
+    assert training_line(usual, row, ["a.jpg"]) == expected
+    assert training_line(other, row, ["a.jpg"]) == expected
+    assert training_line(usual, row, ["a.rgb.png"]) == expected.replace(b"a.jpg", b"a.rgb.png")
 
 
 def text_files(folder: Path, prompts: list[str], answers: list[str]) -> SplitFiles:

@@ -4,8 +4,7 @@ from typing import Protocol
 
 from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.raw_text import question_and_answer
+from vlmflow.rows.raw_text import Reading, question_and_answer
 
 
 class Row(Protocol):
@@ -15,15 +14,18 @@ class Row(Protocol):
     completion: str
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn]:
+def read(raw: Row, prompt: str | None) -> Reading:
     """Return the two turns of a row."""
     return question_and_answer(raw.prompt, raw.completion)
 
 
 FORM = RawForm(
     kinds=("prompt_completion",),
-    row='`{"prompt": …, "completion": …}`',
+    row='`{"prompt": …, "completion": …}`, both texts, or both lists of `messages`',
     content=Row,
     read=read,
+    answer="completion",
+    pictures_in_turns=True,
+    lists_are="messages",
     meanings=OF_CONVERSATIONS | HISTORY,
 )

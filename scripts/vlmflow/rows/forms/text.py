@@ -4,8 +4,7 @@ from typing import Protocol
 
 from vlmflow.config.key_meanings import OF_TEXTS
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.raw_text import question_and_answer
+from vlmflow.rows.raw_text import Reading, question_and_answer
 
 
 class Row(Protocol):
@@ -14,7 +13,7 @@ class Row(Protocol):
     text: str
 
 
-def read(raw: Row, prompt: str | None) -> list[Turn]:
+def read(raw: Row, prompt: str | None) -> Reading:
     """Return the two turns of a row; the question is the setting `prompt`."""
     return question_and_answer(prompt or "", raw.text)
 
