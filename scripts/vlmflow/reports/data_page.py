@@ -149,7 +149,7 @@ def data_page(
         account=account,
         sources=sources[:SOURCES_SHOWN],
         more_sources=len(sources[SOURCES_SHOWN:]),
-        trained_text=in_words(stats.trained_characters, stats.dataset, good_run),
+        trained_text=in_words(stats.trained_characters, stats.scored, good_run),
         row_charts=_row_charts(facts),
         pictures=[_pictures(*one) for one in stats.pictures.items()] if stats.pictures_checked else [],
         picture_charts=_picture_charts({split: longer_sides(file) for split, file in manifests.items()}),
