@@ -1,4 +1,4 @@
-"""Rows of others, in a folder beside the checkout: they are no part of it."""
+"""Real FIRE rows, and small files of other makers' forms, in a folder beside the checkout: they are no part of it."""
 
 import os
 from pathlib import Path
@@ -7,19 +7,20 @@ import pytest
 
 SHARED = Path(__file__).parents[3] / "shared"
 FOLDER = SHARED / "data" / "fire-demo"
+FORMS = SHARED / "examples" / "forms"
 
 
 def real_rows(name: str) -> Path:
     """Return a file of real FIRE rows. Without it the test is skipped; under CI it fails."""
-    return _beside(FOLDER / name)
+    return _there(FOLDER / name)
 
 
-def example_form(name: str) -> Path:
-    """Return a small file of one maker's form, as this maker's writer wrote it. Without it the same happens."""
-    return _beside(SHARED / "examples" / "forms" / name)
+def example_of_a_form(name: str) -> Path:
+    """Return a file, or folder, of rows in another maker's form. Without it the test is skipped; under CI it fails."""
+    return _there(FORMS / name)
 
 
-def _beside(file: Path) -> Path:
-    if not file.is_file():
+def _there(file: Path) -> Path:
+    if not file.exists():
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"there is no {file}")
     return file

@@ -114,11 +114,12 @@ def test_the_check_sees_the_extremes_and_a_draw() -> None:
     rows = [RowLength(str(number), number, number + 1, 50 + number, number % 7) for number in range(5_000)]
     rows += [RowLength("no picture", 6_000, 6_001, 5, 0), RowLength("large", 7_000, 7_001, 60, 99)]
     rows += [RowLength(f"system {number}", 8_000 + number, 8_001, 60, 3, system_turn=True) for number in range(3)]
+    rows += [RowLength(f"tools {number}", 9_000 + number, 9_001, 60, 3, 0, number == 1, True) for number in range(3)]
     for length in rows:
         chosen.see(length)
     ids = [length.id for length in chosen.rows()]
-    assert {"4999", "no picture", "large", "system 0"} <= set(ids)
-    assert DRAWN <= len(ids) == len(set(ids)) <= DRAWN + 6
+    assert {"4999", "no picture", "large", "system 0", "tools 0", "tools 1"} <= set(ids)
+    assert DRAWN <= len(ids) == len(set(ids)) <= DRAWN + 8
 
 
 def test_a_length_that_ms_swift_does_not_give_is_an_error(demo_run: Path, model: Path) -> None:

@@ -31,7 +31,7 @@ NAMED = 3
 class CheckedRows:
     """Chooses rows for the check in one pass: the extremes in text and in pictures, and a random draw.
 
-    Among them are rows with and without a system turn, where there are both.
+    Among them are rows with and without a system turn, and with and without tools, where there are both.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -47,7 +47,7 @@ class CheckedRows:
             self._drawn.append(row)
         elif (place := self._random.randrange(self._seen)) < DRAWN:
             self._drawn[place] = row
-        self._extremes.setdefault(f"system turn: {row.system_turn}", row)
+        self._extremes.setdefault(f"system turn: {row.system_turn}, tools: {row.tools}", row)
         for kind in ("text_tokens", "picture_tokens"):
             for name, sign in (("most", 1), ("fewest", -1)):
                 best = self._extremes.get(name + kind)

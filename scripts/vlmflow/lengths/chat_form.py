@@ -1,17 +1,38 @@
 """A row's text in ms-swift's chat template, in the pieces that ms-swift tokenizes separately."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn, dialogue_start
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn, dialogue_start, places_answered
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.tools import as_written, declarations_of, json_text
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 THOUGHT = "<think>"
+THOUGHT_END = "</think>"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 END = "<|im_end|>\n"
 """The end of a turn; that of a trained answer is trained with it."""
+
+TOOLS_BEFORE = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+"""
+TOOLS_BEHIND = """
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+"""What the system prompt of a row with tools says before the declarations, one a line, and behind them."""
+
+THINKING_TEMPLATES = {"qwen3", "qwen3_thinking"}
+"""Qwen3's templates that cut the thoughts of earlier answers where only the last one is trained."""
 
 HYBRID_TEMPLATES = {"qwen3"}
 """Qwen3's templates that put an empty thought before answers without one (add_non_thinking_prefix)."""
@@ -24,7 +45,7 @@ class ChatForm:
     system: the system prompt of rows without a system turn; None for none.
     empty_thoughts: which answers without a thought get an empty one: "all", "last", or "none".
     last_answer_only: whether only the last answer of a row is trained. trains_empty_thoughts: whether the empty
-    thoughts before trained answers are trained, too.
+    thoughts before trained answers are trained, too. cuts_thoughts: whether the thoughts of earlier answers are cut.
 
     Other forms are not supported: each run's check against ms-swift's own template refuses them.
     """
@@ -33,6 +54,7 @@ class ChatForm:
     empty_thoughts: str = "none"
     last_answer_only: bool = False
     trains_empty_thoughts: bool = False
+    cuts_thoughts: bool = False
 
     @classmethod
     def of(cls, text_args: Mapping[str, Any], last_answer_only: bool) -> Self:
@@ -41,46 +63,72 @@ class ChatForm:
         thoughts = ("last" if last_answer_only else "all") if hybrid else "none"
         system = text_args.get("system")
         system = str(system).replace("\\n", "\n") if system is not None else None
-        return cls(system, thoughts, last_answer_only, bool(text_args.get("disable_ignore_empty_think")))
+        cuts = last_answer_only and text_args.get("template") in THINKING_TEMPLATES
+        return cls(
+            system,
+            thoughts,
+            last_answer_only,
+            bool(text_args.get("disable_ignore_empty_think")),
+            cuts and not text_args.get("preserve_thinking"),
+        )
 
     def pieces(self, row: ShareGptRow) -> list[str]:
         """Return a row's text; each trained piece (an answer with its end) is separate from the text before it.
 
         A picture is one pad token between its marks.
         """
-        pieces = []
-        own = dialogue_start(row.conversations) > 0
-        before = f"<|im_start|>system\n{self.system}<|im_end|>\n" if self.system and not own else ""
-        last = row.conversations[-1]
-        for turn in row.conversations:
-            if turn.speaker == "gpt":
-                if self._has_empty_thought(turn, turn is last):
-                    before += EMPTY_THOUGHT
-                pieces += [before, turn.value + END]
+        pieces, before = [], ""
+        for text, trained in self._parts(row):
+            # ms-swift joins an answer that is not trained to the text before it. That makes other tokens only if it
+            # begins with white space; the others are separate, because the rows of one trajectory share them.
+            if trained or (trained is False and not text[0].isspace()):
+                pieces += [before, text]
                 before = ""
-                continue
-            text = turn.value.replace(IMAGE_TAG, PICTURE)
-            before += f"<|im_start|>{ROLES[turn.speaker]}\n{text}<|im_end|>\n"
-            if turn.speaker == "human":
-                before += f"<|im_start|>{ROLES['gpt']}\n"
-        return pieces
+            else:
+                before += text
+        return [*pieces, before] if before else pieces
 
     def trained(self, row: ShareGptRow) -> list[str]:
         """Return the trained pieces of a row."""
-        pieces = []
-        last = row.conversations[-1]
-        for turn in [last] if self.last_answer_only else row.conversations:
-            if turn.speaker == "gpt" and turn.loss is not False:
-                if self.trains_empty_thoughts and self._has_empty_thought(turn, turn is last):
-                    pieces.append(EMPTY_THOUGHT)
-                pieces.append(turn.value + END)
-        return pieces
+        return [text for text, trained in self._parts(row) if trained]
 
-    def _has_empty_thought(self, answer: Turn, is_last: bool) -> bool:
-        """Return whether the template puts an empty thought before an answer."""
+    def _parts(self, row: ShareGptRow) -> Iterator[tuple[str, bool | None]]:
+        """Yield the parts of a row's text, and whether each is trained; None for what is not of the assistant."""
+        turns = row.conversations
+        asked = dialogue_start(turns)
+        system = turns[0].value if asked else self.system
+        if row.tools:
+            system = with_tools(system, row.tools)
+        if system:
+            yield f"<|im_start|>system\n{system}{END}", None
+        for first, end in places_answered(turns):
+            texts = [turn.value.replace(IMAGE_TAG, PICTURE) for turn in turns[asked:first]]
+            if turns[asked].speaker == "observation":
+                texts = [f"<tool_response>\n{text}\n</tool_response>" for text in texts]
+            text = "\n".join(texts)
+            yield f"<|im_start|>user\n{text}{END}<|im_start|>{ROLES['gpt']}\n", None
+            yield from self._spoken(turns[first:end], end == len(turns))
+            asked = end
+
+    def _spoken(self, turns: Sequence[Turn], is_last: bool) -> Iterator[tuple[str, bool]]:
+        """Yield what the assistant says at one time, with its end, in parts."""
+        kept = is_last or not self.last_answer_only
+        trained = [kept and turn.loss is not False for turn in turns]
+        texts = as_written(turns)
+        if self.cuts_thoughts and not is_last:
+            texts[0] = texts[0].split(THOUGHT_END)[-1].strip()
         wanted = self.empty_thoughts == "all" or (self.empty_thoughts == "last" and is_last)
-        return wanted and not answer.value.startswith(THOUGHT)
+        if wanted and not texts[0].startswith(THOUGHT):
+            yield EMPTY_THOUGHT, trained[0] and self.trains_empty_thoughts
+        for text, ending, each in zip(texts, [*["\n"] * (len(texts) - 1), END], trained, strict=True):
+            yield text + ending, each
 
     def text(self, row: ShareGptRow) -> str:
         """Return a row as the model reads it, with one pad token for each picture."""
         return "".join(self.pieces(row))
+
+
+def with_tools(system: str | None, tools: str) -> str:
+    """Return the system prompt of a row with tools, as Qwen's chat templates write it. system: the row's own."""
+    declared = "\n".join(map(json_text, declarations_of(tools) or []))
+    return (f"{system}\n\n" if system else "") + TOOLS_BEFORE + declared + TOOLS_BEHIND

@@ -18,7 +18,8 @@ def accepted_difference(
     found: the result of `served_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
     template_differs: whether the configuration accepts a difference.
 
-    Raises VlmflowError for a difference that it does not accept, and for a template that fails, with the row.
+    Raises VlmflowError for a difference that it does not accept, and for a template that fails or knows no tools, with
+    the row.
     """
     if "failed" in found:
         at = f" at row {found['row']}" if "row" in found else ""
@@ -26,6 +27,13 @@ def accepted_difference(
             f"{folder}: the model's chat template fails{at}: {found['failed']!r}; so does every server that uses it",
             "put a template that renders such rows into a local copy of the model, and use that; if it refuses system "
             "turns, do without them (datasets.NAME.system_prompt)",
+        )
+    if "no_tools" in found:
+        raise VlmflowError(
+            f"{folder}: row {found['row']} has tools, and the model's chat template writes none, so every server would "
+            "leave them out without a word",
+            "put a chat template that writes tools into a local copy of the model, and use that; or choose a model "
+            "whose template does",
         )
     if not found:
         return None

@@ -5,8 +5,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from tokenizers import Tokenizer
 
 from vlmflow.core.errors import VlmflowError
@@ -33,7 +35,8 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
 
     start, end: its bytes in the file, without the line's end. picture_tokens: the pad tokens of pictures, after the
     picture budget. text_tokens: all others, also the chat's marks. trained_tokens: those of them that are trained; 0 in
-    a file of before. system_turn: whether the row begins with one; false in a file of before.
+    a file of before. system_turn: whether the row begins with one; false in a file of before. tools: true if the row
+    has some. pictures: their number, if there are several.
     """
 
     id: str
@@ -43,6 +46,8 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     picture_tokens: int = 0
     trained_tokens: int = 0
     system_turn: bool = False
+    tools: Literal[True] | UnsetType = UNSET
+    pictures: int | UnsetType = UNSET
 
     @property
     def tokens(self) -> int:
@@ -153,6 +158,8 @@ def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list
         RowLength(
             *(row.id, lines.starts[number], lines.ends[number], text, picture, trained),
             dialogue_start(row.conversations) > 0,
+            True if row.tools else UNSET,
+            len(row.images) if len(row.images) > 1 else UNSET,
         )
         for number, row, (text, picture), trained in zip(
             shard, rows, counter.count(rows), counter.count_trained(rows), strict=True

@@ -35,8 +35,8 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
             return f"lower {settings}.min_score: no attempt of these rows has that score"
         case "picture_path_outside":
             return (
-                f"name pictures relative to a folder of {settings}.image_roots: an absolute path, an address or '..' "
-                f"leads out of it; the rows are in {quarantine}"
+                f"name pictures relative to a folder of {settings}.image_roots: an absolute path outside "
+                f"of these, an address or '..' leads out of it; the rows are in {quarantine}"
             )
         case "special_token":
             return (

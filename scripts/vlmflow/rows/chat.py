@@ -85,7 +85,7 @@ def dialogue_start(turns: Sequence[Turn]) -> int:
 
 
 def said(turns: Sequence[Turn]) -> list[str]:
-    """Return the texts of human and gpt, in order."""
+    """Return the texts of all turns but that of system, in order."""
     return [turn.value for turn in turns if turn.speaker != "system"]
 
 
@@ -94,14 +94,23 @@ def answers(turns: Sequence[Turn]) -> list[str]:
     return [turn.value for turn in turns if turn.speaker == "gpt"]
 
 
+def places_answered(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+    """Return where the assistant speaks: of each time the index of its first turn, and that behind its last.
+
+    A text and the calls right behind it are said at one time.
+    """
+    places: list[tuple[int, int]] = []
+    for number, turn in enumerate(turns):
+        if turn.speaker not in ASSISTANT:
+            continue
+        first = places.pop()[0] if places and places[-1][1] == number else number
+        places.append((first, number + 1))
+    return places
+
+
 def times_answered(turns: Sequence[Turn]) -> int:
-    """Return how often the assistant speaks; a text and the calls right behind it are said at one time."""
-    times, before = 0, False
-    for turn in turns:
-        speaks = turn.speaker in ASSISTANT
-        times += speaks and not before
-        before = speaks
-    return times
+    """Return how often the assistant speaks."""
+    return len(places_answered(turns))
 
 
 def tags_in(turns: Sequence[Turn]) -> int:

@@ -193,7 +193,7 @@ class _Chat:
         self._respond()
         held: Any = call.get("function", call) if type(call) is dict else None
         name = held.get("name") if type(held) is dict else None
-        if type(name) is not str:
+        if held is None or type(name) is not str:
             raise _Unusable("bad_call", f"{place}: a call names no function")
         arguments = held.get("arguments", held.get("input"))
         if type(arguments) is str:

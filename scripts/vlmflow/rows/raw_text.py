@@ -1,10 +1,14 @@
 """Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
-from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn
+import msgspec
+from msgspec import UnsetType
+
+from vlmflow.config.key_meanings import is_given
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn, from_system
 from vlmflow.rows.rejects import Reject
 
 
@@ -16,18 +20,19 @@ class UnreadKey(NamedTuple):
     answers: bool
 
 
-class Reading(NamedTuple):
+class Reading(msgspec.Struct, gc=False):
     """What a raw row says.
 
     turns: at least one, with the raw texts. pictures: those that the turns themselves name, in the order of their tags.
     tools: the declarations, as in `sharegpt.ShareGptRow`. unread: the keys of turns that are not read, if the form
-    looks for them itself.
+    looks for them itself. source: that of the turns; None if it is the row's own.
     """
 
     turns: list[Turn]
     pictures: Sequence[str] = ()
     tools: str = ""
     unread: Sequence[UnreadKey] = ()
+    source: str | None = None
 
 
 class RawTurn(Protocol):
@@ -140,3 +145,21 @@ def spoken(
 def question_and_answer(question: str, answer: str) -> Reading:
     """Return the two turns of a row with a single question."""
     return Reading([Turn("human", question), Turn("gpt", answer)])
+
+
+def rounds(
+    asked: Iterable[tuple[str, str]],
+    system: str | UnsetType | None = None,
+    history: Sequence[tuple[str, str]] | UnsetType | None = None,
+    source: str | UnsetType | None = None,
+) -> Reading:
+    """Return the turns of a row whose questions stand beside their answers.
+
+    asked: each question with its answer. system: the system prompt, if it holds anything (`key_meanings.is_given`).
+    history: the rounds before, like `asked`; blank ones count as none. source: see `Reading`.
+    """
+    turns = from_system(system) if system and is_given(system) else []
+    before = [pair for pair in history or () if any(map(str.strip, pair))]
+    for question, answer in [*before, *asked]:
+        turns += Turn("human", question), Turn("gpt", answer)
+    return Reading(turns, source=source or None)

@@ -70,6 +70,9 @@ CONVERSATIONS = b',"conversations":['
 """The beginning of what follows an encoded row's facts: turns and tools. No text contains it, because JSON escapes
 quotation marks."""
 
+TOOLS = b'],"tools":"'
+"""The beginning of an encoded row's tools, behind its turns; likewise."""
+
 Counted = Annotated[float, Meta(multiple_of=1, ge=1, le=10_000)]
 Score = Annotated[float, Meta(multiple_of=1, ge=0, le=10)]
 """Whole numbers, as JSON Schema defines them: 3 and 3.0 are equal."""
@@ -141,6 +144,11 @@ def as_line(row: ShareGptRow, images: list[str]) -> bytes:
 def conversation_in(line: bytes) -> bytes:
     """Return the part of a training row's line from its conversation on, which is equal for equal conversations."""
     return line[line.index(CONVERSATIONS) :]
+
+
+def has_tools(line: bytes) -> bool:
+    """Return whether a training row's line has tools."""
+    return TOOLS in line
 
 
 def json_schema() -> dict[str, Any]:

@@ -7,7 +7,7 @@ seen, a token of the chat in escapes among them.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,18 +37,26 @@ class Call(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     arguments: dict[str, Any]
 
 
+CALLS: Literal["function_call"] = "function_call"
+"""The speaker of calls."""
+
 DECLARATIONS = msgspec.json.Decoder(Annotated[list[Declaration], msgspec.Meta(min_length=1)])
 CALL = msgspec.json.Decoder(Call)
 
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the text of a turn of function_call. arguments: by their names, JSON values in a row's order."""
-    return _json({"name": name, "arguments": arguments})
+    return json_text({"name": name, "arguments": arguments})
 
 
 def tools_text(declarations: Sequence[Mapping[str, Any]]) -> str:
     """Return a row's `tools`. declarations: in the form of OpenAI's chat API; "" if there are none."""
-    return _json(declarations) if declarations else ""
+    return json_text(declarations) if declarations else ""
+
+
+def as_written(turns: Sequence[Turn]) -> list[str]:
+    """Return what a model writes at one time of the assistant, by turn; between them is a line feed."""
+    return [f"<tool_call>\n{each.value}\n</tool_call>" if each.speaker == CALLS else each.value for each in turns]
 
 
 def declarations_of(tools: str) -> list[dict[str, Any]] | None:
@@ -56,7 +64,7 @@ def declarations_of(tools: str) -> list[dict[str, Any]] | None:
     return json.loads(tools) if tools else None
 
 
-def _json(value: object) -> str:
+def json_text(value: object) -> str:
     """Return JSON as chat templates (transformers 5, `tojson`) and ms-swift (4.6, HermesAgentTemplate) write it."""
     return json.dumps(value, ensure_ascii=False)
 
@@ -82,7 +90,7 @@ def tool_fault(tools: str, turns: Sequence[Turn]) -> Reject | None:
             return Reject("bad_tools", f"a model would read {_first_difference(written, tools)}")
     calls = 0
     for number, turn in enumerate(turns):
-        if turn.speaker == "function_call":
+        if turn.speaker == CALLS:
             calls += 1
             try:
                 name = call_of(turn).name

@@ -40,6 +40,9 @@ LARGEST_REQUEST = 64_000_000
 
 PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
 
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+"""What a picture may be: `pictures/formats` calls them AS_THEY_ARE."""
+
 MOST_PIXELS = 200_000_000
 """Pixels of a request's pictures together: a small file can hold thousands of millions."""
 
@@ -140,11 +143,25 @@ def _pixels_of(part: Any) -> int | None:
             return 0
         case {"type": "image_url", "image_url": {"url": str(url)}} if found := PICTURE.fullmatch(url):
             try:
-                with Image.open(io.BytesIO(base64.b64decode(found[1]))) as picture:
+                with Image.open(io.BytesIO(base64.b64decode(found[1])), formats=FORMATS) as picture:
                     return picture.width * picture.height
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
     return None
+
+
+def with_texts(read: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:
+    """Return transformers' reader of messages (5, `get_processor_inputs_from_messages`), which keeps all texts.
+
+    It leaves out what a message says before its calls, so the model would read another dialogue.
+    """
+
+    def reader(messages: list[dict[str, Any]], *others: Any) -> list[dict[str, Any]]:
+        said = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+        pairs = zip(read(messages, *others), read(said, *others), strict=True)
+        return [{**made, "content": text["content"]} for made, text in pairs]
+
+    return reader
 
 
 def main() -> None:
@@ -168,7 +185,9 @@ def main() -> None:
     from transformers.cli.serving.utils import GenerationState
 
     manager = ModelManager(device=given.device, dtype=given.dtype, force_model=given.model)
-    handler = ChatCompletionHandler(model_manager=manager, generation_state=GenerationState())
+    kind = ChatCompletionHandler
+    kind.get_processor_inputs_from_messages = staticmethod(with_texts(kind.get_processor_inputs_from_messages))
+    handler = kind(model_manager=manager, generation_state=GenerationState())
     app = app_of(given.model, handler.handle_request, key, tuple(given.name))
     uvicorn.run(app, host=given.host, port=given.port)
 

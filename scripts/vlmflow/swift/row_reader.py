@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 
 from vlmflow.core.files import sha256_of
+from vlmflow.rows.sharegpt import has_tools
 
 
 class _Row(msgspec.Struct):
-    """What is trained of a row (`rows/sharegpt`). The turns stay JSON, for ms-swift: only some have a key `loss`."""
+    """What is trained of a row (`rows/sharegpt`). Turns and tools stay JSON, for ms-swift: keys differ."""
 
     conversations: msgspec.Raw
     images: list[str] = []
+    tools: str | None = None
 
 
 def read_rows_by_type() -> None:
@@ -35,14 +37,19 @@ def _load_rows(kind: str, *, data_files: str, cache_dir: str, **others: Any) -> 
     """
     from datasets import Dataset, Features, List, Value
 
-    features = Features({"conversations": Value("string"), "images": List(Value("string"))})
+    columns = {"conversations": Value("string"), "images": List(Value("string"))}
+    with open(data_files, "rb") as lines:
+        tools = any(map(has_tools, lines))
+    features = Features(columns | ({"tools": Value("string")} if tools else {}))
     digest = sha256_of(Path(data_files))
-    return Dataset.from_generator(_rows, features, cache_dir, gen_kwargs={"file": data_files}, fingerprint=digest)
+    given = {"file": data_files, "tools": tools}
+    return Dataset.from_generator(_rows, features, cache_dir, gen_kwargs=given, fingerprint=digest)
 
 
-def _rows(file: str) -> Iterator[dict[str, Any]]:
+def _rows(file: str, tools: bool) -> Iterator[dict[str, Any]]:
     decoder = msgspec.json.Decoder(_Row)
     with open(file, "rb") as lines:
         for line in lines:
             row = decoder.decode(line)
-            yield {"conversations": bytes(row.conversations).decode(), "images": row.images}
+            columns = {"conversations": bytes(row.conversations).decode(), "images": row.images}
+            yield columns | {"tools": row.tools} if tools else columns

@@ -11,8 +11,10 @@ from typing import Any, Self
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
+from vlmflow.rows.chat import places_answered
 from vlmflow.rows.messages import messages_of
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.tools import as_written, declarations_of
 from vlmflow.swift.limited_child import failure, limited
 
 DAYS = (datetime(2001, 2, 3, 4, 5), datetime(2034, 11, 28, 17, 6))
@@ -22,6 +24,10 @@ SHOWN = 12
 """Tokens that are shown of a difference, and before it."""
 
 
+class NoToolsError(Exception):
+    """A chat template writes no tools."""
+
+
 def first_difference(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Compare some rows.
 
@@ -29,8 +35,8 @@ def first_difference(processor: Any, rows: Sequence[ShareGptRow], trained: Seque
     training. A picture is one token or more in them.
 
     Returns {} if all are equal. {"failed": …, "row": …}: the template raised an error. {"failed": …}: it went beyond a
-    limit. Otherwise the first difference: "row"; the texts "before" it, "trained" and "served"; "day", on which it is
-    rendered, if the template writes the date.
+    limit. {"no_tools": True, "row": …}: it writes none of a row's tools. Otherwise the first difference: "row"; the
+    texts "before" it, "trained" and "served"; "day", on which it is rendered, if the template writes the date.
     """
     return limited(partial(_compare, processor, rows, trained))
 
@@ -41,6 +47,8 @@ def _compare(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequ
     for row, ids in zip(rows, trained, strict=True):
         try:
             by_day = [_served(processor, tokenizer, row, day) for day in DAYS]
+        except NoToolsError:
+            return {"row": row.id, "no_tools": True}
         except Exception as error:  # whatever the template does
             return {"row": row.id, **failure(error)}
         expected = _pictures_as_one(ids, picture)
@@ -53,7 +61,7 @@ def _compare(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequ
 
 
 def _served(processor: Any, tokenizer: PreTrainedTokenizerBase, row: ShareGptRow, day: datetime) -> list[list[int]]:
-    """Return for each answer of a row what the model has read when it has written it: the prompt, and the answer.
+    """Return for each answer of a row what the model has read when it has written it: the prompt, text and calls.
 
     Raises whatever the template raises, also for the whole conversation, which the proof of the merged weights renders.
     """
@@ -65,19 +73,22 @@ def _served(processor: Any, tokenizer: PreTrainedTokenizerBase, row: ShareGptRow
 
     chat_template_utils.datetime = OnThatDay  # only in this child
 
-    def rendered(number: int, prompt: bool) -> str:
+    def rendered(number: int, prompt: bool, tools: str) -> str:
         shown = row.until(number)
         messages = messages_of(shown.conversations, [{"type": "image"}] * len(shown.images))
-        return str(processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt))
+        given = {"tools": declarations_of(tools), "add_generation_prompt": prompt}
+        return str(processor.apply_chat_template(messages, tokenize=False, **given))
 
     def tokens(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    rendered(len(row.conversations), False)
+    turns, tools = row.conversations, row.tools
+    whole = rendered(len(turns), False, tools)
+    if tools and whole == rendered(len(turns), False, ""):
+        raise NoToolsError
     return [
-        tokens(rendered(number, True)) + tokens(turn.value)
-        for number, turn in enumerate(row.conversations)
-        if turn.speaker == "gpt"
+        tokens(rendered(first, True, tools)) + tokens("\n".join(as_written(turns[first:end])))
+        for first, end in places_answered(turns)
     ]
 
 

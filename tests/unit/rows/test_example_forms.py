@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from real_rows import example_form
+from real_rows import example_of_a_form
 from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
@@ -139,7 +139,7 @@ def name_of(picture: str) -> str:
     file = FILES[colour]
     if not kind:
         return file
-    digest = hashlib.sha256(example_form(f"pictures/{file}").read_bytes()).hexdigest()
+    digest = hashlib.sha256(example_of_a_form(f"pictures/{file}").read_bytes()).hexdigest()
     return f"embedded/{digest[:2]}/{digest}{Path(file).suffix}"
 
 
@@ -150,7 +150,7 @@ def test_what_a_row_of_each_form_says(
     file: str, kind: str, turns: list[str], pictures: str, declared: str, untrained: list[str]
 ) -> None:
     make = form_rows(kind, None, {}, None, None)
-    with open_rows([example_form(file)], "train") as rows:
+    with open_rows([example_of_a_form(file)], "train") as rows:
         made: list[Any] = [make("id", number, row) for number, row in enumerate(rows)]
     assert len(made) == 6
     for number, found in enumerate(made):
@@ -180,6 +180,6 @@ def test_what_a_row_of_each_form_says(
 )
 def test_what_is_refused_is_named(tmp_path: Path, file: str, kind: str, keys: list[str]) -> None:
     make = form_rows(kind, None, {}, None, None)
-    with open_rows([example_form(file)], "train") as rows, pytest.raises(VlmflowError) as raised:
+    with open_rows([example_of_a_form(file)], "train") as rows, pytest.raises(VlmflowError) as raised:
         convert(rows, tmp_path / "made.jsonl", tmp_path / "rejects.jsonl", "train", make, RowChoice(), 1)
     assert [line.strip().partition(" rows")[0] for line in raised.value.cause.splitlines()[1:]] == keys

@@ -85,7 +85,7 @@ def test_the_advice_is_about_the_main_reason(
 def test_paths_that_lead_out_of_every_root_are_not_mended_by_another_root(tmp_path: Path) -> None:
     lost = Counter({"picture_path_outside": 40})
     said = advice(lost, 40, Counter(), tmp_path / "mine" / "quarantine.jsonl", none_left=True)
-    assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path")
+    assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path outside")
 
 
 def test_single_rows_should_be_fixed(tmp_path: Path) -> None:

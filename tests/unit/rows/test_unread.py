@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from fire_rows import fire_row, fire_rows, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
+from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
@@ -58,9 +59,11 @@ def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 STOPS = [
-    ("alpaca", ASK | {"system": "Be brief."}, "system"),
+    ("prompt_completion", {"prompt": "What?", "completion": "It.", "system": "Be brief."}, "system"),
     ("alpaca", ASK | {"system_prompt": "Be brief."}, "system_prompt"),
-    ("alpaca", ASK | {"history": [["Hello.", "Hi."]]}, "history"),
+    ("prompt_completion", {"prompt": "What?", "completion": "It.", "history": [["Hello.", "Hi."]]}, "history"),
+    ("vqa", {"question": "What?", "answer": "It.", "answers": ["It."]}, "answers"),
+    ("vqa", {"question": "What?", "answer": "A", "choices": ["It.", "I."]}, "choices"),
     ("alpaca", ASK | {"kto_tag": False}, "kto_tag"),
     ("prompt_completion", {"prompt": "What?", "completion": "It.", "label": False}, "label"),
     ("prompt_completion", {"prompt": "What?", "completion": "It.", "label": 0}, "label"),
@@ -128,8 +131,8 @@ HIDDEN = [
     ("messages", json.dumps(turns({"from": ["user"], "Weight": 0})), "messages.weight"),
     ("messages", json.dumps(turns() | {"Tools": [TOOL]}), "tools"),
     ("alpaca", json.dumps(ASK)[:-1] + f', "weight": {"9" * 400}}}', "weight"),
-    ("alpaca", json.dumps(ASK)[:-1] + f', "system": {"[" * 900}{"]" * 900}}}', "system"),
-    ("alpaca", json.dumps(ASK)[:-1] + ', "system": "\u202e\u009b31m"}', "system"),
+    ("alpaca", json.dumps(ASK)[:-1] + f', "tools": {"[" * 900}{"]" * 900}}}', "tools"),
+    ("alpaca", json.dumps(ASK)[:-1] + ', "tools": "\u202e\u009b31m"}', "tools"),
 ]
 """In another letter case, in the wrong speaker's turn, too large, too deep, and with terminal control codes."""
 
@@ -161,11 +164,19 @@ NEUTRAL = [
 def test_null_empty_and_neutral_values_never_stop(tmp_path: Path, kind: str, row: dict[str, Any]) -> None:
     """Nor does a user's turn, which is not trained anyway, nor a key without meaning in its form."""
     found = converted(written(tmp_path, [row, row]), kind, **({"prompt": "Say it."} if kind == "text" else {}))
-    unread_keys = {key for key in row if key not in (*ASK, "messages", "text")}
+    unread_keys = {key for key in row if key not in (*form_of(kind).keys, "messages", "text")}
     in_turns = {key for turn in row.get("messages", []) for key in turn} - {*CHAT[0], *LOSS_KEYS, *CALL_KEYS}
     unread_keys |= {f"messages.{key}" for key in in_turns}
     assert found.unread_keys == dict.fromkeys(sorted(unread_keys), 2)
     assert found.ignored_keys == {}
+
+
+def test_a_key_that_is_read_may_be_ignored_unless_every_row_needs_it(tmp_path: Path) -> None:
+    path = written(tmp_path, [ASK | {"system": "Be brief.", "history": [["Hello.", "Hi."]]}])
+    found = converted(path, "alpaca", ignore_keys=["system", "history"])
+    assert found.ignored_keys == {"history": 1, "system": 1}
+    made = json.loads((tmp_path / "mine" / "train.jsonl").read_text())
+    assert [turn["value"] for turn in made["conversations"]] == ["What?", "It."]
 
 
 def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
@@ -223,6 +234,14 @@ def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
     assert make.unread.take().keys["caf\ufffd"] == 1
 
 
+def test_an_index_that_pandas_wrote_is_an_unread_column(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(",prompt,completion\n0,q,a\n1,q,b\n")
+    assert converted(tmp_path / "rows.csv", "prompt_completion").unread_keys == {"Unnamed: 0": 2}
+    table = pa.table({"prompt": ["q", "q"], "completion": ["a", "b"], "__index_level_0__": [7, 9]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert converted(tmp_path / "rows.parquet", "prompt_completion").unread_keys == {"__index_level_0__": 2}
+
+
 def test_a_table_stops_too(tmp_path: Path) -> None:
     """All CSV values are texts; unread parquet columns are counted without being read."""
     with (tmp_path / "rows.csv").open("w", newline="") as file:
@@ -238,7 +257,7 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
     assert found.unread_keys == {"note": 2, "chosen": 2}
     sounds = [{"prompt": "q", "completion": "a", "audio": {"bytes": b"RIFF\xff", "path": "a.wav"}}]
     pq.write_table(pa.Table.from_pylist(sounds), tmp_path / "sounds.parquet")
-    with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows, .* with bytes"):
+    with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows"):
         converted(tmp_path / "sounds.parquet", "prompt_completion")
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.rows.chat import PlainTurn
-from vlmflow.rows.raw_messages import reading_of
+from vlmflow.rows.raw_messages import SPEAKERS, reading_of
 from vlmflow.rows.raw_text import Reading
 from vlmflow.rows.rejects import Reject
 
@@ -47,6 +47,7 @@ FORM = RawForm(
     content=Row,
     read=read,
     turns="conversations",
+    speakers=SPEAKERS,
     sound={"conversations": list[Plain]},
     moves_tags=("volcano",),
     feedback=("volcano",),

@@ -41,11 +41,14 @@ FORM = RawForm(
     kinds=("messages",),
     row=(
         '`{"messages": [{"role": "user", "content": …}, {"role": "assistant", "content": …}]}`, as of '
-        "OpenAI, Anthropic, Qwen, LLaMA-Factory, axolotl, Oumi and ms-swift; `system`, `tools` or `functions` beside"
+        "OpenAI, Anthropic, Qwen, LLaMA-Factory, axolotl, Oumi and ms-swift; `system`, `tools` or `functions` beside; "
+        "or such turns in two lists, `prompt` and `completion`"
     ),
     content=Row,
     read=read,
     turns="messages",
+    speakers=SPEAKERS,
+    joins=("prompt", "completion"),
     sound={"messages": list[Plain]},
     pictures_in_turns=True,
 )
