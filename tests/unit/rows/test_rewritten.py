@@ -43,16 +43,21 @@ def test_of_kto_rows_those_of_good_answers_are_taken(tmp_path: Path) -> None:
     assert found.rejects == dict.fromkeys((1, 3, 5), "not_taken")
 
 
-@pytest.mark.parametrize("name", ["26-dpo.json", "27-trl-preference.jsonl"])
-def test_preference_rows_stop_without_a_choice(tmp_path: Path, name: str) -> None:
-    kind = "sharegpt" if name.startswith("26") else "messages"
-    rows = (
-        [json.loads(line) for line in example_of_a_form(name).read_text().splitlines()] if kind == "messages" else None
-    )
-    rows = rows or json.loads(example_of_a_form(name).read_text())
-    answered = [row | ({"messages": CHAT} if kind == "messages" else {"conversations": TALK}) for row in rows]
-    with pytest.raises(VlmflowError, match="rejected: 6 of 6 rows"):
-        converted_rows(tmp_path, answered, kind=kind)
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("26-dpo.json", "sharegpt", "rejected: 6 of 6 rows"),
+        ("27-trl-preference.jsonl", "messages", "rejected: 6 of 6 rows"),
+        ("27-trl-preference.jsonl", "prompt_completion", "chosen: 6 of 6 rows"),
+        ("28-kto.json", "messages", "label: 3 of 6 rows"),
+    ],
+)
+def test_preference_rows_stop_without_a_choice(tmp_path: Path, name: str, kind: str, said: str) -> None:
+    """Whatever else is wrong with them; the message names the choice."""
+    with pytest.raises(VlmflowError) as raised:
+        converted_rows(tmp_path, example_of_a_form(name), kind=kind)
+    assert said in raised.value.cause
+    assert ("take: true" if "label" in said else "take: chosen") in raised.value.cause
 
 
 GOOD, BAD = {"role": "assistant", "content": "It."}, {"role": "assistant", "content": "No."}
