@@ -101,7 +101,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "train": TRAIN,
                 "smoke": {"steps": 4, "longest": 2, "sample": 4},
                 "verify": {"rows": 3},
-                "evaluate": {"rows": 4, "answers": {"rows": 2, "max_tokens": 8}},
+                "evaluate": {"rows": 4, "answers": True},
+                "answer": {"rows": 2, "max_tokens": 8},
             }
         },
     }

@@ -167,6 +167,6 @@ def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts_of(out).items()) or "it has none"
         raise VlmflowError(
             f"{file}: no row can be evaluated: {reasons}",
-            "docs/evaluation.md says which rows can be: take more rows (datasets.NAME.val_share, test, test_share), or "
-            "set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
+            "docs/evaluation.md says which rows can be: take more rows (val_share, test, test_share of datasets.NAME "
+            "or what it mixes), or set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
         )

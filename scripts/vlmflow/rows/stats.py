@@ -186,6 +186,12 @@ class Stats(RowStats):
         return any(counts.usable for counts in self.pictures.values())
 
     @property
+    def scored(self) -> list[str]:
+        """The data sets whose answers may have scores: itself, or those of a mixture whose rows have a min_score."""
+        scored = raw_forms.kinds_with("min_score")
+        return [name for name, one in self.members.items() if one.kind in scored] or [self.dataset]
+
+    @property
     def one_prompt(self) -> bool:
         """Whether all rows have the same prompt; in a mixture those of one of its data sets."""
         return any(raw_forms.form_of(kind).one_prompt for kind in self.kinds)

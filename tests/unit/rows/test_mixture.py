@@ -14,11 +14,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.pictures.image_manifest import PictureEntry, contents_digest
 from vlmflow.pictures.picture_counts import PictureCounts
-from vlmflow.rows.chat import Turn
 from vlmflow.rows.mixture import mix_rows
 from vlmflow.rows.mixture_files import SPLITS
 from vlmflow.rows.mixture_member import Member
-from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import MIXTURE, SplitCounts, Stats
 
 
@@ -195,9 +193,20 @@ def test_what_any_data_set_holds_out_is_in_no_train_row(tmp_path: Path) -> None:
 
 
 def test_each_of_a_rows_pictures_counts(tmp_path: Path) -> None:
-    one = member(tmp_path, "a", "all", {}, {"1.png": "1", "2.png": "2"})
-    made = ShareGptRow("id", "source", ["1.png", "2.png"], [1], [], [Turn("human", "Same?"), Turn("gpt", "No.")])
-    assert one.holds(made) == [hashlib.sha256(content).digest() for content in (b"1", b"2")]
+    rows = {"train": [row("train", 0, "1.png", "2.png"), row("train", 1, "1.png", "3.png")], "val": some("val", 1)}
+    a = member(tmp_path, "a", "all", rows, {f"{number}.png": str(number) for number in range(1, 4)})
+    b = member(
+        tmp_path,
+        "b",
+        "all",
+        {"train": some("x", 1), "test": [row("test", 0, "x.png", "y.png")]},
+        {"x.png": "7", "y.png": "2"},
+    )
+    stats = mixed(tmp_path, a, b)
+    assert ids(tmp_path, "train", "a") == {"a:train-0000001-0123abcd"}
+    assert stats.members["a"].train == SplitCounts(2, 1, {"in_test_split": 1})
+    (out,) = written(tmp_path, "quarantine")
+    assert out["detail"] == "a: 2.png is a picture of the mixture's test split"
 
 
 def test_pictures_have_the_names_of_the_store_of_the_mixture(tmp_path: Path) -> None:
@@ -259,12 +268,24 @@ def test_rows_that_train_their_last_answer_alone_say_so_beside_others(
     assert stats.trained_characters == ({3: 10 * trains_all} if trains_all else {}) | {9: 20}
 
 
+def test_calls_of_the_last_answer_are_trained_with_it(tmp_path: Path) -> None:
+    """All that follows the last question, as ms-swift's `last_round` trains it."""
+    speakers = ["human", "gpt", "human", "function_call", "observation", "gpt"]
+    turns = [{"from": speaker, "value": f"{speaker} {place}"} for place, speaker in enumerate(speakers)]
+    rows = {"train": [row("train", 0) | {"conversations": turns, "attempts": [1, 2, 3]}], "val": some("val", 1)}
+    last = member(tmp_path, "a", "all", rows, settings=msgspec.structs.replace(some_stats().settings, train_on="last"))
+    mixed(tmp_path, last, member(tmp_path, "b", "all", {"train": some("x", 1)}))
+    found = [turn.get("loss") for turn in written(tmp_path, "train")[0]["conversations"]]
+    assert found == [None, False, None, True, None, True]
+
+
 def test_a_timestep_form_beside_another_is_marked(tmp_path: Path) -> None:
     rows = {"train": [row("train", 0, answers=2)], "val": some("val", 1)}
     timestep = member(tmp_path, "steps", "all", rows, kind="fire", form="timestep")
     stats = mixed(tmp_path, timestep, member(tmp_path, "chats", "all", rows | {"val": []}))
     assert [turn.get("loss") for turn in written(tmp_path, "train")[0]["conversations"]] == [None, False, None, True]
     assert (stats.form, stats.last_answer_only) == ("trajectory", False)
+    assert stats.scored == ["steps"], "messages have no min_score"
     assert mixed(tmp_path, timestep).form == "timestep"
 
 
