@@ -8,10 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from converted_rows import converted_rows
 from real_rows import example_of_a_form
+from vlmflow.config.raw_forms import form_of, kinds
 from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.named import reader
+from vlmflow.raw.rewritten import rewriter
+from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.rejects import Reject
 
 COLOURS = ["red", "green", "blue", "black", "orange", "purple"]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -187,3 +194,24 @@ def test_tables_have_the_columns_of_a_choice(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"instruction": 1, "output": "It."}]), table)
     with pytest.raises(VlmflowError, match="column 'instruction' holds int64, not a text"):
         converted_rows(tmp_path, table, kind="alpaca")
+
+
+VALUES = st.sampled_from(["", "[", "[1]", '[{"role": "user"}]', "x", "null", None, 1, [], [1], {}, CHAT, CHAT[0], TALK])
+HELD = VALUES | st.lists(VALUES, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "value"]), VALUES)
+ROWS = st.dictionaries(
+    st.sampled_from(["messages", "conversations", "prompt", "completion", "chosen", "rejected", "history", "output"]),
+    HELD,
+)
+
+
+@given(row=ROWS, kind=st.sampled_from([kind for kind in kinds() if form_of(kind).read]), noise=st.binary(max_size=2))
+def test_no_row_makes_the_rewriting_raise(row: dict[str, Any], kind: str, noise: bytes) -> None:
+    """Nor the search for a kind, nor the reading of pictures, which rewrite a row by the same function."""
+    form = form_of(kind)
+    for raw in (json.dumps(row).encode(), json.dumps(row).encode()[:20] + noise):
+        made = form_rows(kind, None, {}, "p", None, take="chosen")("id", 0, raw)
+        assert isinstance(made, list | Reject)
+        reader(form.names({}), kind, "chosen")(raw)
+        rewritten = rewriter(form, form.names({}), "chosen")
+        once = rewritten(raw)
+        assert rewritten(once) is once
