@@ -26,6 +26,8 @@ rule data_page:
         "logs/data_page/{dataset}.log",
     benchmark:
         "benchmarks/data_page/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=names.datasets,
     params:
         reads="vlmflow/reports/templates",
         picture_store=lookup(dpath="stores/pictures", within=config),

@@ -1,7 +1,7 @@
 # What the train split has in common with the test split, though the bytes differ.
 #
-# Needs: the validated test rows, the converted train rows, and the accounts with their digests; the image manifests,
-#        the picture hashes.
+# Needs: the validated test rows, the converted train rows, or the validated ones of a mixture, and the accounts with
+#        their digests; the image manifests, the picture hashes.
 # Makes: data/{dataset}/near_duplicates.jsonl: a line for every train picture that looks like one in the test split, and
 #        for every train row without a picture that asks nearly the same as a test row.
 # Holds: every train picture within near_duplicates.picture_distance of a test picture is there, with the nearest one.
@@ -12,9 +12,9 @@ rule find_near_duplicates:
     """Name the near-duplicates between the train and the test split."""
     input:
         test_rows="data/{dataset}/test.jsonl",
-        train_rows="converted/{dataset}/train.jsonl",
+        train_rows=inputs.searched,
         stats="data/{dataset}/stats.json",
-        unread="converted/{dataset}/train.unread.json",
+        unread=inputs.account_of_searched,
         pictures=inputs.manifests,
         hashes=inputs.hashes,
     output:
@@ -23,6 +23,8 @@ rule find_near_duplicates:
         "logs/find_near_duplicates/{dataset}.log",
     benchmark:
         "benchmarks/find_near_duplicates/{dataset}.tsv"
+    wildcard_constraints:
+        dataset=names.datasets,
     params:
         settings=params.dataset("near_duplicates.picture_distance", "one_prompt"),
     threads: 1

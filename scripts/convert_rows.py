@@ -1,5 +1,6 @@
 """Turn raw rows into ShareGPT rows."""
 
+import logging
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -7,10 +8,13 @@ from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.raw.found_kind import found_kind, settled
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows, refuse_columns
 from vlmflow.rows.trajectories import TrainingForm
+
+LOGGER = logging.getLogger("vlmflow")
 
 
 class DatasetBlock(Settings):
@@ -60,21 +64,26 @@ def main(
     raw_accounts: the account of each raw file; [] skips their check.
     """
     refuse_changed_raw(raw, raw_accounts)
-    kind, modality, columns = settings.kind, settings.modality, settings.columns
-    make = form_rows(
-        kind,
-        modality,
-        columns,
-        settings.prompt,
-        settings.system_prompt,
-        settings.ignore_keys,
-        settings.row_limits,
-        settings.trajectories,
-    )
+    modality, columns = settings.modality, settings.columns
     choice = choice or RowChoice()
     with open_rows(raw, split, mended, choice.read_columns) as rows:
-        refuse_columns(rows, kind, modality, columns)
-        found = convert(rows, converted, rejects, split, make, choice, threads)
+        kind, why = found_kind(settings.kind, rows, columns, choice.take)
+        if why:
+            LOGGER.info("%s: kind auto finds %s", rows, why)
+        make = form_rows(
+            kind,
+            modality,
+            columns,
+            settings.prompt,
+            settings.system_prompt,
+            settings.ignore_keys,
+            settings.row_limits,
+            settings.trajectories,
+            choice.take,
+        )
+        refuse_columns(rows, kind, modality, columns, choice.take)
+        found = convert(rows, converted, rejects, split, make, settled(choice, rows), threads)
+    found.found_kind = why
     write_account(unread, found)
 
 

@@ -12,6 +12,7 @@ from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots
+from vlmflow.raw.embedded import EMBEDDED
 
 
 class DatasetBlock(Settings):
@@ -55,7 +56,8 @@ def main(
     split = account.name.partition(".")[0]
     what = f"fetch_images {dataset}/{split}"
     fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, settings.max_bytes, what)
-    wanted = named_paths(raw, split, choice, mended)
+    named = named_paths(raw, split, choice, mended)
+    wanted = {path: rows for path, rows in named.items() if not EMBEDDED.fullmatch(path)}
     write_account(account, fetch.fetch(wanted, picture_roots))
 
 

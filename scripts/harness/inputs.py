@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from harness.mixture_inputs import MixtureInputs, splits_of
 from harness.search_inputs import SearchInputs
 from harness.volume_inputs import as_inputs
 from vlmflow.config.data_settings import RAW_SPLITS
@@ -17,12 +18,13 @@ from vlmflow.config.source import base_run, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
 from vlmflow.fetch.small_files import small_names
+from vlmflow.raw.signatures import not_a_file
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
 
 
-class RuleInputs(SearchInputs):
+class RuleInputs(SearchInputs, MixtureInputs):
     """The input functions. A method that takes wildcards is one; the others return one, or file names."""
 
     def __init__(self, workflow: Any, settings: Config) -> None:
@@ -104,12 +106,12 @@ class RuleInputs(SearchInputs):
         return self._mended(wildcards.dataset)
 
     def _mended(self, dataset: str) -> list[Any]:
-        key, files = f"datasets.{dataset}.mended", self._settings.datasets[dataset].mended_files
+        key, files = f"datasets.{dataset}.mended", self._settings.raw_datasets[dataset].mended_files
         return [path for file in files for path in self._local_file(key, file)]
 
     def fetched_pictures(self, wildcards: Any) -> list[str]:
         """The account of the fetched pictures of wildcards `dataset` and `split`, if it fetches any."""
-        if not self._settings.datasets[wildcards.dataset].fetch_images:
+        if not self._settings.raw_datasets[wildcards.dataset].fetch_images:
             return []
         return [f"images/{wildcards.dataset}/{wildcards.split}.fetched.json"]
 
@@ -127,7 +129,7 @@ class RuleInputs(SearchInputs):
         return [pattern.replace("{part}", str(number)) for number in parts]
 
     def manifests(self, wildcards: Any) -> list[str]:
-        """The image manifests of wildcard `dataset`, one per raw split; none if it has no pictures."""
+        """The image manifests of wildcard `dataset`, one per split (`splits_of`); none if it has no pictures."""
         if not self._settings.datasets[wildcards.dataset].has_manifests:
             return []
         return self._of_splits("images/{dataset}/{split}.jsonl", wildcards)
@@ -137,14 +139,14 @@ class RuleInputs(SearchInputs):
 
         If test is taken from the raw train split, the hashes of train include its pictures.
         """
-        dataset = self._settings.datasets[wildcards.dataset]
-        if not dataset.has_manifests or not (dataset.test or dataset.test_share):
+        members = self._settings.members(wildcards.dataset)
+        if not any(member.test or member.test_share for member in members.values()):
             return []
-        return self._of_splits("images/{dataset}/{split}.hashes.jsonl", wildcards)
+        return self.with_pictures(members, "images/{member}/{split}.hashes.jsonl")
 
     def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
         """The same, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
-        return self.hashes(wildcards) if self._settings.datasets[wildcards.dataset].near_duplicates.drop else []
+        return self.hashes(wildcards) if self._settings.raw_datasets[wildcards.dataset].near_duplicates.drop else []
 
     def model(self, wildcards: Any) -> str:
         """The model folder of wildcard `run`."""
@@ -162,12 +164,7 @@ class RuleInputs(SearchInputs):
 
         def file(wildcards: Any) -> str:
             dataset = self._settings.runs[wildcards.run].dataset
-            if self._settings.datasets[dataset].skip_images:
-                sys.exit(
-                    f"datasets.{dataset}.skip_images: true is only for inspecting texts; run {wildcards.run} "
-                    f"would train on unchecked pictures\n  what to do: remove it, or choose another data set "
-                    f"(runs.{wildcards.run}.dataset)"
-                )
+            self.refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
             return f"data/{dataset}/{name}"
 
         return file
@@ -196,20 +193,18 @@ class RuleInputs(SearchInputs):
 
     def raw_gold(self, split: str) -> InputFunction:
         """The raw files of one split of the data set of wildcard `run`; none if raw rows have no gold answers."""
-
-        def files(wildcards: Any) -> list[str]:
-            dataset = self._settings.runs[wildcards.run].dataset
-            return list(raw_files(self._settings, dataset, split)) if self._has_gold(dataset) else []
-
-        return files
+        return lambda wildcards: [
+            file for dataset in self._with_gold(wildcards) for file in raw_files(self._settings, dataset, split)
+        ]
 
     def mended_gold(self, wildcards: Any) -> list[Any]:
         """The files of mended rows of the same data set."""
-        dataset = self._settings.runs[wildcards.run].dataset
-        return self._mended(dataset) if self._has_gold(dataset) else []
+        return [file for dataset in self._with_gold(wildcards) for file in self._mended(dataset)]
 
-    def _has_gold(self, dataset: str) -> bool:
-        return form_of(self._settings.datasets[dataset].kind).gold is not None
+    def _with_gold(self, wildcards: Any) -> list[str]:
+        """Return the data set of wildcard `run`, or those that it mixes, if their raw rows have gold answers."""
+        members = self._settings.members(self._settings.runs[wildcards.run].dataset)
+        return [name for name, member in members.items() if form_of(member.kind).gold is not None]
 
     def answered(self, wildcards: Any) -> list[str]:
         """The answers of base and tuned model on the same splits, if the run of wildcard `run` wants to show them."""
@@ -250,8 +245,7 @@ class RuleInputs(SearchInputs):
         if not isinstance(place, Path):
             return []
         if not place.is_file() and self._sees_all_volumes():
-            what = "is a folder, not a file" if place.is_dir() else "does not exist"
-            sys.exit(f"{key}: {place.absolute()} {what}\n  what to do: fix the path")
+            sys.exit(f"{key}: {not_a_file(place.absolute())}")
         return as_inputs(self._workflow, [place])
 
     def _sees_all_volumes(self) -> bool:
@@ -259,14 +253,9 @@ class RuleInputs(SearchInputs):
         return self._workflow.storage_registry.default_storage_provider is None
 
 
-def splits_of(settings: Config, dataset: str) -> list[str]:
-    """Return the raw splits of a data set, in the order of RAW_SPLITS: train, and those others that it names."""
-    return [split for split in RAW_SPLITS if getattr(settings.datasets[dataset], split)]
-
-
 def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:
     """Return the targets of a data set's raw split, `raw/DATASET/NAME OF THE SOURCE FILE`, with their sources."""
-    addresses = settings.datasets[dataset].addresses(split)
+    addresses = settings.raw_datasets[dataset].addresses(split)
     return {f"raw/{dataset}/{parse_source(address).name}": address for address in addresses}
 
 

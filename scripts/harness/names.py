@@ -15,13 +15,17 @@ class Names:
         parts = settings.cluster.pods_per_stage
         self.part = f".{{part}}-of-{parts}" if parts > 1 else ""
         """The part in the names of a stage's results if several pods share it: `.{part}-of-4`, otherwise ""."""
+        self.mixtures = _one_of(settings.mixtures)
+        """The constraint of wildcard `dataset` in the rule that mixes data sets."""
+        self.datasets = _one_of(settings.datasets)
+        """The same in rules for every data set; in all other rules it is one with raw rows of its own."""
 
     def constraints(self) -> dict[str, str]:
         """Return the constraints of the wildcards that several rules have."""
         return {
             "run": _one_of(self._settings.runs),
             "model": _one_of(self._settings.models),
-            "dataset": _one_of(self._settings.datasets),
+            "dataset": _one_of(self._settings.raw_datasets),
             "split": "|".join(RAW_SPLITS),
             "search": _one_of(self._settings.search),
             **dict.fromkeys(("round", "rung", "slot"), r"0|[1-9]\d*"),

@@ -13,7 +13,7 @@ from harness.inputs import raw_source
 from vlmflow.config.model import Config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.pins import revision_of
-from vlmflow.config.raw_forms import form_of, module_of
+from vlmflow.config.raw_forms import form_of, modules_of
 from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import base_run, parse_source
@@ -128,11 +128,11 @@ class RuleParams:
 
     def row_choice(self, wildcards: Any) -> dict[str, Any]:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
-        return self._settings.datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
+        return self._settings.raw_datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
 
     def conversion(self, wildcards: Any) -> dict[str, Any]:
         """The settings of wildcard `dataset` that decide what its raw rows become."""
-        dataset = self._settings.datasets[wildcards.dataset]
+        dataset = self._settings.raw_datasets[wildcards.dataset]
         form = form_of(dataset.kind)
         keys = ["kind", "modality", "columns", "prompt", "system_prompt", "ignore_keys"]
         if form.rows:  # several training rows of a raw row
@@ -140,16 +140,19 @@ class RuleParams:
         return _block(dataset, keys, {})
 
     def form_modules(self, wildcards: Any) -> list[str]:
-        """The module of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
-        return [module_of(self._settings.datasets[wildcards.dataset].kind)]
+        """The modules of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
+        return self._modules_of(wildcards.dataset)
 
     def form_modules_of_run(self, wildcards: Any) -> list[str]:
         """The same for the data set of wildcard `run`."""
-        return [module_of(self._run_with_what_it_names(wildcards.run).dataset.kind)]
+        return self._modules_of(self._settings.runs[wildcards.run].dataset)
+
+    def _modules_of(self, dataset: str) -> list[str]:
+        return sorted({module for kind in self._settings.datasets[dataset].kinds for module in modules_of(kind)})
 
     def picture_roots(self, wildcards: Any) -> list[str]:
         """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""
-        dataset = self._settings.datasets[wildcards.dataset]
+        dataset = self._settings.raw_datasets[wildcards.dataset]
         return [*dataset.image_roots, *([self._settings.stores.fetched_pictures] if dataset.fetch_images else [])]
 
     def picture_revisions(self, wildcards: Any) -> dict[str, list[Any]]:
@@ -177,12 +180,17 @@ class RuleParams:
     def picture_licences(self, wildcards: Any) -> dict[str, str]:
         """The licences of known picture sources, by the first parts of their pictures' paths.
 
-        {} if the data set of wildcard `run` has no pictures.
+        {} if the data set of wildcard `run` has no pictures. In a mixture, paths begin with the name of a data set.
         """
-        if self._settings.datasets[self._settings.runs[wildcards.run].dataset].modality == "text":
+        dataset = self._settings.runs[wildcards.run].dataset
+        if self._settings.datasets[dataset].modality == "text":
             return {}
         sources = read_sources(self._settings.picture_sources).values()
-        return {beginning: one.licence for one in sources if one.licence for beginning in one.members or {}}
+        found = {beginning: one.licence for one in sources if one.licence for beginning in one.members or {}}
+        if dataset not in self._settings.mixtures:
+            return found
+        named = [name for name, member in self._settings.members(dataset).items() if member.has_manifests]
+        return {f"{name}/{beginning}": licence for name in named for beginning, licence in found.items()}
 
     def _run_with_what_it_names(self, name: str) -> SimpleNamespace:
         run = self._settings.runs[name]

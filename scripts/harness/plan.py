@@ -214,7 +214,7 @@ def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
     for job in workflow.dag.needrun_jobs():
         if job.rule.name in LOOKING:
             dataset = job.wildcards.dataset
-            for root in settings.datasets[dataset].image_roots:
+            for root in settings.raw_datasets[dataset].image_roots:
                 if not Path(root).expanduser().is_dir() and not (workflow.dryrun and root == SHIPPED_ROOT):
                     sys.exit(
                         f"datasets.{dataset}.image_roots: no folder {root}\n"

@@ -29,7 +29,7 @@ def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
             lines[f"models.{run.model}.{said}"] = None
         stats = _account(folder / "data" / run.dataset / "stats.json", Stats)
         if stats and is_mixed(trained := stats.trained_characters):
-            lines[f"data set {run.dataset}: {in_words(trained, run.dataset, settings.good_run(run.dataset))}"] = None
+            lines[f"data set {run.dataset}: {in_words(trained, stats.scored, settings.good_run(run.dataset))}"] = None
         fitted = _account(folder / "fitted" / name / ACCOUNT, FittedRows)
         rows = fitted.train.lengths.rows if fitted else stats.examples["train"] if stats else 0
         if rows and not run.train.packing:  # how many rows a pack holds, only their lengths tell

@@ -30,7 +30,7 @@ def relative_places(settings: Config) -> list[tuple[str, str]]:
     """Return key and value of every relative path in the configuration that stages read or write, except targets."""
     places = [(f"stores.{name}", place) for name, place in settings.stores]
     places += [(f"models.{name}.source", model.source) for name, model in settings.models.items()]
-    for name, dataset in settings.datasets.items():
+    for name, dataset in settings.raw_datasets.items():
         places += [(f"datasets.{name}.image_roots.{number}", root) for number, root in enumerate(dataset.image_roots)]
         for split in RAW_SPLITS:
             places += [(f"datasets.{name}.{split}", address) for address in dataset.addresses(split)]

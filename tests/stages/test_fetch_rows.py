@@ -205,7 +205,7 @@ def test_a_local_file_is_copied(place: Place, tmp_path: Path, caplog: pytest.Log
 def test_a_local_path_that_is_not_a_file_is_reported(place: Place, tmp_path: Path):
     with pytest.raises(VlmflowError, match=r"nowhere\.json does not exist"):
         place.fetch(f"{tmp_path}/nowhere.json")
-    with pytest.raises(VlmflowError, match=f"{tmp_path} is not a file"):
+    with pytest.raises(VlmflowError, match=f"{tmp_path} is a folder, not a file"):
         place.fetch(str(tmp_path))
     (tmp_path / "empty.jsonl").touch()
     with pytest.raises(VlmflowError, match=f"{tmp_path}/empty.jsonl is empty"):

@@ -110,7 +110,8 @@ def opened(block: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the blocks of a schema that a value may be of."""
     if "$ref" in block:
         return opened(SCHEMA["$defs"][block["$ref"].rpartition("/")[2]])
-    return [block, *(each for one in block.get("anyOf", []) for each in opened(one))]
+    inner = [*block.get("anyOf", []), *block.get("oneOf", [])]
+    return [block, *(each for one in inner for each in opened(one))]
 
 
 def at_key(key: str) -> list[dict[str, Any]]:

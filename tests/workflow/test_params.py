@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from snakemake.iocontainers import Wildcards
 
 from harness.staleness import texts_of
 from rules import read_rules
-from vlmflow.config.raw_forms import module_of
+from vlmflow.config.raw_forms import modules_of
 from vlmflow.config.settings import Settings
 
 COMMIT = "0" * 40
@@ -20,11 +21,12 @@ BASE: dict[str, Any] = {
         "fire": {"kind": "fire", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
         "volcano": {"kind": "volcano", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
         "text": {"kind": "text", "modality": "text", "prompt": "Go on.", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
+        "blend": {"mix": {"fire": "all", "text": "30%"}},
     },
-    "runs": {name: {"model": "m", "dataset": name} for name in ("fire", "volcano", "text")},
+    "runs": {name: {"model": "m", "dataset": name} for name in ("fire", "volcano", "text", "blend")},
     "search": {
         name: {"run": name, "space": {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}, "lora.rank": [4, 8]}}
-        for name in ("fire", "volcano", "text")
+        for name in ("fire", "volcano", "text", "blend")
     },
 }
 """A data set of each sort, and a run and a search of the same name on it."""
@@ -52,6 +54,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.text.prompt": ("Continue.", {"convert_rows"}),
     "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
     "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
+    "datasets.volcano.take": ("chosen", {"convert_rows", *LOOKING}),
     "datasets.fire.ignore_keys": (["weight"], {"convert_rows"}),
     "datasets.fire.sources": (["gqa"], {"convert_rows", *LOOKING}),
     "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),
@@ -68,6 +71,8 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.fire.near_duplicates.picture_distance": (6, {"find_near_duplicates", "data_page"}),
     "datasets.fire.licence": ("mit", {"publish_merged"}),
     "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
+    "datasets.blend.mix.text": ("40%", {"mix_rows"}),
+    "datasets.blend.seed": (7, {"mix_rows"}),
     "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
     "models.m.template_differs": (True, {"measure_lengths"}),
     "models.m.model_type": ("qwen2_5_vl", {*MEASURED, *TRAINED - {"propose"}, "evaluate"}),
@@ -152,7 +157,14 @@ def params_of(rule: Any, name: str) -> dict[str, Any]:
 
 def texts(folder: Path, name: str, **settings: Any) -> dict[str, set[str]]:
     """Give what Snakemake would record of each rule's params for a data set and its run."""
-    return {rule.name: set(texts_of(params_of(rule, name))) for rule in read_rules(folder, **settings)}
+    return {rule.name: set(texts_of(params_of(rule, name))) for rule in rules_for(folder, name, **settings)}
+
+
+def rules_for(folder: Path, name: str, **settings: Any) -> list[Any]:
+    """Give the rules that may make something for a data set and its run: a mixture has no raw rows."""
+    found = read_rules(folder, **settings)
+    allowed = [rule.workflow.wildcard_constraints | rule.wildcard_constraints for rule in found]
+    return [rule for rule, of in zip(found, allowed, strict=True) if re.fullmatch(of["dataset"], name)]
 
 
 @pytest.fixture(scope="module")
@@ -174,9 +186,9 @@ def test_a_setting_is_recorded_by_just_the_rules_that_use_it(
 def test_an_evaluation_depends_on_the_module_of_its_form(tmp_path: Path, rule: str) -> None:
     """No import statement names it: it says whether rows have feedback, and reads right answers."""
     (found,) = [one for one in read_rules(tmp_path, **BASE) if one.name == rule]
-    for name in ("fire", "volcano"):
+    for name, kinds in (("fire", ["fire"]), ("volcano", ["volcano"]), ("blend", ["fire", "text"])):
         wildcards = Wildcards(fromdict={"run": name, "split": "val"})
-        assert found.params.modules(wildcards) == [module_of(name)]
+        assert found.params.modules(wildcards) == [module for kind in kinds for module in modules_of(kind)]
 
 
 def test_only_a_job_that_asks_another_server_gets_the_template_with_its_key(tmp_path: Path) -> None:
@@ -203,12 +215,14 @@ def test_a_changed_address_shows_just_its_source(tmp_path: Path) -> None:
 
 def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> None:
     looked = set()
-    for rule in read_rules(tmp_path, **BASE):
-        main = importlib.import_module(Path(rule.script).stem).main
-        block = inspect.get_annotations(main).get("settings")
-        if block is not None:
-            given = params_of(rule, "fire")["settings"]
-            assert given.keys() == block.model_fields.keys(), rule.name
-            assert isinstance(block(**given), Settings)
-            looked.add(rule.name)
-    assert looked >= {"convert_rows", "train_smoke", "train_model", "publish_merged"}
+    for name in ("fire", "blend"):
+        (tmp_path / name).mkdir()
+        for rule in rules_for(tmp_path / name, name, **BASE):
+            main = importlib.import_module(Path(rule.script).stem).main
+            block = inspect.get_annotations(main).get("settings")
+            if block is not None:
+                given = params_of(rule, name)["settings"]
+                assert given.keys() == block.model_fields.keys(), rule.name
+                assert isinstance(block(**given), Settings)
+                looked.add(rule.name)
+    assert looked >= {"convert_rows", "mix_rows", "train_smoke", "train_model", "publish_merged"}

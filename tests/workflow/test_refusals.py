@@ -172,6 +172,7 @@ def test_without_a_target_the_runs_of_your_own_file_are_made(tmp_path: Path) -> 
     data = {"datasets": {"fire": {"train": str(tmp_path / "t.json"), "test": None}}}
     run = {"runs": {"mine": {"model": "qwen3-8b", "dataset": "fire"}}}
     shipped = {"qwen3vl-fire", "qwen3vl-fire-good", "qwen3vl-volcano", "qwen3-alpaca"}
+    shipped |= {"qwen3vl-fire-general", "qwen3vl-feedback"}
     for config, planned in ((data | run, {"mine"}), (data, shipped)):
         file.write_text(yaml.safe_dump(config))
         done = call(tmp_path, "-n", "--configfile", str(file))

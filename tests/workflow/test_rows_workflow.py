@@ -2,8 +2,10 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,6 +57,8 @@ DATASETS: dict[str, dict[str, Any]] = {
     },
     "fire-texts": {"kind": "fire", "train": "fire.json", "skip_images": True, "sources": ["gqa"], "max_samples": 20},
 }
+MIX = {"volcano-all": "200%", "val": "all", "messages": "10 rows"}
+"""A mixture: two data sets have some pictures in common, and one has none."""
 
 
 def two(number: int, key: str = "conversations") -> dict[str, Any]:
@@ -112,9 +116,9 @@ def lines(path: Path, rows: list[Any]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def snakemake(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def snakemake(folder: Path, *words: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(folder)]
-    files = ["--configfile", str(folder / "mine.yaml"), "--cores", "2", "--"]
+    files = ["--configfile", str(folder / "mine.yaml"), *more, "--cores", "2", "--"]
     return called([*call, *files, *words])
 
 
@@ -123,8 +127,9 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     write_raw_files(folder)
     datasets = {name: {"image_roots": [], "test": None} | block for name, block in DATASETS.items()}
-    (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": datasets}))
-    ran = snakemake(folder, *[f"data/{name}/stats.json" for name in DATASETS])
+    datasets["blend"] = {"mix": MIX}
+    (folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": datasets}, sort_keys=False))
+    ran = snakemake(folder, *[f"data/{name}/stats.json" for name in [*DATASETS, "blend"]])
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-6000:]
     return folder
 
@@ -202,11 +207,58 @@ def test_a_validation_file_is_read_with_its_pictures(done: Path) -> None:
     assert sum(stats["train"]["rejected"].values()) == 1
 
 
+def test_a_mixture_is_a_data_set_that_a_run_can_train_on(done: Path) -> None:
+    """No picture, and no prompt, that any of its data sets holds out is in train; its pictures are those of theirs."""
+    settings = check_config(
+        {
+            "models": {"m": {"source": "hf://a/m", "model_type": "qwen3_vl"}},
+            "datasets": {name: DATASETS[name] for name in MIX} | {"blend": {"mix": MIX}},
+            "runs": {"r": {"model": "m", "dataset": "blend"}},
+        },
+        [],
+    )
+    manifests = RuleInputs(None, settings).train_pictures(SimpleNamespace(run="r"))
+    data = done / "data" / "blend"
+    files = (data / "train.jsonl", data / "val.jsonl", data / "stats.json", done / "stores" / "pictures")
+    assert validated_data(*files, [done / manifest for manifest in manifests]).loss_scale == "default"
+
+    def held(dataset: str, *splits: str) -> set[str]:
+        return {(row["images"] or [row["conversations"][0]["value"]])[0] for row in rows_of(done, dataset, *splits)}
+
+    out = set.union(*(held(name, "val", "test") for name in MIX))
+    train = rows_of(done, "blend", "train")
+    assert train
+    assert not {name.partition("/")[2] or name for name in held("blend", "train")} & out
+    stats = stats_of(done, "blend")
+    assert all(one["rows_in"] == one["kept"] + sum(one["rejected"].values()) for one in (stats["train"], stats["val"]))
+    assert stats["train"]["rows_in"] == sum(stats_of(done, name)["examples"]["train"] for name in MIX)
+    assert stats["members"]["messages"]["train"]["kept"] == 10
+    assert stats["members"]["volcano-all"]["examples"]["train"] == 2 * stats["members"]["volcano-all"]["train"]["kept"]
+    assert stats["train"]["rejected"].keys() == {"in_test_split", "in_val_split", "not_drawn"}
+    assert len(rows_of(done, "blend", "test")) == sum(len(rows_of(done, name, "test")) for name in MIX)
+    validator = jsonschema.Draft202012Validator(json_schema())
+    rows = rows_of(done, "blend")
+    for row in rows:
+        validator.validate(row)
+    assert len({row["id"] for row in rows}) == len(rows) == sum(stats["examples"].values())
+
+
+def test_another_share_makes_the_mixture_alone_stale(done: Path) -> None:
+    for amount, planned in (("10 rows", set()), ("11 rows", {"mix_rows"})):
+        mix = {"datasets": {"blend": {"mix": {"messages": amount}}}}
+        (done / "more.yaml").write_text(yaml.safe_dump(mix))
+        ran = snakemake(done, "data/blend/stats.json", more=[str(done / "more.yaml"), "-n"])
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        assert set(re.findall(r"^(\w+) +\d+$", ran.stdout, re.MULTILINE)) == ({*planned, "total"} if planned else set())
+
+
 def test_every_data_set_has_its_page(done: Path) -> None:
-    """With, without and with skipped pictures; with a test file, a share, and neither; from parquet and CSV."""
-    made = snakemake(done, *(f"reports/data-{name}.html" for name in DATASETS))
+    """With, without and with skipped pictures; with a test file, a share, and neither; from parquet and CSV; mixed."""
+    made = snakemake(done, *(f"reports/data-{name}.html" for name in [*DATASETS, "blend"]))
     assert made.returncode == 0, (made.stdout + made.stderr)[-6000:]
-    pages = {name: (done / "reports" / f"data-{name}.html").read_text() for name in DATASETS}
+    pages = {name: (done / "reports" / f"data-{name}.html").read_text() for name in [*DATASETS, "blend"]}
+    assert "mixture of volcano-all (200%), val (all), messages (10 rows)" in pages["blend"]
+    assert '<td data-head="takes">10 rows</td>' in pages["blend"]
     assert "rows of kind volcano, made from volcano-train.json" in pages["volcano"]
     assert "30 not requested, left out" in pages["volcano-text"]
     assert "rows: no raw test split, and test_share is 0" in pages["volcano-text"]

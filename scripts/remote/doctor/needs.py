@@ -80,8 +80,7 @@ def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
 def hub_sources(settings: Config, runs: list[str]) -> list[str]:
     """Return the addresses that some runs fetch from the hub, sorted."""
     models = [settings.models[settings.runs[run].model].source for run in runs]
-    datasets = [settings.datasets[settings.runs[run].dataset] for run in runs]
-    files = [address for dataset in datasets for split in ("train", "test") for address in dataset.addresses(split)]
+    files = [address for run in runs for address in settings.datasets[settings.runs[run].dataset].all_addresses]
     return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
@@ -22,6 +21,7 @@ from vlmflow.core.files import UNFINISHED, sha256_of
 from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
+from vlmflow.raw import embedded
 from vlmflow.reports.accounts import Provenance
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.checkpoint import read_checkpoint
@@ -208,12 +208,7 @@ def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]
 
 
 def _of_raw_files(store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
-    sources = [
-        address
-        for dataset in settings.datasets.values()
-        for split in RAW_SPLITS
-        for address in dataset.addresses(split)
-    ]
+    sources = [address for dataset in settings.raw_datasets.values() for address in dataset.all_addresses]
     yield from _of_hub(store, sources, pins, "data set", set())
 
 
@@ -245,11 +240,15 @@ def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftov
     }
     for place in sorted(unused):
         yield Leftover(place, "pictures of a data set that is neither in the configuration nor under images/")
-    copies = store / ".rewritten"
-    in_use = {file for place in _folders(store) if place not in {copies, *unused} for file in _targets_of_links(place)}
-    for copy in sorted(copies.glob("*.png")):
-        if copy.resolve() not in in_use:
-            yield Leftover(copy, "a rewritten picture that no data set uses")
+    kept = {".rewritten": "a rewritten picture", embedded.ROOT: "a picture out of data files"}
+    shared = {store / name for name in kept}
+    in_use = {file for place in _folders(store) if place not in shared | unused for file in _targets_of_links(place)}
+    for name, what in kept.items():
+        for copy in sorted((store / name).rglob("*")):
+            if not copy.is_file() or copy.name.endswith(UNFINISHED):
+                continue
+            if copy.resolve() not in in_use:
+                yield Leftover(copy, f"{what} that no data set uses")
 
 
 def _targets_of_links(folder: Path) -> set[Path]:

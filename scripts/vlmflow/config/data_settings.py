@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
-from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits
+from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits, Take
 from vlmflow.config.settings import EXPONENT_FORM, Count, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
@@ -63,6 +63,12 @@ class DatasetSettings(Settings):
     tool_calls of a turn, and others). The workflow does not read these keys; one with a value stops the conversion
     unless it is named here. A key of a turn is `messages.weight`. Null, empty and neutral values (`tools: []`,
     `weight: 1`, `label: true`) never stop the conversion; all other unread keys are only counted, in stats.json."""
+
+    take: Take = None
+    """Of preference data, the answers to use. chosen: the better one, `chosen` (or the row's own answer, beside
+    `rejected_response`), as the answer to `prompt` or to the turns; the worse one is ignored, and counted. true: rows
+    whose `label` or `kto_tag` is true (KTO); the others are left out, and counted. null: such keys stop the
+    conversion."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     """Kind text: the human's question before every text, as in "Describe the picture."; other kinds have their own."""
@@ -150,7 +156,7 @@ class DatasetSettings(Settings):
             known = ", ".join(form.all_keys)
             raise ValueError(f"columns: unknown key {unknown[0]!r}; rows of kind {self.kind} have: {known}")
         _refuse_unreadable_columns(self._names, self.columns)
-        meanings = form.meanings_of(self._names)
+        meanings = form.meanings_of(self.columns)
         for key in self.ignore_keys:
             if key not in meanings:
                 raise ValueError(
@@ -202,12 +208,15 @@ class DatasetSettings(Settings):
         """
         counts = [self.max_samples, *(split_sample(address)[1] for address in self._named(split))]
         samples = min((count for count in counts if count is not None), default=None)
+        in_turns = form_of(self.kind).pictures_in_turns
         return RowChoice(
             sources=self.sources,
             samples=samples,
             seed=0 if samples is None else self.seed,
             modality=None if form_of(self.kind).fixed else self.modality,
-            names={key: name for key, name in self._names.items() if key in ANY_ROW},
+            names={key: name for key, name in self._names.items() if in_turns or key in ANY_ROW},
+            kind=self.kind if in_turns else None,
+            take=self.take,
             read_columns=self.read_columns,
         )
 
@@ -218,7 +227,11 @@ class DatasetSettings(Settings):
         Others may hold what JSON cannot represent.
         """
         form = form_of(self.kind)
-        return None if form.fixed else [*self._names.values(), *form.meanings_of_rows(self._names)]
+        return (
+            None
+            if form.fixed or not form.keys
+            else [*self._names.values(), *form.joins, *form.meanings_of_rows(self.columns)]
+        )
 
     @property
     def near_duplicates_to_drop(self) -> NearDuplicates:
@@ -230,13 +243,18 @@ class DatasetSettings(Settings):
         return near if near.drop else near.model_copy(update={"picture_distance": 0})
 
     @property
+    def kinds(self) -> list[str]:
+        """Its kind; a mixture may have several."""
+        return [self.kind]
+
+    @property
     def one_prompt(self) -> bool:
         """Whether all rows have the same prompt."""
         return form_of(self.kind).one_prompt
 
     @property
     def _names(self) -> dict[str, str]:
-        return form_of(self.kind).names(self.columns)
+        return form_of(self.kind).names(self.columns, self.ignore_keys)
 
     @property
     def has_manifests(self) -> bool:

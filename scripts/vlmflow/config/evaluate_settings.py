@@ -27,7 +27,7 @@ class EvaluateSettings(Settings):
 
     feedback: bool | None = None
     """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for
-    data sets of kind fire and volcano."""
+    data sets of kind fire and volcano; of a mixture with such data sets, only their rows are evaluated then."""
 
     answers: bool = False
     """Also ask both models (`answers/NAME/SPLIT`, settings under `answer`), and show their answers on

@@ -1,6 +1,7 @@
 """Reports the errors in a configuration, one line each: file, key path, value, and what is allowed."""
 
 import difflib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
     if "[key]" in fault["loc"]:
         return f"{where}: the name is not allowed; it must be a letter or digit, then up to 99 of [A-Za-z0-9._-]"
     if fault["type"] == "extra_forbidden":
-        known = list(_schema_at(schema, path[:-1]).get("properties", {}))
+        known = list(_schema_at(schema, path[:-1], fault["loc"]).get("properties", {}))
         nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)
         hint = f"; nearest known key: {nearest[0]}" if nearest else ""
         return f"{where}: unknown key; allowed: {', '.join(known)}{hint}"
-    wanted = allowed(_schema_at(schema, path))
+    wanted = allowed(_schema_at(schema, path, fault["loc"]))
     if fault["type"] == "missing":
         return f"{_origin(path[:-1], contents)}: {'.'.join(map(str, path))}: missing; it must be {wanted}"
     return f"{where}: {_shown(path, merged)} is not allowed; it must be {wanted}"
@@ -63,7 +64,7 @@ def _key_path(fault: Any, merged: Any) -> list[Any]:
         if _has(here, key):
             here = here[key]
             path.append(key)
-        elif fault["type"] == "missing":
+        elif fault["type"] == "missing" and key == fault["loc"][-1]:
             path.append(key)
     return path
 
@@ -105,8 +106,11 @@ def _origin(path: list[Any], contents: list[tuple[Path, Any]]) -> str:
     return COMMAND_LINE
 
 
-def _schema_at(schema: Schema, path: list[Any]) -> Schema:
-    """Return the part of the model's JSON Schema to which a key path leads; {} if it leads nowhere."""
+def _schema_at(schema: Schema, path: list[Any], tags: Collection[Any]) -> Schema:
+    """Return the part of the model's JSON Schema to which a key path leads; {} if it leads nowhere.
+
+    tags: with the names of the definitions that were chosen where a block may be one of several.
+    """
     here, nothing = schema, Schema()
     for key in path:
         named = here.get("patternProperties", {}).values()
@@ -114,7 +118,8 @@ def _schema_at(schema: Schema, path: list[Any]) -> Schema:
         listed = [branch["items"] for branch in [here, *here.get("anyOf", [])] if "items" in branch]
         here = inner or here.get("additionalProperties") or next(iter(listed), nothing)
         or_null = [branch for branch in here.get("anyOf", []) if "$ref" in branch]
-        here = or_null[0] if or_null else here
+        one_of = [branch for branch in here.get("oneOf", []) if branch["$ref"].rsplit("/", 1)[-1] in tags]
+        here = next(iter(or_null + one_of), here)
         if "$ref" in here:
             here = schema["$defs"][here["$ref"].rsplit("/", 1)[-1]]
     return here

@@ -71,6 +71,15 @@ def is_not_one(value: Any) -> bool:
 
 NO = ("false", "no", "off")
 
+
+def trained(weight: Any) -> bool | None:
+    """Return whether an answer of this weight is trained; None for a part of it, or more than once."""
+    if not is_not_one(weight):
+        return True
+    none = is_bad(weight) or (isinstance(weight, str) and weight.strip().lower() in NO)
+    return False if none else None
+
+
 WEIGHT = Meaning("the weight of the answers in training; 0 and false mean none", is_not_one)
 MASKED = Meaning("true means that the answers are not trained", lambda value: is_given(value) and not is_bad(value))
 PARTS = Meaning("which parts of the answers are trained", is_given)
@@ -78,6 +87,7 @@ PREFERENCE = Meaning("a better and a worse answer to one question, for preferenc
 LABEL = Meaning("false marks the answer as a bad one, for KTO training", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given, turns=True)
+REGIONS = Meaning("regions of the pictures, for grounding", is_given)
 MEDIA = Meaning("videos or audio that the row is about", is_given)
 
 WEIGHTS = (
@@ -107,18 +117,21 @@ OF_TEXTS = MEDIA_KEYS | {
 OF_CONVERSATIONS = {
     **MEDIA_KEYS,
     **TRAINED,
+    "objects": REGIONS,
     **dict.fromkeys(("system", "system_prompt"), SYSTEM),
     **dict.fromkeys(("tools", "functions"), TOOLS),
     **dict.fromkeys(("label", "kto_tag"), LABEL),
     **dict.fromkeys(("chosen", "rejected", "rejected_response", "rejected_messages"), PREFERENCE),
 }
 HISTORY = {"history": Meaning("the turns before the question", is_given, turns=True)}
+OF_ANSWERS = {key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()}
 OF_TURNS = {
     **MEDIA_KEYS,
-    **{key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()},
+    **OF_ANSWERS,
+    **{f"content.{key}": meaning for key, meaning in OF_ANSWERS.items()},
     **dict.fromkeys(("tool_calls", "function_call"), Meaning("tool calls", is_given)),
     **dict.fromkeys(
-        ("reasoning_content", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
+        ("reasoning_content", "reasoning", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
     ),
     **dict.fromkeys(("image", "images"), Meaning("pictures given in the turn, not in the row", is_given)),
 }

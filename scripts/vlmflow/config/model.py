@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
+from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.row_settings import GOOD
@@ -134,8 +135,8 @@ class Config(Settings):
     models: dict[Name, ModelSettings]
     """Base models, by name; fetched into `models/NAME`."""
 
-    datasets: dict[Name, DatasetSettings]
-    """Data sets, by name; validated into `data/NAME`."""
+    datasets: dict[Name, AnyDataset]
+    """Data sets, by name; validated into `data/NAME`. A block with the key `mix` is a mixture of others."""
 
     picture_sources: dict[Name, PictureSource] = {}
     """Sources of pictures, by name: they override the rows of picture_sources.yaml key by key, or add new ones."""
@@ -146,6 +147,21 @@ class Config(Settings):
     search: dict[Name, SearchSettings] = {}
     """Searches for settings of a run, by name; `search/NAME/best.yaml` is the target."""
 
+    @property
+    def raw_datasets(self) -> dict[str, DatasetSettings]:
+        """The data sets that have raw rows of their own, by name: all but mixtures."""
+        return {name: one for name, one in self.datasets.items() if isinstance(one, DatasetSettings)}
+
+    @property
+    def mixtures(self) -> dict[str, MixtureSettings]:
+        """The mixtures, by name."""
+        return {name: one for name, one in self.datasets.items() if isinstance(one, MixtureSettings)}
+
+    def members(self, dataset: str) -> dict[str, DatasetSettings]:
+        """Return the data sets that have the raw rows of a data set, by name: itself, or those of a mixture."""
+        one = self.datasets[dataset]
+        return one.members if isinstance(one, MixtureSettings) else {dataset: one}
+
     def good_run(self, dataset: str) -> str | None:
         """Return a run that trains only good attempts of the same data, or None.
 
@@ -154,10 +170,17 @@ class Config(Settings):
         own = self.datasets[dataset]
         for name, run in self.runs.items():
             other = self.datasets[run.dataset]
+            if isinstance(own, MixtureSettings) or isinstance(other, MixtureSettings):
+                continue
             alike = other.model_copy(update={"min_score": own.min_score, "single_turn": own.single_turn}) == own
             if alike and (own.min_score or 0) < GOOD <= (other.min_score or 0):
                 return name
         return None
+
+    @model_validator(mode="after")
+    def _mixtures_are_of_data_sets(self) -> Self:
+        take_members(self.datasets)
+        return self
 
     @model_validator(mode="after")
     def _names_are_known(self) -> Self:
@@ -188,7 +211,7 @@ class Config(Settings):
                 raise ValueError(f"search.{name}.run: unknown run {search.run!r}; runs has: {_names(self.runs)}")
             run = self.runs[search.run]
             wanted = run.evaluation.feedback
-            feedback = has_feedback(self.datasets[run.dataset].kind) if wanted is None else wanted
+            feedback = any(map(has_feedback, self.datasets[run.dataset].kinds)) if wanted is None else wanted
             check_search(name, search, run, feedback=feedback)
         return self
 
@@ -214,7 +237,7 @@ class Config(Settings):
         for name, model in self.models.items():
             if base_run(model.source) is None:
                 _source(f"models.{name}.source", model.source)
-        for name, dataset in self.datasets.items():
+        for name, dataset in self.raw_datasets.items():
             for number, root in enumerate(dataset.image_roots):
                 refuse_path(root, f"datasets.{name}.image_roots.{number}")
                 store = Path(self.stores.pictures).resolve()

@@ -5,17 +5,30 @@ Other modules ask this one about forms. None of them names a form: one more modu
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType, NoneType
-from typing import Any, get_args, get_type_hints
+from types import ModuleType, NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
 
 from vlmflow.config.key_meanings import OF_CONVERSATIONS, OF_TURNS, Meaning
 
 PACKAGE = "vlmflow.rows.forms"
 
-ANY_ROW = {"image": str | None, "images": list[str] | None, "source": Any}
+
+class PictureCell(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A picture in the form of the library `datasets`. path: its path. bytes: the picture itself, as base64."""
+
+    path: str | None = None
+    bytes: str | None = None
+
+
+PictureNames = str | list[str | PictureCell] | PictureCell | None
+"""A picture, or several."""
+
+ANY_ROW = {"image": PictureNames, "images": PictureNames, "source": Any}
 """Keys that rows may have in every form that is not `fixed`, with their types."""
 
 PICTURES = ("image", "images")
@@ -31,12 +44,18 @@ class RawForm:
     content: a class whose annotations are the keys of a row, besides those of ANY_ROW, with their types; a key that may
     be null may also be missing.
     read: makes a `raw_text.Reading`, or a Reject, from a row with the attributes of `content`, and the setting
-    `prompt`; each is one training row. None if the form has `rows`.
+    `prompt`; each is one training row. None if the form has `rows`, or if the kind is found in the rows.
     rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
     turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
+    rounds: whether these objects are rounds instead, each a question with its answer.
     speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
     meanings: the keys besides the turns that change what a row means if they are not read.
+    chosen_by: those of `meanings` that have none if the setting `columns` says which key is read instead, and this one.
+    answer: the key of the only answer, in a form without `turns`: what preference data have chosen stands there.
+    joins: the keys whose lists, one after another, are the turns of a row without `turns`; preference data have the
+    chosen answer in place of the last.
+    lists_are: the kind of the rows whose keys hold lists where this form has texts; None if there are no such rows.
     settings: the settings of a data set that this form has, but not every form.
     fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
@@ -55,10 +74,15 @@ class RawForm:
     read: Callable[[Any, str | None], Any] | None = None
     rows: Callable[[Any], Any] | None = None
     turns: str | None = None
+    rounds: bool = False
     speakers: Mapping[str, str] = field(default_factory=dict)
     sound: Mapping[str, Any] = field(default_factory=dict)
     meanings: Mapping[str, Meaning] = field(default_factory=lambda: OF_CONVERSATIONS)
-    settings: tuple[str, ...] = ("ignore_keys",)
+    chosen_by: Mapping[str, str] = field(default_factory=dict)
+    answer: str | None = None
+    joins: tuple[str, ...] = ()
+    lists_are: str | None = None
+    settings: tuple[str, ...] = ("ignore_keys", "take")
     fixed: bool = False
     one_prompt: bool = False
     pictures_in_turns: bool = False
@@ -76,33 +100,51 @@ class RawForm:
         """The keys that are read from a row, with their types."""
         return self.keys if self.fixed else {**self.keys, **ANY_ROW}
 
-    def names(self, columns: Mapping[str, str]) -> dict[str, str]:
+    def names(self, columns: Mapping[str, str], ignored: Collection[str] = ()) -> dict[str, str]:
         """Return the keys that are read from rows, with their names in the file.
 
-        If `image` is called `images`, or the other way round, the other one is not read.
+        If `image` is called `images`, or the other way round, the other one is not read. Nor is a key of the form that
+        a row may lack, if its name is that of another key, or in `ignored`, the setting `ignore_keys`.
         """
-        names = {key: columns.get(key, key) for key in self.all_keys}
+        own, taken = self.keys, {*columns.values(), *ignored}
+        names = {
+            key: columns.get(key, key)
+            for key in self.all_keys
+            if key not in own or not may_be_null(own[key]) or key in columns or key not in taken
+        }
         for key, other in (("image", "images"), ("images", "image")):
             if columns.get(key) == other and other not in columns:
                 del names[other]
         return names
 
-    def meanings_of_rows(self, names: Mapping[str, str]) -> dict[str, Meaning]:
-        """Return the keys besides the turns that change what rows mean, and are not read.
+    def meanings_of_rows(self, columns: Mapping[str, str]) -> dict[str, Meaning]:
+        """Return the keys besides the turns that change what rows mean if they are not read, as in another letter case.
 
-        names: the keys that are read, with their names in the file.
+        A key that is read has a meaning only if it is ignored.
         """
-        return {key: meaning for key, meaning in self.meanings.items() if key not in names.values()}
+        return {key: meaning for key, meaning in self.meanings.items() if self.chosen_by.get(key) not in columns}
 
-    def meanings_of(self, names: Mapping[str, str]) -> dict[str, Meaning]:
+    def meanings_of(self, columns: Mapping[str, str]) -> dict[str, Meaning]:
         """Return the same, and also the keys of turns, as `messages.weight`."""
-        of_turns = {f"{names[self.turns]}.{key}": meaning for key, meaning in OF_TURNS.items()} if self.turns else {}
-        return self.meanings_of_rows(names) | of_turns
+        if not self.turns:
+            return self.meanings_of_rows(columns)
+        turns = self.names(columns)[self.turns]
+        of_turns = {
+            f"{turns}.{key}": meaning._replace(of_answers=False) if self.rounds else meaning
+            for key, meaning in OF_TURNS.items()
+        }
+        return self.meanings_of_rows(columns) | of_turns
 
 
 def may_be_null(holds: Any) -> bool:
     """Return whether a key of this type may be null, or missing."""
     return holds is Any or NoneType in get_args(holds)
+
+
+def holds_list(holds: Any) -> bool:
+    """Return whether a key of this type holds a list, and no text."""
+    kinds = get_args(holds) if get_origin(holds) in (Union, UnionType) else (holds,)
+    return str not in kinds and any(get_origin(one) is list for one in kinds)
 
 
 def picture_keys(names: Mapping[str, str]) -> list[str]:
@@ -137,9 +179,11 @@ def has_feedback(kind: str) -> bool:
     return kind in form_of(kind).feedback
 
 
-def module_of(kind: str) -> str:
-    """Return the name of the module with the form of a kind; a stage that converts this kind depends on it."""
-    return _modules()[kind].__name__
+def modules_of(kind: str) -> list[str]:
+    """Return the names of the modules with the forms of rows of a kind; a stage that converts it depends on them."""
+    form = form_of(kind)
+    others = [form.lists_are] if form.lists_are else [] if form.read or form.rows else kinds()
+    return list(dict.fromkeys(_modules()[name].__name__ for name in [kind, *others]))
 
 
 def kinds_with(setting: str) -> list[str]:

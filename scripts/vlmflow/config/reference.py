@@ -47,14 +47,16 @@ def with_kinds(page: str) -> str:
 
 
 def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the blocks inside a block, with the keys that lead there."""
-    found = []
+    """Return the blocks inside a block, with the keys that lead there: NAME for the first that a block may be."""
+    found: list[tuple[str, dict[str, Any]]] = []
     for key, value in block.get("properties", {}).items():
         named = next(iter(value.get("patternProperties", {}).values()), None)
         step = f"{key}.NAME." if named else f"{key}."
-        for branch in [named or value, *value.get("anyOf", [])]:
+        for branch in [named or value, *value.get("anyOf", []), *(named or {}).get("oneOf", [])]:
             if "$ref" in branch:
-                found.append((step, definitions[branch["$ref"].rsplit("/", 1)[-1]]))
+                inner = definitions[branch["$ref"].rsplit("/", 1)[-1]]
+                again = any(step == before for before, _ in found)
+                found.append((f"{key}.{inner['title'].removesuffix('Settings').upper()}." if again else step, inner))
     return found
 
 
@@ -68,7 +70,8 @@ def _section(path: str, block: dict[str, Any]) -> str:
 
 
 def _row(key: str, value: dict[str, Any], required: list[str]) -> str:
-    block = "$ref" in value or "patternProperties" in value
+    named = next(iter(value.get("patternProperties", {}).values()), {"type": "none"})
+    block = "$ref" in value or "type" not in named
     form = "a block, see below" if block else allowed(value).replace(f" at most {MOST}", "")  # as HEAD says
     default = "required" if key in required else "" if block else f"`{json.dumps(value.get('default'))}`"
     meaning = " ".join(value.get("description", "").split())

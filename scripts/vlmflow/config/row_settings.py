@@ -48,6 +48,10 @@ class RowLimits(Settings):
     """Pictures in one row."""
 
 
+Take = Literal["chosen", True] | None
+"""Which answers of preference data are used: see `data_settings.DatasetSettings.take`."""
+
+
 class RowChoice(Settings):
     """Which rows of a raw split are used; the others are counted as left out, and not checked further."""
 
@@ -66,8 +70,19 @@ class RowChoice(Settings):
     names: dict[str, str] = {key: key for key in ANY_ROW}
     """The names of these keys in the file; a key that is not here is not read."""
 
+    kind: str | None = None
+    """The kind of the rows, if their turns may name pictures, too: `names` then has all of its keys."""
+
+    take: Take = None
+    """The answers of preference data that are used; see docs/data.md."""
+
     read_columns: list[str] | None = None
     """The columns to read from a parquet file; null for all."""
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether all rows of the modality are used."""
+        return self.sources is None and self.samples is None and self.take is not True
 
 
 class NearDuplicates(Settings):

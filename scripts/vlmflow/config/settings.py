@@ -29,7 +29,9 @@ class Settings(BaseModel):
         """Refuse true and false in fields of other types; Python would accept them as the numbers 1 and 0."""
         assert field.field_name is not None
         allowed = cls.model_fields[field.field_name].annotation
-        other = isinstance(value, bool) and allowed is not bool and bool not in get_args(allowed)
+        kinds = [allowed, *get_args(allowed)]
+        named = any(value is one for kind in kinds for one in get_args(kind))  # a Literal
+        other = isinstance(value, bool) and bool not in kinds and not named
         return _OF_NO_TYPE if other else value
 
 

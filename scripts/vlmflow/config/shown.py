@@ -41,6 +41,6 @@ def allowed(schema: Schema) -> str:
     if "anyOf" in schema:
         return " or ".join(allowed(branch) for branch in schema["anyOf"])
     if "enum" in schema:
-        return "one of " + ", ".join(map(str, schema["enum"]))
+        return "one of " + ", ".join("true" if one is True else str(one) for one in schema["enum"])
     bounds = [f"{word} {schema[key]}" for key, word in BOUNDS.items() if key in schema]
     return " ".join([TYPES.get(schema.get("type", ""), "something else"), *bounds])

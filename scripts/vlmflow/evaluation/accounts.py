@@ -167,7 +167,7 @@ class MarginReport(msgspec.Struct, frozen=True):
     """All figures of an evaluation.
 
     without_gold: of the rows whose feedback does not contain the gold answer; None if there are none, or all are such
-    rows. sources: by source.
+    rows. sources: by source, and in a mixture also by data set.
     """
 
     all: MarginFigures

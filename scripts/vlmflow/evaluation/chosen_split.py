@@ -1,6 +1,6 @@
 """Reads a split of a data set, and chooses its rows to evaluate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.gold import gold_answers
 from vlmflow.rows.halves import Part, group_of, half_of
+from vlmflow.rows.mixture_names import member_of, own_id
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import entries_named, pictures_in
@@ -33,9 +34,10 @@ class RawRows:
 class ChosenSplit:
     """The rows of a split that are evaluated. out: the others, with the reason.
 
-    dataset, kind: its name, and the kind of its raw rows. rows_digest: SHA-256 of the split's file. pictures: the store
-    of its pictures. feedback: whether the human's later turns are feedback. last_answer_only: whether only a row's last
-    answer is trained. gold: the gold answers that raw rows have beside their turns, by the ids of rows.
+    dataset, kind: its name, and the kind of its raw rows, or `stats.MIXTURE`. rows_digest: SHA-256 of the split's file.
+    pictures: the store of its pictures. feedback: whether the human's later turns are feedback. last_answer_only:
+    whether only a row's last answer is trained. gold: the gold answers that raw rows have beside their turns, by the
+    ids of rows.
     """
 
     rows: list[ChosenRow]
@@ -70,7 +72,8 @@ def choose_from_split(
     """Choose rows of a split (data/DATASET/SPLIT.jsonl).
 
     stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none
-    if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback. count, key, seed: of
+    if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback; None: whether the kind
+    has it, and of a mixture only the rows of such kinds. count, key, seed: of
     the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
@@ -87,27 +90,27 @@ def choose_from_split(
             f"check them again: make refresh-pictures DATASET={account.dataset}",
         )
     refuse_changed_pictures(store, entries.values())
-    has = has_feedback(account.kind) if feedback is None else feedback
+    has = any(map(has_feedback, account.kinds)) if feedback is None else feedback
     last_answer_only = account.last_answer_only
-    form = form_of(account.kind)
-    read_gold = form.gold
-    ids = (row.id for row in lines_of(file, ShareGptRow))
-    gold = gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
+    gold = _gold_answers(file, account, raw)
     digests = dict(map(name_and_digest, entries.values()))
-    groups = (group_of(row, digests, form.one_prompt) for row in lines_of(file, ShareGptRow))
+    groups = (group_of(row, digests, account.one_prompt) for row in lines_of(file, ShareGptRow))
     half = half_of(groups, part) if part else None
+    without = {name for name, one in account.members.items() if has and not has_feedback(one.kind)}
+    asked, unasked = _with_feedback(lines_of(file, ShareGptRow), without if feedback is None else set())
     rows, out = choose_rows(
-        lines_of(file, ShareGptRow),
+        asked,
         digests,
         gold,
         feedback=has,
-        last_answer_only=last_answer_only,
+        last_answer_only=last_answer_only or any(one.form == "timestep" for one in account.members.values()),
         count=count,
         key=key,
         seed=seed,
         half=half,
-        one_prompt=form.one_prompt,
+        one_prompt=account.one_prompt,
     )
+    out = unasked + out
     refuse_none(rows, file, out)
     return ChosenSplit(
         rows=rows,
@@ -122,6 +125,39 @@ def choose_from_split(
     )
 
 
+def _gold_answers(file: Path, account: Stats, raw: RawRows) -> dict[str, str]:
+    """Return the right answers that raw rows have beside their turns, by the ids of a split's rows.
+
+    account: of the data set. In a mixture, each data set has its own raw files (raw/DATASET) and edited rows.
+    """
+    ids = [row.id for row in lines_of(file, ShareGptRow)]
+    if not account.members:
+        read_gold = form_of(account.kind).gold
+        return gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
+    found: dict[str, str] = {}
+    for name, member in account.members.items():
+        if read_gold := form_of(member.kind).gold:
+            splits = {split: [one for one in files if one.parent.name == name] for split, files in raw.splits.items()}
+            edited = {one.file for one in member.mended}
+            mended = [one for one in raw.mended if str(one) in edited]
+            own = {own_id(identity): identity for identity in ids if member_of(identity) == name}
+            gold = gold_answers(own, splits, mended, read_gold)
+            found |= {own[identity]: answer for identity, answer in gold.items()}
+    return found
+
+
+def _with_feedback(rows: Iterable[ShareGptRow], without: set[str]) -> tuple[list[ShareGptRow], list[LeftOut]]:
+    """Return the rows but those of some data sets of a mixture. without: these, whose later turns are no feedback."""
+    asked: list[ShareGptRow] = []
+    out: list[LeftOut] = []
+    for row in rows:
+        if (member := member_of(row.id)) in without:
+            out.append(LeftOut(row.id, "no_feedback", f"rows of data set {member} have none"))
+        else:
+            asked.append(row)
+    return asked, out
+
+
 def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None:
     """Refuse a split of which no row is left.
 
@@ -131,6 +167,6 @@ def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts_of(out).items()) or "it has none"
         raise VlmflowError(
             f"{file}: no row can be evaluated: {reasons}",
-            "docs/evaluation.md says which rows can be: take more rows (datasets.NAME.val_share, test, test_share), or "
-            "set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
+            "docs/evaluation.md says which rows can be: take more rows (val_share, test, test_share of datasets.NAME "
+            "or what it mixes), or set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
         )

@@ -21,6 +21,7 @@ from vlmflow.evaluation.intervals import (
     share_interval,
 )
 from vlmflow.evaluation.row_shares import row_shares
+from vlmflow.rows.mixture_names import sources_of
 
 EQUAL = 1e-4
 """Losses, in nats per token, that differ by no more are equal: float32 adds up to as much in another order."""
@@ -31,7 +32,8 @@ def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
     without_gold = [row for row in rows if not row.gold_in_feedback]
     by_source: dict[str, list[EvaluatedRow]] = defaultdict(list)
     for row in rows:
-        by_source[row.source].append(row)
+        for source in sources_of(row.id, row.source):
+            by_source[source].append(row)
     return MarginReport(
         all=margin_figures(rows),
         without_gold=margin_figures(without_gold) if 0 < len(without_gold) < len(rows) else None,

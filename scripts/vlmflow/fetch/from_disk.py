@@ -13,6 +13,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import remove, require_free_disk, whole_file
 from vlmflow.core.integrity import read_files, refuse_changed, remember
 from vlmflow.core.progress import Progress
+from vlmflow.raw.signatures import not_a_file
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,7 @@ def copy(source: Path, raw: Path) -> None:
     Raises VlmflowError if it does not exist, is empty, cannot be read, or its copy does not fit on the disk.
     """
     if not source.is_file():
-        state = "is not a file" if source.exists() else "does not exist"
-        raise VlmflowError(f"{source} {state}", "fix the path of the data file (config: datasets)")
+        raise not_a_file(source)
     if not source.stat().st_size:
         raise VlmflowError(f"{source} is empty", "name another data file (config: datasets)")
     require_free_disk(raw.parent, source.stat().st_size, f"a copy of {source}")

@@ -10,7 +10,6 @@ from typing import IO, Literal
 
 import msgspec
 
-from vlmflow.config.raw_forms import form_of
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
@@ -98,7 +97,7 @@ def fit_rows(
     limits = RowLimits(**stats.settings.row_limits)
     shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
     splits: dict[str, Fitted] = {}
-    judging = _judging(data, form_of(stats.kind).one_prompt)
+    judging = _judging(data, stats.one_prompt)
     with whole_file(folder / OVER_LONG) as others:
         for split, file in rows.items():
             with Progress(f"fitting {file.name}", stats.examples[split], "rows") as progress:

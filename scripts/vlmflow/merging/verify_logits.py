@@ -33,6 +33,7 @@ from vlmflow.merging.loaded_model import (
 from vlmflow.merging.logit_proof import compare, judge
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.quantisation import effect_of_quantisation
+from vlmflow.pictures.formats import open_picture
 from vlmflow.rows.messages import messages_of
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.tools import declarations_of
@@ -103,7 +104,7 @@ def _inputs(
 
 def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:
     """Open a picture as RGB, scaled down to at most `image_max_tokens` squares of one token each."""
-    picture = Image.open(file).convert("RGB")
+    picture = open_picture(file).convert("RGB")
     side = processor.image_processor.patch_size * processor.image_processor.merge_size
     shrink = math.sqrt(image_max_tokens * side**2 / (picture.width * picture.height))
     if shrink >= 1:

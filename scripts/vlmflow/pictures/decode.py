@@ -4,25 +4,20 @@ import hashlib
 import io
 import math
 import re
+import resource
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import msgspec
 from PIL import ExifTags, Image
+from PIL.IcoImagePlugin import IcoFile, IcoImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vlmflow.config.row_settings import PictureLimits
+from vlmflow.pictures.formats import AS_THEY_ARE, CODECS, format_of, is_readable, open_picture
 from vlmflow.pictures.image_manifest import Unusable
-
-MAGIC = {
-    "JPEG": re.compile(rb"\xff\xd8\xff"),
-    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
-    "GIF": re.compile(rb"GIF8[79]a"),
-    "WEBP": re.compile(rb"RIFF.{4}WEBP", re.DOTALL),
-    "BMP": re.compile(rb"BM"),
-    "TIFF": re.compile(rb"II[*+]\x00|MM\x00[*+]"),
-}
-"""The accepted formats, by Pillow's names, and how their files begin; no other decoder is tried."""
 
 UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -45,11 +40,19 @@ WHY_REWRITTEN = {"P": "palette", "CMYK": "cmyk", "I": "32 bit", "F": "32 bit"}
 DEPTHS = (8, 10, 12, 14, 16)
 """Bits of a grey level from cameras, scanners and microscopes."""
 
+SCALED_TO_16_BIT = {("PPM", "I"), ("JPEG2000", "I;16")}
+"""Formats and modes whose grey levels fill 16 bits: these files give their range, to which Pillow scales the levels."""
+
 S_MAX_SAMPLE_VALUE = 341
 """TIFF's tag of the largest possible level of a sample (TIFF 6.0, section 19)."""
 
 STRIP = 1 << 20
 """Pixels that are converted at a time."""
+
+FOR_THE_DECODER = 80_000_000
+BYTES_PER_PIXEL = 18
+"""The most bytes that a decoder of CODECS may take: these, and so many per pixel of the limit. JPEG 2000 takes 18 for a
+pixel of three channels. A hostile file of 30 KB makes it take 90, or AVIF's decode 16,384 x 16,384 pixels for a few."""
 
 OBJECT_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 """The address in Python's text of an object; it differs from run to run."""
@@ -68,6 +71,7 @@ class Picture(msgspec.Struct, frozen=True):
     bytes: int
     sha256: str
     rewritten: str | None
+    first_frame: bool | None
 
 
 def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image.Image | None] | Unusable:
@@ -77,11 +81,13 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
     limits: those of pictures; sides and pixels are checked in the header, before anything is decoded.
 
     Returns the picture, and its pixels for the trainer if it must be rewritten: RGB, upright, white under alpha, levels
-    of more than 8 bits scaled, the first frame of an animation.
+    of more than 8 bits scaled, the first frame of an animation, the largest size of an icon.
     """
-    format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
+    format = format_of(content)
     if format is None:
         return Unusable("unknown_format", f"begins with {content[:16]!r}" if content else "the file is empty")
+    if not is_readable(format):
+        return Unusable("unknown_format", f"{format}, which this build of Pillow cannot read")
     try:
         found = _decode(content, format, limits)
         if isinstance(found, Unusable):
@@ -93,6 +99,8 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
         return picture, rgb
     except Exception as error:  # hostile bytes make Pillow raise nearly anything
         text = f"{format}, {type(error).__name__}: {error}"
+        if format in CODECS:
+            text += f" (in at most {_most_memory(limits) // 1_000_000:,} MB of memory)"
         return Unusable("undecodable", OBJECT_ADDRESS.sub("", text)[:200])
 
 
@@ -123,18 +131,24 @@ def _decode(
     content: bytes, format: str, limits: PictureLimits
 ) -> tuple[Picture, Image.Image | None, Image.Transpose | None] | Unusable:
     """Return the picture, its plain pixels if it must be rewritten, and the transposition that puts them upright."""
-    with warnings.catch_warnings(action="ignore"), Image.open(io.BytesIO(content), formats=[format]) as image:
+    if format == "ICO" and (outside := _outside_limits(*_icon_size(content), limits)):
+        return outside
+    with warnings.catch_warnings(action="ignore"), open_picture(io.BytesIO(content), [format]) as image:
         if outside := _outside_limits(*image.size, limits) or _huge_tiles(image, limits):
             return outside
         sha256 = hashlib.sha256(content).hexdigest()  # before the pixels: the bytes are still in the cache
-        image.load()
+        with _bounded(format, limits):
+            image.load()
         turn = _turn(image)
-        why = ["exif orientation"] if turn is not None else []
+        why = [] if format in AS_THEY_ARE else [format]
+        if turn is not None:
+            why.append("exif orientation")
         if image.has_transparency_data:
             why.append("alpha")
         elif image.mode not in PLAIN_MODES:
-            depth = f"{_depth(image)} bit" if image.mode.startswith("I;16") else image.mode.lower()
-            why.append(WHY_REWRITTEN.get(image.mode, depth))
+            named = WHY_REWRITTEN.get(image.mode, image.mode.lower())
+            why.append(f"{_depth(image)} bit" if _has_16_bits(image) else named)
+        rgb = _plain_rgb(image) if why else None
         picture = Picture(
             format=image.format or format,
             width=image.width,
@@ -143,8 +157,47 @@ def _decode(
             bytes=len(content),
             sha256=sha256,
             rewritten=", ".join(why) or None,
+            first_frame=_has_more(image) or None,
         )
-        return picture, _plain_rgb(image) if why else None, turn
+        return picture, rgb, turn
+
+
+@contextmanager
+def _bounded(format: str, limits: PictureLimits) -> Iterator[None]:
+    """Let a decoder of CODECS take only so much memory: it fails, and neither this process nor its neighbours."""
+    if format not in CODECS:
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = [taken + _most_memory(limits), *(given for given in (soft, hard) if given != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(most), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _most_memory(limits: PictureLimits) -> int:
+    return FOR_THE_DECODER + BYTES_PER_PIXEL * limits.max_pixels
+
+
+def _icon_size(content: bytes) -> tuple[int, int]:
+    """Return the real size of an icon's largest picture, which Pillow decodes as it opens the file."""
+    start = IcoFile(io.BytesIO(content)).entry[0].offset
+    with open_picture(io.BytesIO(content[start:]), ["PNG", "DIB"]) as image:
+        width, height = image.size
+        return width, height if image.format == "PNG" else height // 2  # below it, its mask
+
+
+def _has_more(image: Image.Image) -> bool:
+    """Return whether the file has more frames, pages or sizes than the one that is used."""
+    if isinstance(image, IcoImageFile):
+        return image.ico.nb_items > 1
+    try:
+        return bool(getattr(image, "is_animated", False))
+    except Exception:  # ignore damage behind the first frame, which is whole
+        return False
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
@@ -192,7 +245,7 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
 
     32 bit levels have no standard range: the picture's smallest and largest become black and white.
     """
-    if image.mode.startswith("I;16"):
+    if _has_16_bits(image):
         low, factor = 0.0, 2.0 ** (8 - _depth(image))
     else:
         low, factor = _range_to_eight_bit(image)
@@ -210,6 +263,10 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     return scaled
 
 
+def _has_16_bits(image: Image.Image) -> bool:
+    return image.mode.startswith("I;16") or (image.format, image.mode) in SCALED_TO_16_BIT
+
+
 def _depth(image: Image.Image) -> int:
     """Return the bits that the grey levels of a 16 bit picture really use, 8 to 16.
 
@@ -217,6 +274,8 @@ def _depth(image: Image.Image) -> int:
     declaration (cameras and microscopes write 12 bits into 16), it is the smallest of DEPTHS that holds the largest
     level. PNG's sBIT is ignored: by the standard, levels fill the 16 bits whatever it says.
     """
+    if (image.format, image.mode) in SCALED_TO_16_BIT:
+        return 16
     said = 16
     if isinstance(image, TiffImageFile):
         bits, greatest = (image.tag_v2.get(tag) for tag in (ExifTags.Base.BitsPerSample, S_MAX_SAMPLE_VALUE))

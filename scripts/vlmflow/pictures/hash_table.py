@@ -5,14 +5,13 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from PIL import Image
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.decode import MAGIC
+from vlmflow.pictures.formats import open_picture
 from vlmflow.pictures.image_manifest import MAKE_AGAIN, PictureEntry, name_and_digest, read_picture_manifest
 from vlmflow.pictures.perceptual_hash import SIDE, perceptual_hash
 from vlmflow.pictures.store import refuse_changed_pictures
@@ -80,7 +79,7 @@ def _hash(store: Path, entry: PictureEntry) -> str | None:
     """Hash a picture as training sees it; a large JPEG is decoded at down to an eighth of its size."""
     file = store / name_and_digest(entry)[0]
     try:
-        with Image.open(file, formats=list(MAGIC)) as image:
+        with open_picture(file) as image:
             if image.size != (entry.width, entry.height):
                 raise ValueError(f"{image.size[0]} x {image.size[1]} pixels")
             image.draft("L", (2 * SIDE, 2 * SIDE))

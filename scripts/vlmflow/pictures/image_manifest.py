@@ -11,14 +11,15 @@ from vlmflow.core.errors import VlmflowError
 
 REASONS = {
     "path_invalid": "the path is empty, too long, or has characters not allowed in the picture store",
-    "path_outside": "the path is absolute, an address, or leaves the roots by '..' or a link",
+    "path_outside": "the path is outside of the roots, an address, or leaves them by '..' or a link",
     "missing": "no folder of image_roots has a file with this path, in any Unicode form or letter case",
     "ambiguous": "several files differ from the path only in Unicode form or letter case",
     "name_conflict": "a folder of the path is a file in another root: the store cannot hold both",
     "not_a_file": "the path is a folder, a pipe or a device",
     "unreadable": "the file cannot be read (permissions)",
     "too_many_bytes": "the file is larger than max_bytes",
-    "unknown_format": "the content is not JPEG, PNG, GIF, WEBP, BMP or TIFF, whatever the file's name",
+    "unknown_format": "the content is not JPEG, PNG, GIF, WEBP, BMP, TIFF, AVIF, JPEG 2000, PPM, ICO or TGA, whatever "
+    "the file's name",
     "too_many_pixels": "width times height is more than max_pixels; found before decoding",
     "too_small": "a side is shorter than min_side",
     "too_elongated": "the sides differ by more than max_aspect",
@@ -50,11 +51,13 @@ class PictureEntry(msgspec.Struct, kw_only=True):
     name: its name in the data set's picture store, which training rows contain.
     file: its file, absolute, without links. differs: in what the file's name differs from the path: "unicode form", or
     "letter case"; null if it does not.
-    format: as detected from the bytes (JPEG, MPO, PNG, GIF, WEBP, BMP, TIFF).
+    format: as detected from the bytes (JPEG, MPO, PNG, GIF, WEBP, BMP, TIFF, AVIF, JPEG2000, PPM, ICO, TGA).
     width, height: in pixels, as training sees the picture: upright.
     mode: Pillow's mode of the original.
     bytes, sha256: size and digest of the original file.
     rewritten: why the store has a plain RGB copy instead; null if it has a link.
+    first_frame: true if the file has several frames, pages or sizes, of which only the first (of an icon, the largest)
+    is used.
     """
 
     path: str
@@ -71,6 +74,7 @@ class PictureEntry(msgspec.Struct, kw_only=True):
     bytes: int | None = None
     sha256: str | None = None
     rewritten: str | None = None
+    first_frame: bool | None = None
 
 
 class KnownPicture(msgspec.Struct, gc=False):

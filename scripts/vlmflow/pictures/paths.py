@@ -36,14 +36,14 @@ def picture_name(path: str) -> str | Unusable:
     r"""Return the store name of a path as rows write it: with `/` for `\`, without empty and `.` parts."""
     name = "/".join(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
     outside = (
-        (path[:1] in ("/", "\\"), "an absolute path"),
+        (path[:1] in ("/", "\\"), "an absolute path outside of the roots"),
         (ADDRESS.match(path.replace("\\", "/")), "an address"),
         (DRIVE.match(path), "a path with a drive letter"),
         (".." in name.split("/"), "a path with '..'"),
     )
     for found, what in outside:
         if found:
-            return Unusable("path_outside", f"{what}; pictures are named relative to their root")
+            return Unusable("path_outside", f"{what}; pictures are in a root, or named relative to it")
     invalid = (
         (not name, "no file name"),
         (CONTROL_CHARACTER.search(name), "a control character"),

@@ -40,6 +40,10 @@ class PictureCounts(msgspec.Struct):
     other_names: dict[str, int] = {}
     """The usable pictures whose files have other names than the rows give them, by what differs."""
 
+    first_frames: dict[str, int] = {}
+    """The usable pictures whose files have several frames, pages or sizes, of which only the first (of an icon, the
+    largest) is used, by format."""
+
 
 class NotChecked(PictureCounts, omit_defaults=True):
     """The counts of a split with unchecked pictures: `{}` in `stats.json`."""
@@ -57,6 +61,8 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
                 _count(counts.rewritten, picture.rewritten)
             if picture.differs:
                 _count(counts.other_names, picture.differs)
+            if picture.first_frame:
+                _count(counts.first_frames, picture.format or "unknown")
             continue
         _charge(counts.unusable, picture.reason, picture)
         if picture.reason == "missing":
@@ -70,6 +76,7 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
         dict(sorted(counts.unusable.items())),
         dict(sorted(counts.missing_by_source.items())),
         dict(sorted(counts.other_names.items())),
+        dict(sorted(counts.first_frames.items())),
     )
 
 

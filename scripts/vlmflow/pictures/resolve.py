@@ -22,6 +22,7 @@ from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
+from vlmflow.raw.found_kind import settled
 from vlmflow.raw.named import reader
 from vlmflow.raw.split import open_rows
 
@@ -53,7 +54,8 @@ def named_paths(
         open_rows(raw, split, mended, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
-        reason_left_out, read = left_out(rows, choice), reader(choice.names)
+        choice = settled(choice, rows)
+        reason_left_out, read = left_out(rows, choice), reader(choice.names, choice.kind, choice.take)
         for number, row in enumerate(rows):
             progress.advance()
             if reason_left_out(number):
@@ -125,6 +127,8 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts.named, counts.usable, rewritten)
     for differs, count in counts.other_names.items():
         LOGGER.info("%d pictures whose files have names that differ in %s", count, differs)
+    for format, count in counts.first_frames.items():
+        LOGGER.info("%d pictures of %s with several frames, pages or sizes: only the first is used", count, format)
     for reason, cost in counts.unusable.items():
         LOGGER.info("%d pictures, %d rows: %s (%s)", cost.pictures, cost.rows, reason, REASONS[reason])
     for source, cost in counts.missing_by_source.items():

@@ -74,6 +74,7 @@ class PictureRoots:
 
     def __init__(self, roots: Sequence[str], key: str) -> None:
         self._roots = [_readable_root(root, key) for root in roots]
+        self._written = [os.path.abspath(Path(root).expanduser()) for root in roots]
         self._key = key
         self._inside = tuple(os.path.join(root, "") for root in self._roots)
         self._folders: dict[tuple[str, str], str | Unusable | None] = {}
@@ -85,7 +86,9 @@ class PictureRoots:
         """Return the file of a row's path, or why there is none.
 
         An exact path in any root wins over one that differs in Unicode form, and this over one that differs in letter
-        case. Raises VlmflowError if there is no folder at all, or the disk itself fails.
+        case. An absolute path is looked for in its own root, and has the name of the same path below it.
+
+        Raises VlmflowError if there is no folder at all, or the disk itself fails.
         """
         if not self._roots:
             raise VlmflowError(
@@ -93,29 +96,50 @@ class PictureRoots:
                 f"name the folders that hold the pictures: {self._key}; or leave rows with pictures out: "
                 f"{self._key.removesuffix('image_roots')}modality: text",
             )
-        name = picture_name(path)
+        relative, own_root = self._below_a_root(path)
+        name = picture_name(relative)
         if isinstance(name, Unusable):
             return name
-        found = self._find(name)
+        found = self._find(name, own_root)
         if isinstance(found, Unusable):
             return found
+        if own_root and found != self._find(name):
+            return Unusable("name_conflict", f"an earlier root has another file {name!r}")
         if conflict := self._conflict(_parent(name)):
             return Unusable("name_conflict", f"{conflict!r} is a file in one root and a folder in another")
         return Located(name, *found)
 
-    def _find(self, name: str) -> tuple[str, str | None] | Unusable:
-        """Return the file of a name, and what differs."""
+    def _below_a_root(self, path: str) -> tuple[str, str | None]:
+        """Return an absolute path, also one with `file://`, as a path below the first root that has it, and this root.
+
+        Any other path is returned as it is, with None.
+        """
+        place = path.removeprefix("file://")
+        if not place.startswith("/"):
+            return path, None
+        place = "/" + "/".join(part for part in place.split("/") if part not in ("", "."))
+        for written, root in zip(self._written, self._roots, strict=True):
+            for folder in (written, root):
+                if place.startswith(inside := os.path.join(folder, "")):
+                    return place.removeprefix(inside), root
+        return path, None
+
+    def _find(self, name: str, root: str | None = None) -> tuple[str, str | None] | Unusable:
+        """Return the file of a name, and what differs. root: the only one to look in; None for all."""
+        roots = [root] if root else self._roots
         for differs in (None, *FOLDS):
             look = partial(self._alike, differs) if differs else self._exact
-            if found := self._first(look, spellings(name)):
+            if found := self._first(look, spellings(name), roots):
                 return found if isinstance(found, Unusable) else (found, differs)
         return Unusable("missing", "no root has a file of this path")
 
-    def _first(self, look: Callable[[str, str], str | Unusable | None], names: Sequence[str]) -> str | Unusable | None:
+    def _first(
+        self, look: Callable[[str, str], str | Unusable | None], names: Sequence[str], roots: Sequence[str]
+    ) -> str | Unusable | None:
         """Return the first file that `look` finds, or else the first refusal."""
         refused: Unusable | None = None
         for name in names:
-            for root in self._roots:
+            for root in roots:
                 found = look(root, name)
                 if isinstance(found, str) or (found and found.reason == "ambiguous"):
                     return found

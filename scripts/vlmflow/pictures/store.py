@@ -2,6 +2,7 @@
 
     <pictures>/<data set>/coco/train2017/000000000009.jpg           link to the file in its root
     <pictures>/<data set>/chartqa/train/png/x.png.rgb.png           link to the rewritten copy
+    <pictures>/<mixture>/<data set>                                 link to the store of a data set that it mixes
     <pictures>/.rewritten/<sha256 of the original>.1.<its own sha256>.png    plain RGB, upright
 
 A rewritten copy is named after the digests of the original and of its own bytes: it is made once for all data sets, and
@@ -59,9 +60,15 @@ class PictureStore:
         copy = self._rewritten / os.path.basename(os.readlink(self._folder / added)) if picture.rewritten else None
         self._link(located, picture, copy)
 
+    def mix(self, member: str) -> None:
+        """Let the store have the pictures of another data set's, under that data set's name."""
+        self._put(self._folder / member, os.path.join("..", member))
+
     def _link(self, located: Located, picture: Picture, copy: Path | None) -> None:
         link = self._folder / store_name(located, picture)
-        target = os.path.relpath(copy, link.parent) if copy else located.file
+        self._put(link, os.path.relpath(copy, link.parent) if copy else located.file)
+
+    def _put(self, link: Path, target: str) -> None:
         try:
             _put_link(link, target)
         except OSError as error:

@@ -3,6 +3,9 @@
 import logging
 from collections.abc import Callable
 from random import Random
+from typing import Any
+
+import msgspec
 
 from vlmflow.config.row_settings import RowChoice
 from vlmflow.raw.named import reader
@@ -10,7 +13,7 @@ from vlmflow.raw.split import RawRows
 
 log = logging.getLogger("vlmflow")
 
-LEFT_OUT = ["", "source_left_out", "not_sampled", "text_only", "has_picture"]
+LEFT_OUT = ["", "source_left_out", "not_sampled", "text_only", "has_picture", "not_taken"]
 """What the function from `left_out` returns for a row, by number; the first means that the row is used."""
 
 OF_ANOTHER_MODALITY = {"image": "text_only", "text": "has_picture"}
@@ -20,13 +23,19 @@ OF_ANOTHER_MODALITY = {"image": "text_only", "text": "has_picture"}
 def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
     """Return the function that gives, for the number of a row, the reason to leave it out, or "" for a used row.
 
-    Rows are drawn from those of the requested modality and sources. A row whose modality and source cannot be read
-    counts as one of these, so that its error becomes visible. If all rows of all sources are used, this function reads
+    Rows are drawn from those of the requested modality, sources and labels. A row of which these cannot be read counts
+    as one of them, so that its error becomes visible. If all rows of all sources are used, this function reads
     none of them: the decoder checks their modality. The same files and choice leave out the same rows.
     """
-    if choice.sources is None and choice.samples is None:
+    takes_some = choice.take is True
+    if choice.takes_all:
         return lambda number: ""
     marks = bytearray(len(rows))
+    if takes_some:
+        not_taken = LEFT_OUT.index("not_taken")
+        for number, row in enumerate(rows):
+            if not _is_good(row):
+                marks[number] = not_taken
     if choice.sources is not None or choice.modality is not None:
         _mark(marks, rows, choice)
     candidates = marks.count(0)
@@ -56,10 +65,30 @@ def _mark(marks: bytearray, rows: RawRows, choice: RowChoice) -> None:
     of_other_source = LEFT_OUT.index("source_left_out")
     has_picture = choice.modality == "image"
     sources = None if choice.sources is None else frozenset(choice.sources)
-    for number, named in enumerate(map(reader(choice.names), rows)):
-        if named is None:
+    for number, named in enumerate(map(reader(choice.names, choice.kind, choice.take), rows)):
+        if named is None or marks[number]:
             continue
         if of_another and bool(named.pictures) != has_picture:
             marks[number] = of_another
         elif sources is not None and named.source not in sources:
             marks[number] = of_other_source
+
+
+class _Labelled(msgspec.Struct):
+    """The keys that say whether the answer is a good one, for KTO training."""
+
+    label: Any = None
+    kto_tag: Any = None
+
+
+LABELLED = msgspec.json.Decoder(_Labelled).decode
+
+
+def _is_good(row: bytes) -> bool:
+    """Return whether a row's label calls its answer good: true or 1, also as texts. A row that is no object is good."""
+    try:
+        found = LABELLED(row)
+    except (ValueError, RecursionError):  # its error becomes visible
+        return True
+    label = found.kto_tag if found.label is None else found.label
+    return str(label).strip().lower() in ("true", "1", "1.0")

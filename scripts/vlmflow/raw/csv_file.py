@@ -17,12 +17,16 @@ from typing import IO, Self
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.json_file import BYTE_ORDER_MARK, Places
+from vlmflow.raw.signatures import to_utf_8
 from vlmflow.raw.table_file import ENCODER, TEXT, TableRows
 
 CSV_DIALECTS = {".csv": "excel", ".tsv": "excel-tab"}
 
 SEPARATOR_LINE = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=."?\r?\n')
 """The line `sep=,` that Excel reads and many programs write for it; a byte order mark may be before it."""
+
+INDEX = "Unnamed: 0"
+"""What pandas calls a first column without a name: the index that it wrote itself."""
 
 LONGEST_RECORD = 1 << 24
 """The most bytes of a row of several lines: after a stray quotation mark, memory would hold all up to the next one."""
@@ -106,10 +110,12 @@ class CsvRows(TableRows):
             fault = str(error)
         try:
             b"".join(lines.record).decode()
-        except UnicodeDecodeError as error:
-            raise VlmflowError(f"{self.path}: the header is not UTF-8: {error}", "save the file as UTF-8") from None
+        except UnicodeDecodeError:
+            raise VlmflowError(f"{self.path}: the header is not UTF-8", to_utf_8(self.path)) from None
         if fault:
             raise VlmflowError(f"{self.path}: the header: {fault}", "fix the first line of the file")
+        if names[:1] == [""] and names[1:]:
+            names[0] = INDEX
         if not all(names) or len(set(names)) != len(names) or not names:
             raise VlmflowError(
                 f"{self.path}: the header {names} must give every column a name of its own",

@@ -55,7 +55,7 @@ class DamagedArray:
             while place < self._end:
                 number = bisect_left(begins, place)
                 cut = self._end_of_row(place, begins[number] if number < len(begins) else self._end)
-                yield place, self._without_white(place, cut)
+                yield place, without_white(self._content, place, cut)
                 progress.advance(self._end + cut - progress.count)
                 if cut >= self._end:
                     return
@@ -74,7 +74,7 @@ class DamagedArray:
         place, begin, run, is_first = self._first, self._first, set[bytes](), True
         while place < self._end:
             progress.advance(place - progress.count)
-            stop = self._end_of_value(place, min(self._end, place + LONGEST))
+            stop = end_of_value(self._content, place, min(self._end, place + LONGEST))
             if stop is not None:
                 longest = max(longest, stop - place)
                 if key := FIRST_KEY.match(self._content, place, stop):
@@ -106,24 +106,12 @@ class DamagedArray:
         an object inside it begins as rows do.
         """
         for limit in (cut, min(self._end, place + LONGEST)):
-            stop = self._end_of_value(place, limit)
+            stop = end_of_value(self._content, place, limit)
             if stop is not None:
                 if stop == self._end or self._content[stop : stop + 1] == b",":
                     return stop
                 self._refuse_more_after(stop)
         return self._end_by_brackets(place, cut)
-
-    def _end_of_value(self, place: int, limit: int) -> int | None:
-        """Return the first byte after the sound value at `place` and white space; None if no value ends by `limit`."""
-        with memoryview(self._content) as view, view[place:limit] as value:
-            try:
-                msgspec.json.decode(value, type=msgspec.Raw)
-            except msgspec.DecodeError as error:
-                trailing = TRAILING.search(str(error))
-                return place + int(trailing[1]) - 1 if trailing else None
-            except RecursionError:
-                return None
-        return limit
 
     def _end_by_brackets(self, place: int, cut: int) -> int:
         """Return the place of the first comma outside all brackets of a broken row; `cut` if there is none."""
@@ -149,10 +137,25 @@ class DamagedArray:
                 "a file must hold one array; fix it or fetch it again",
             )
 
-    def _without_white(self, start: int, end: int) -> int:
-        while end > start and self._content[end - 1] in WHITE:
-            end -= 1
-        return end
+
+def end_of_value(content: mmap, place: int, limit: int) -> int | None:
+    """Return the first byte after the sound value at `place` and white space; None if no value ends by `limit`."""
+    with memoryview(content) as view, view[place:limit] as value:
+        try:
+            msgspec.json.decode(value, type=msgspec.Raw)
+        except msgspec.DecodeError as error:
+            trailing = TRAILING.search(str(error))
+            return place + int(trailing[1]) - 1 if trailing else None
+        except RecursionError:
+            return None
+    return limit
+
+
+def without_white(content: mmap, start: int, end: int) -> int:
+    """Return the first place from which on there is only white space before `end`, but not one before `start`."""
+    while end > start and content[end - 1] in WHITE:
+        end -= 1
+    return end
 
 
 def skip_white(content: mmap, start: int) -> int:

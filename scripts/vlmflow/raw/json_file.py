@@ -1,13 +1,17 @@
-"""The rows of a raw file, one huge JSON array or JSON lines, without holding the file in memory.
+"""The rows of a raw file of JSON, one huge array, lines or longer objects, without holding the file in memory.
 
 The file is mapped, not read: its pages are the kernel's, and only the places of its rows are kept here (16 bytes a
 row). msgspec splits a sound array at the speed of the disk. It refuses an array with a broken row as a whole; its rows
 are then separated one by one (see damaged_array), and the decoder rejects only the broken one.
+
+The bytes say what a file holds: an array, alone or as the last value of an object; lines, if the first is a sound row
+with others behind it; or objects of several lines each. What is none of these is read by lines in a file named .jsonl.
 """
 
 import mmap
 import os
 import re
+import shlex
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -19,7 +23,8 @@ from typing import IO, NoReturn, Self
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.raw.damaged_array import WHITE, DamagedArray, skip_white
+from vlmflow.raw.damaged_array import DamagedArray, end_of_value, skip_white, without_white
+from vlmflow.raw.long_objects import is_long, long_objects
 from vlmflow.raw.signatures import ANOTHER_FILE
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -27,6 +32,12 @@ BETWEEN_ROWS = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*)?")
 BLOCK_BYTES = 1 << 20
 LINE = re.compile(rb"[^ \t\r\n][^\r\n]*+")
 """A line of JSON lines, from its first character that is not white space on; an empty or blank line is not a row."""
+
+AROUND_ROWS = re.compile(
+    rb'\{\s*+(?:"[^"\\]{0,100}"\s*+:\s*+(?:"[^"\\]{0,1000}"|[-+.\w]{1,100})\s*+,\s*+){0,20}'
+    rb'"(data|rows|train|examples)"\s*+:\s*+(?=\[\s*+\{)'
+)
+"""The beginning of an object whose last key holds the rows; those before it have numbers or texts."""
 
 Places = tuple["array[int]", "array[int]"]
 
@@ -39,7 +50,7 @@ class JsonRows:
     columns: a table's column names, with the types of their values; None for JSON, where each row has its own keys.
     unread_columns: the names of a table's columns that its rows here do not have.
 
-    Raises VlmflowError if the file is missing, empty, truncated, or neither an array nor JSON lines.
+    Raises VlmflowError if the file is missing, empty, truncated, or neither an array nor objects.
     """
 
     columns: dict[str, str] | None = None
@@ -115,39 +126,65 @@ class JsonRows:
         return self.path.open("rb")
 
     def _find_rows(self) -> Places:
-        start = len(BYTE_ORDER_MARK) if self._map[:3] == BYTE_ORDER_MARK else 0
-        if self.path.suffix.lower() == ".jsonl":  # whatever it begins with: a broken first line is lost alone
+        start = skip_white(self._map, len(BYTE_ORDER_MARK) if self._map[:3] == BYTE_ORDER_MARK else 0)
+        if start == len(self._map):
+            return _places([])
+        of_lines = self.path.suffix.lower() == ".jsonl"
+        begins = self._map[start : start + 1]
+        closed = _closing_bracket(self._map) if begins == b"[" else None
+        if begins == b"[" and not of_lines:
+            return self._split_cut_array(start) if closed is None else self._split_array(start, closed)
+        line = LINE.match(self._map, start).end()  # type: ignore[union-attr]  # the place is not white
+        is_row = skip_white(self._map, line) < len(self._map) and end_of_value(self._map, start, line) == line
+        if closed and not is_row and self._map[skip_white(self._map, start + 1)] == ord("{"):
+            return self._split_array(start, closed)
+        if begins == b"{" and not is_row:
+            if not of_lines and (around := AROUND_ROWS.match(self._map, start)):
+                return self._split_list_within(around.end(), around[1].decode())
+            if is_long(self._map, start, line):
+                return _places(long_objects(self._map, self.path, start))
+        if begins == b"{" or of_lines:  # a broken first line is lost alone
             return _places(found.span() for found in LINE.finditer(self._map, start))
-        start = skip_white(self._map, start)
-        match self._map[start : start + 1]:
-            case b"":
-                return _places([])
-            case b"[":
-                closed = _closing_bracket(self._map)
-                return self._split_cut_array(start) if closed is None else self._split_sound_array(start, closed)
-            case b"{":
-                return _places(found.span() for found in LINE.finditer(self._map, start))
         raise VlmflowError(
-            f"{self.path}: begins with {self._map[start : start + 40]!r}, neither a JSON array nor JSON lines",
+            f"{self.path}: neither a JSON array nor JSON lines",
             "give a JSON array or JSON lines (.json, .jsonl), a table with column names (.csv, .tsv with tabs), "
             "or .parquet; if it should be one of these, check what the file really is (an error page?)",
         )
 
-    def _split_sound_array(self, start: int, end: int) -> Places:
+    def _split_array(self, start: int, end: int) -> Places:
+        lengths = self._lengths(start, end)
+        if lengths is None:
+            return _places(DamagedArray(self._map, self.path, start, end).spans())
+        return self._sound(start, lengths)
+
+    def _split_list_within(self, start: int, key: str) -> Places:
+        """Return the rows of the list that an object ends with; one that is damaged cannot be told from two."""
+        closed = _closing_bracket(self._map, within=True)
+        lengths = None if closed is None else self._lengths(start, closed)
+        if lengths is None:
+            raise VlmflowError(
+                f"{self.path}: an object holds the rows under its key {key!r}; more follows, or they are damaged",
+                f"write only them, and name that file: jq -c '.{key}[]' {shlex.quote(self.path.name)} > rows.jsonl",
+            )
+        return self._sound(start, lengths)
+
+    def _lengths(self, start: int, end: int) -> "array[int] | None":
+        """Return the bytes of each row of the array between two brackets; None if the array is not sound."""
         view = memoryview(self._map)
-        content = view[start:]
+        content = view[start : end + 1]
         try:
             rows = msgspec.json.decode(content, type=list[msgspec.Raw])
             views: Iterable[memoryview] = map(memoryview, rows)
             lengths = array("q", map(len, views))
             del rows, views
+            return lengths
         except (msgspec.DecodeError, RecursionError):
-            lengths = None
+            return None
         finally:
             content.release()
             view.release()
-        if lengths is None:
-            return _places(DamagedArray(self._map, self.path, start, end).spans())
+
+    def _sound(self, start: int, lengths: "array[int]") -> Places:
         starts = array("q")
         gap = BETWEEN_ROWS.match
         place = skip_white(self._map, start + 1)
@@ -166,11 +203,14 @@ class JsonRows:
         )
 
 
-def _closing_bracket(content: mmap.mmap) -> int | None:
-    """Return the place of the bracket that closes the file's array; None if the file ends with something else."""
-    end = len(content)
-    while end and content[end - 1] in WHITE:
-        end -= 1
+def _closing_bracket(content: mmap.mmap, within: bool = False) -> int | None:
+    """Return the place of the bracket that closes the file's array; None if the file ends with something else.
+
+    within: an object ends with the array, and the file with the object.
+    """
+    end = without_white(content, 0, len(content))
+    if within:
+        end = without_white(content, 0, end - 1) if content[end - 1] == ord("}") else 0
     return end - 1 if end > 1 and content[end - 1] == ord("]") else None
 
 

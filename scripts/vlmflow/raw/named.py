@@ -7,7 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from vlmflow.config.raw_forms import ANY_ROW, picture_keys
+from vlmflow.config.raw_forms import ANY_ROW, PictureCell, PictureNames, RawForm, form_of, may_be_null, picture_keys
+from vlmflow.config.row_settings import Take
+from vlmflow.raw.embedded import EMBEDDED, path_of
+from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import with_own_keys
 
 SOURCE = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
@@ -21,18 +24,43 @@ class Named(NamedTuple):
     source: str
 
 
+class Said(NamedTuple):
+    """The pictures that the turns of a row name, and their source, if they have one."""
+
+    pictures: Sequence[str] = ()
+    source: str | None = None
+
+
+NOTHING = Said()
+
+
 class _NamedInRow(Protocol):
     """What is read from a row: the keys of ANY_ROW."""
 
-    image: str | None
-    images: list[str] | None
+    image: PictureNames
+    images: PictureNames
     source: Any
 
 
-def pictures_of(image: str | None, images: Sequence[str] | None) -> list[str]:
-    """Return the pictures that a row names under `image` and `images`; one in both counts once."""
-    pictures = [name for name in images if name] if images else []
-    return [image, *pictures] if image and image not in pictures else pictures
+def pictures_of(image: PictureNames, images: PictureNames) -> list[str]:
+    """Return the pictures that a row has under `image` and `images`; those in both count once.
+
+    Raises ValueError if a picture in the row itself is not base64.
+    """
+    if type(image) is str and not images and image[:1] != "[":
+        return [path_of(image)] if image else []
+    ones, others = _paths(image), _paths(images)
+    return others if all(name in others for name in ones) else ones + others
+
+
+def _paths(cell: PictureNames) -> list[str]:
+    if not cell:
+        return []
+    if isinstance(cell, str) and cell.startswith('["'):  # the cell of a text column
+        cell = msgspec.json.decode(cell, type=list[str | PictureCell])
+    pictures = cell if isinstance(cell, list) else [cell]
+    named = [(one.bytes or one.path) if isinstance(one, PictureCell) else one for one in pictures]
+    return [path_of(name) for name in named if name]
 
 
 def source_of(named: Any, pictures: Sequence[str]) -> str:
@@ -42,7 +70,7 @@ def source_of(named: Any, pictures: Sequence[str]) -> str:
     """
     if isinstance(named, str):
         return _source_name(named)
-    if pictures and (slash := pictures[0].find("/")) > 0:
+    if pictures and (slash := pictures[0].find("/")) > 0 and not EMBEDDED.fullmatch(pictures[0]):
         return _source_name(pictures[0][:slash])
     return UNKNOWN_SOURCE
 
@@ -52,10 +80,11 @@ def _source_name(named: str) -> str:
     return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
 
 
-def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
+def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None) -> Callable[[bytes], Named | None]:
     """Return the function that reads a raw row's pictures and source, and nothing else of it.
 
-    names: the names of `image`, `images` and `source` in the file; one that is not there is not read.
+    names: the names of `image`, `images` and `source` in the file; one that is not there is not read. kind: that of the
+    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take: see `rewriter`.
 
     The function returns None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
@@ -65,6 +94,7 @@ def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
     in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
+    in_turns = _in_turns(form_of(kind), names, take) if kind else None
 
     def named(row: bytes) -> Named | None:
         try:
@@ -73,8 +103,43 @@ def reader(names: Mapping[str, str]) -> Callable[[bytes], Named | None]:
             if not pictures and in_any_case.search(row):
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
+            said = in_turns(row) if in_turns else NOTHING
+            pictures = pictures or list(said.pictures)
         except (ValueError, RecursionError):
             return None
-        return Named(pictures, source_of(found.source, pictures))
+        return Named(pictures, source_of(said.source or found.source, pictures))
 
     return named
+
+
+def _in_turns(form: RawForm, names: Mapping[str, str], take: Take) -> Callable[[bytes], Said]:
+    """Return the function that reads what a row's turns name, as the conversion does."""
+    decode, read = msgspec.json.Decoder(raw_type(form.all_keys, names)).decode, form.read
+    rewritten = rewriter(form, names, take)
+    assert read is not None, "only a form with `read` has pictures in turns"
+
+    def said(row: bytes) -> Said:
+        if take:
+            row = rewritten(row)
+        try:
+            found = read(decode(row), None)
+        except msgspec.ValidationError:
+            if (again := rewritten(row)) is row:
+                raise
+            found = read(decode(again), None)
+        return Said(getattr(found, "pictures", ()), getattr(found, "source", None))  # a Reject has none
+
+    return said
+
+
+def raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
+    """Return the type of a raw row, with the keys' names in the file.
+
+    An attribute whose key is missing is UNSET; one whose key is not read is None.
+
+    keys: the types by key. names: the name of each key in the file; a missing key is not read.
+    """
+    read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
+    typed = [(key, keys[key], msgspec.UNSET) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
+    absent = dict.fromkeys((ANY_ROW.keys() | keys.keys()) - names.keys())
+    return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)

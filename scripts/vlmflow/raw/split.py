@@ -153,7 +153,7 @@ class RawRows:
 def open_rows(
     raw: Sequence[Path], split: str, mended: Sequence[Path] = (), columns: Collection[str] | None = None
 ) -> RawRows:
-    """Open a raw split's files. By name, .parquet, .csv and .tsv are tables, all else is a JSON array or JSON lines.
+    """Open a raw split's files. By name, .parquet, .csv and .tsv are tables, all else is JSON.
 
     mended: edited quarantine files; their rows of this split replace the raw rows, and later files win.
     columns: the columns to read from parquet; None for all. Checksums cover the columns that are read, so every stage

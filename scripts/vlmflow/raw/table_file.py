@@ -17,12 +17,16 @@ import msgspec
 from vlmflow.config.key_meanings import folded
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
+from vlmflow.raw.embedded import name_of
 from vlmflow.raw.json_file import JsonRows, Places
 from vlmflow.raw.signatures import ANOTHER_FILE
 
 BATCH_ROWS = 256
 TEXT = "text"
 """What messages call the content of a text column; every column of CSV is one."""
+
+BYTES = "bytes"
+NO_JSON = "bytes among other values"
 
 ENCODER = msgspec.json.Encoder()
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
@@ -82,7 +86,7 @@ class TableRows(JsonRows):
 
 
 class ParquetRows(TableRows):
-    """The rows of a parquet file, without its columns of bytes (pictures in the file itself).
+    """The rows of a parquet file. Pictures in the file itself have the names of `embedded`; other bytes are not read.
 
     read_columns: the columns to read, if present, in any letter case; None for all. The others cost nothing, whatever
     they hold.
@@ -109,8 +113,9 @@ class ParquetRows(TableRows):
                         f"{self.path}: has more than one column {twice[0]!r}", "give every column a name of its own"
                     )
                 wanted = set(map(folded, self.columns if self._read_columns is None else self._read_columns))
-                readable = [name for name, holds in self.columns.items() if holds != "bytes" and folded(name) in wanted]
+                readable = [name for name, holds in self.columns.items() if holds != NO_JSON and folded(name) in wanted]
                 self.unread_columns = [name for name in self.columns if name not in readable]
+                self._pictures = [name for name in readable if self.columns[name] in (BYTES, f"list of {BYTES}")]
                 self._progress.total = table.metadata.num_rows
                 for batch in table.iter_batches(BATCH_ROWS, columns=readable, use_threads=False):
                     yield from self._rows_of(batch)
@@ -127,6 +132,8 @@ class ParquetRows(TableRows):
             try:
                 if isinstance(row, Exception):
                     raise row
+                for name in self._pictures:
+                    row[name] = _named(row[name])
                 line = ENCODER.encode(row)
             except NO_VALUE as error:
                 self.faults[len(self._starts)] = str(error)
@@ -142,11 +149,43 @@ class ParquetRows(TableRows):
 
 
 def _says(kind: Any) -> str:
-    """Return what a parquet column holds: "text", "bytes" if any part of it is bytes, else parquet's own name."""
+    """Return what a parquet column holds: TEXT, BYTES (pictures), NO_JSON (with other bytes), else parquet's name."""
     import pyarrow.types as types
 
     if types.is_dictionary(kind):
         return _says(kind.value_type)
+    if types.is_null(kind):
+        return str(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return TEXT
-    return "bytes" if "binary" in str(kind) else str(kind)
+    if _is_list(kind) and not types.is_null(kind.value_type) and _is_picture(kind.value_type):
+        return f"list of {BYTES}"
+    if _is_picture(kind):
+        return BYTES
+    return NO_JSON if "binary" in str(kind) else str(kind)
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_picture(kind: Any) -> bool:
+    """Return whether values of a type are pictures: bytes, or the bytes and the path of the library `datasets`."""
+    import pyarrow.types as types
+
+    if types.is_struct(kind):
+        fields = {field.name: field.type for field in kind}
+        return fields.keys() <= {"bytes", "path"} and "bytes" in fields and _is_picture(fields["bytes"])
+    kinds = types.is_null, types.is_binary, types.is_large_binary, types.is_binary_view
+    return any(one(kind) for one in kinds)
+
+
+def _named(cell: Any) -> Any:
+    """Return the name of a picture, or a list of names; null stays null."""
+    if isinstance(cell, list):
+        return [_named(one) for one in cell]
+    if isinstance(cell, dict):
+        return cell.get("path") if cell["bytes"] is None else name_of(cell["bytes"])
+    return None if cell is None else name_of(cell)

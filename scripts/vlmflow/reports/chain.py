@@ -36,11 +36,16 @@ class _File(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class _Mixed(msgspec.Struct, frozen=True):
+    digests: dict[str, str]
+
+
 class _Data(msgspec.Struct, frozen=True):
     dataset: str
     raw: dict[str, list[_File]]
     digests: dict[str, str]
     mended: list[_File] = []
+    members: dict[str, _Mixed] = {}
 
     @property
     def raw_files(self) -> dict[str, str]:
@@ -48,10 +53,12 @@ class _Data(msgspec.Struct, frozen=True):
 
         The stage recorded the paths that it read: in a pod they begin with its own folder on the volume.
         """
-        beginning = f"raw/{self.dataset}/"
-        return {
-            beginning + file.file.rpartition(beginning)[2]: file.sha256 for some in self.raw.values() for file in some
-        }
+        found = {}
+        for file in (file for some in self.raw.values() for file in some):
+            dataset = max(self.members or [self.dataset], key=lambda name: file.file.rfind(f"raw/{name}/"))
+            beginning = f"raw/{dataset}/"
+            found[beginning + file.file.rpartition(beginning)[2]] = file.sha256
+        return found
 
 
 class _BaseModel(msgspec.Struct, frozen=True):
@@ -90,6 +97,7 @@ class Record(msgspec.Struct, frozen=True):
     def names(self) -> list[str]:
         """All names of files in it."""
         names = [*self.base_model.files, *self.merged, *self.training.digests.released, *self.data.digests]
+        names += [name for member in self.data.members.values() for name in member.digests]
         return [*names, *self.data.raw_files, *([self.picture_limits.file] if self.picture_limits else [])]
 
 
@@ -110,7 +118,8 @@ def read_record(folder: Path) -> Record:
     except VlmflowError as error:
         raise VlmflowError(error.cause, "name a published folder: merged/RUN, or a copy of it") from None
     for one in _rounds(record):
-        single = [name for name in (one.run, one.data.dataset) if not lies_within(name) or "/" in name]
+        folders = (one.run, one.data.dataset, *one.data.members)
+        single = [name for name in folders if not lies_within(name) or "/" in name]
         if unsafe := single + [name for name in one.names if not lies_within(name)]:
             raise VlmflowError(
                 f"{file}: {unsafe[0]!r} is no name inside a folder", "do not use this folder: vlmflow writes none"
@@ -157,6 +166,8 @@ def _links(
     yield compared("raw files", directory, record.data.raw_files)
     if record.data.mended:
         yield _edited(directory, record.data.mended)
+    for name, mixed in record.data.members.items():
+        yield replace(compared("rows", directory / "data" / name, mixed.digests), name=f"rows of {name}, mixed")
     rows = {name: digest for name, digest in record.data.digests.items() if name.endswith(".jsonl")}
     yield compared("rows of the data set", directory / "data" / record.data.dataset, rows)
     yield (fitted := _fitted(directory / "fitted" / record.run, record))

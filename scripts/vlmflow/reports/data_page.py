@@ -77,7 +77,7 @@ class Reject:
 class SplitPictures:
     """The pictures that a raw split names. Lists have names with numbers of pictures, the most frequent first.
 
-    formats, rewritten, other_names: of the usable ones. unusable: by reason. missing: by source.
+    formats, rewritten, first_frames, other_names: of the usable ones. unusable: by reason. missing: by source.
     """
 
     name: str
@@ -85,6 +85,7 @@ class SplitPictures:
     usable: int
     formats: list[tuple[str, int]]
     rewritten: list[tuple[str, int]]
+    first_frames: list[tuple[str, int]]
     other_names: list[tuple[str, int]]
     unusable: list[tuple[str, int]]
     missing: list[tuple[str, int]]
@@ -143,12 +144,12 @@ def data_page(
     sources = ranked(stats.kept_by_source)
     page = DataPage(
         title=f"{stats.dataset}: the data",
-        subtitle=f"{stats.made_of}, made from {' and '.join(map(_files, stats.raw.values()))}",
+        subtitle=_made_from(stats),
         tiles=_tiles(stats, account),
         account=account,
         sources=sources[:SOURCES_SHOWN],
         more_sources=len(sources[SOURCES_SHOWN:]),
-        trained_text=in_words(stats.trained_characters, stats.dataset, good_run),
+        trained_text=in_words(stats.trained_characters, stats.scored, good_run),
         row_charts=_row_charts(facts),
         pictures=[_pictures(*one) for one in stats.pictures.items()] if stats.pictures_checked else [],
         picture_charts=_picture_charts({split: longer_sides(file) for split, file in manifests.items()}),
@@ -159,6 +160,12 @@ def data_page(
         quarantine=data / "quarantine.jsonl",
     )
     return render("data.html.jinja", page)
+
+
+def _made_from(stats: Stats) -> str:
+    if stats.members:
+        return stats.made_of
+    return f"{stats.made_of}, made from {' and '.join(map(_files, stats.raw.values()))}"
 
 
 def _files(raw: list[RawFile]) -> str:
@@ -211,6 +218,7 @@ def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
     lists = (
         counts.formats.items(),
         counts.rewritten.items(),
+        counts.first_frames.items(),
         counts.other_names.items(),
         pictures_of(counts.unusable),
         pictures_of(counts.missing_by_source),

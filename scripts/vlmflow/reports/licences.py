@@ -9,6 +9,7 @@ import msgspec
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.pictures.paths import REWRITTEN_SUFFIX, spellings
 from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.mixture_names import member_of
 from vlmflow.rows.sharegpt import ShareGptRow
 
 UNKNOWN = "unknown"
@@ -37,7 +38,7 @@ class StatedLicences(msgspec.Struct):
     """By the rows' source, the one with the most rows first."""
 
     pictures: list[LicenceOfSource]
-    """By the first folder of the pictures' paths, in the same order."""
+    """By the first folder of the pictures' paths, in a mixture after the name of the data set, in the same order."""
 
 
 def stated_licences(
@@ -58,15 +59,17 @@ def stated_licences(
     """
     beginnings = sorted(picture_licences.items(), key=lambda item: -len(item[0]))
 
-    def of_picture(name: str) -> tuple[str, str]:
-        folder = name.partition("/")[0] if "/" in name else "."
+    def of_picture(name: str, member: str) -> tuple[str, str]:
+        own = name.removeprefix(f"{member}/") if member else name
+        folder = own.partition("/")[0] if "/" in own else "."
+        folder = f"{member}/{folder}" if member else folder
         return folder, source_licences.get(folder) or _stated(name, beginnings)
 
     questions: Counter[tuple[str, str]] = Counter()
     pictures: Counter[tuple[str, str]] = Counter()
     for row in lines_of(rows, ShareGptRow):
         questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
-        pictures.update(set(map(of_picture, row.images)))
+        pictures.update({of_picture(name, member_of(row.id)) for name in row.images})
     sources = [_public(address) for address in addresses]
     return StatedLicences(dataset, sources, licence or UNKNOWN, _listed(questions), _listed(pictures))
 

@@ -1,4 +1,4 @@
-"""The link from a run's rows to their pictures: the image manifest names each picture of the rows, and its digest."""
+"""The link from a run's rows to their pictures: an image manifest names each picture of the rows, and its digest."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ NAME = "pictures of these rows"
 
 
 def pictures_link(directory: Path, rows: Path, dataset: str, of_rows: Link) -> Link:
-    """Compare the pictures of a run's rows with the image manifest, and this with the account of the rows.
+    """Compare the pictures of a run's rows with the image manifests, and this with the account of the rows.
 
     directory: the working directory. rows: those that fit (fitted/RUN). dataset: its name. of_rows: the link of these
     rows; only rows that are as recorded are read.
@@ -23,20 +23,21 @@ def pictures_link(directory: Path, rows: Path, dataset: str, of_rows: Link) -> L
     """
     if not of_rows.whole:
         return Link(NAME, "not looked for, because the rows that fit are not all here or differ", False)
-    manifest, store = directory / "images" / dataset / "train.jsonl", directory / "stores" / "pictures" / dataset
+    images, store = directory / "images" / dataset, directory / "stores" / "pictures" / dataset
+    manifests = [file for file in (images / "train.jsonl", images / "val.jsonl") if file.is_file()]
     recorded = fitted_rows(rows).digests.get("pictures", "")
     try:
         names = pictures_in(rows / "train.jsonl", rows / "val.jsonl")
         if not names:
             return Link(NAME, "they have none", True)
-        if not manifest.is_file():
-            return Link(NAME, str(manifest), False)
-        entries = entries_named({name for name in names if lies_within(name)}, [manifest])
+        if not manifests:
+            return Link(NAME, str(images / "train.jsonl"), False)
+        entries = entries_named({name for name in names if lies_within(name)}, manifests)
         found = pictures_digest(entries)
     except VlmflowError as error:  # a manifest that is damaged, or another version's
-        return Link(NAME, "", True, [Difference(str(manifest), recorded, error.cause)])
+        return Link(NAME, "", True, [Difference(str(images), recorded, error.cause)])
     except ValueError as error:  # rows of another version
         return Link(NAME, "", True, [Difference(str(rows), recorded, str(error))])
     if found != recorded:
-        return Link(NAME, "", True, [Difference(f"{manifest} ({rows / ACCOUNT})", recorded, found)])
+        return Link(NAME, "", True, [Difference(f"{images} ({rows / ACCOUNT})", recorded, found)])
     return compared(NAME, store, {name: digest_in_store(store, entry) for name, entry in entries.items()})

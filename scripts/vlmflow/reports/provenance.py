@@ -73,7 +73,7 @@ def provenance(
         git_commit=proof.git_commit,
         versions=proof.versions,
         evaluations=evaluations,
-        trained_text=in_words(data.trained_characters, data.dataset, good_run),
+        trained_text=in_words(data.trained_characters, data.scored, good_run),
     )
 
 

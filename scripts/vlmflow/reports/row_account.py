@@ -65,13 +65,35 @@ class Loss(Counted):
 
 
 @dataclass(frozen=True)
+class Mixed:
+    """What a mixture has of one of its data sets.
+
+    drawn: the value of `mix`. train: what became of its train rows. examples: its rows in the mixture's files.
+    """
+
+    name: str
+    drawn: str
+    train: SplitCounts
+    examples: dict[str, int]
+
+    @property
+    def held_out(self) -> int:
+        """Train rows that the test or val split of any data set keeps out."""
+        return sum(self.train.rejects.values())
+
+
+@dataclass(frozen=True)
 class RowAccount:
-    """The results of all rows, the costliest reason first; unread: their unread keys, the most frequent first."""
+    """The results of all rows, the costliest reason first; unread: their unread keys, the most frequent first.
+
+    mixed: the data sets of a mixture; none otherwise.
+    """
 
     splits: list[Split]
     rejected: list[Loss]
     left_out: list[Loss]
     unread: list[Counted]
+    mixed: list[Mixed]
 
     @property
     def names(self) -> list[str]:
@@ -86,6 +108,7 @@ def row_account(stats: Stats) -> RowAccount:
         _losses({name: counts.rejects for name, counts in stats.splits.items()}),
         _losses({name: counts.rows_left_out for name, counts in stats.splits.items()}),
         ranked({name: _unread(stats.unread[name]) for name in stats.splits})[:UNREAD_SHOWN],
+        [Mixed(name, one.drawn, one.train, one.examples) for name, one in stats.members.items()],
     )
 
 
@@ -95,7 +118,7 @@ def account_tiles(account: RowAccount) -> list[Tile]:
         sum(getattr(split, count) for split in account.splits) for count in ("rows_in", "kept", "rejected", "left_out")
     )
     return [
-        Tile("raw rows in", f"{rows_in:,}", " and ".join(account.names)),
+        Tile("rows of the data sets" if account.mixed else "raw rows in", f"{rows_in:,}", " and ".join(account.names)),
         Tile("kept", f"{kept:,}", f"{kept / (rows_in or 1):.1%} of them"),
         Tile("rejected", f"{rejected:,}", f"{rejected / (rows_in or 1):.1%}, with reasons"),
         *([Tile("left out", f"{left_out:,}", "not requested")] if left_out else []),

@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
-
 from vlmflow.config.row_settings import PictureLimits
 from vlmflow.pictures.decode import check_picture
+from vlmflow.pictures.formats import open_picture
 from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.roots import read_picture
 
@@ -41,9 +40,9 @@ def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:
     checked = check_picture(content, limits)
     if isinstance(checked, Unusable):
         return None
-    found, rgb = checked
+    _, rgb = checked
     if rgb is None:
-        with Image.open(io.BytesIO(content), formats=[found.format]) as image:
+        with open_picture(io.BytesIO(content)) as image:
             rgb = image.convert("RGB")
     small = io.BytesIO()
     rgb.thumbnail((side, side))

@@ -35,13 +35,13 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
             return f"lower {settings}.min_score: no attempt of these rows has that score"
         case "picture_path_outside":
             return (
-                f"name pictures relative to a folder of {settings}.image_roots: an absolute path, an address or '..' "
-                f"leads out of it; the rows are in {quarantine}"
+                f"name pictures relative to a folder of {settings}.image_roots: an absolute path outside "
+                f"of these, an address or '..' leads out of it; the rows are in {quarantine}"
             )
         case "special_token":
             return (
-                "take the marks out of the texts: an answer's reasoning (<think>) and tool calls (<tool_call>) are not "
-                f"trained yet; the rows are in {quarantine}"
+                "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers only, "
+                f"and tool calls in turns or keys of their own; the rows are in {quarantine}"
             )
         case "bad_shape" if reasons[leading] >= NEARLY_ALL * asked_for:
             return (

@@ -17,6 +17,11 @@ from vlmflow.rows.rejects import Reject
 IMAGE_TAG = "<image>"
 FIRST_LINE = IMAGE_TAG + "\n"
 
+THOUGHT = "<think>"
+"""The beginning of an answer's reasoning."""
+
+LINE_FEED = "\n"
+
 ROLES = {
     "system": "system",
     "human": "user",
@@ -51,10 +56,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class PlainTurn(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One turn of a raw row in this form. from: who speaks. value: the text.
-
-    A key `loss` in a raw row is not read, so it stops the conversion like all keys that change what a row means.
-    """
+    """One turn of a raw row in this form. from: who speaks. value: the text."""
 
     loss: ClassVar[bool | UnsetType] = UNSET
     speaker: Speaker = msgspec.field(name="from")
@@ -114,6 +116,21 @@ def times_answered(turns: Sequence[Turn]) -> int:
 def tags_in(turns: Sequence[Turn]) -> int:
     """Return how many pictures are shown in some turns."""
     return sum(turn.value.count(IMAGE_TAG) for turn in turns)
+
+
+def with_thought(thought: str, answer: str) -> str:
+    """Return an answer with the reasoning before it, as the chat templates of Qwen's thinking models write it.
+
+    answer: "" if there is only reasoning, as before a call.
+    """
+    written = f"{THOUGHT}\n{thought.strip(LINE_FEED)}\n</think>"
+    return f"{written}\n\n{answer.lstrip(LINE_FEED)}" if answer else written
+
+
+def thought_first(answer: str) -> str:
+    """Return an answer that begins with a thought, with this thought in the form of `with_thought`."""
+    thought, end, rest = answer.removeprefix(THOUGHT).partition("</think>")
+    return with_thought(thought, rest.lstrip(LINE_FEED)) if end and answer.startswith(THOUGHT) else answer
 
 
 def without_tags(question: str) -> str:

@@ -51,7 +51,8 @@ def convert(
         whole_file(rejects) as bad,
         Progress(f"converting {rows}", len(rows), "rows") as progress,
     ):
-        convert_shard = partial(_convert_shard, rows, split, make, left_out(rows, choice), reader(choice.names))
+        read = reader(choice.names, choice.kind, choice.take)
+        convert_shard = partial(_convert_shard, rows, split, make, left_out(rows, choice), read)
         for shard, lines, rejected, of_shard in ordered_map(convert_shard, rows.shards(SHARD_BYTES), processes):
             good.write(lines)
             bad.write(rejected)

@@ -10,28 +10,33 @@ from typing import Any, get_args
 
 import msgspec
 
-from vlmflow.config.raw_forms import ANY_ROW, PICTURES, RawForm, form_of, may_be_null, picture_keys
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.key_meanings import PREFERENCE
+from vlmflow.config.raw_forms import PICTURES, RawForm, form_of, holds_list, may_be_null, picture_keys
+from vlmflow.config.row_settings import RowLimits, Take
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
-from vlmflow.raw.named import pictures_of, source_of
+from vlmflow.raw.named import pictures_of, raw_type, source_of
+from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import key_fault, spelled, with_own_keys
 from vlmflow.raw.split import RawRows
-from vlmflow.raw.table_file import TEXT
+from vlmflow.raw.table_file import BYTES, TEXT
 from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
     SPEAKERS,
+    THOUGHT,
+    PlainTurn,
     Turn,
     dialogue_start,
     from_system,
     tags_in,
+    thought_first,
     times_answered,
     wrong_order,
 )
 from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
-from vlmflow.rows.raw_text import JOINED, NO_RULE, UNTRAINED_END, cleaned, untagged
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.raw_text import JOINED, NO_RULE, THOUGHTS, UNTRAINED_END, cleaned, untagged
+from vlmflow.rows.rejects import LEFT_OUT, Reject
 from vlmflow.rows.sharegpt import other_number
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
@@ -49,29 +54,40 @@ def form_rows(
     ignore_keys: Sequence[str] = (),
     limits: RowLimits = DEFAULT_LIMITS,
     trajectories: TrainingForm = WHOLE_TRAJECTORIES,
+    take: Take = None,
 ) -> MakeRows:
     """Return the converter of raw rows of one kind.
 
     columns: the names of the form's keys in the file, if they differ. ignore_keys: keys that would change what a row
     means (see `config.key_meanings`), but do not stop the conversion. system_prompt: the text of `HowToConvert.system`;
-    the others are there.
+    take: see `data_settings.DatasetSettings`, of which only "chosen" counts here; the others are in `HowToConvert`.
     """
     form = form_of(kind)
-    names = form.names(columns)
+    if take == "chosen":
+        ignore_keys = [
+            *ignore_keys,
+            *(key for key, meaning in form.meanings.items() if meaning is PREFERENCE and key != "chosen"),
+        ]
+    names = form.names(columns, ignore_keys)
     pictures = picture_keys(names)
-    raw_type = sound_type = _raw_type(form.all_keys, names)
-    if form.sound:  # a row that does not fit this faster type is decoded as raw_type, whose errors say what is wrong
-        sound_type = _raw_type({**form.all_keys, **form.sound}, names)
-    decode = msgspec.json.Decoder(raw_type).decode
+    held_type = sound_type = raw_type(form.all_keys, names)
+    if form.sound:  # a row that does not fit this faster type is decoded as held_type, whose errors say what is wrong
+        sound_type = raw_type({**form.all_keys, **form.sound}, names)
+    decode = msgspec.json.Decoder(held_type).decode
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
-    unread = Unread((sound_type, raw_type), nested, form.meanings_of(names), ignore_keys, assistants)
+    unread = Unread((sound_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
-    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, kind in form.moves_tags)
+    rewritten = rewriter(form, names | dict(columns), take)
+    turns = names[form.turns] if form.turns else ""
+    rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, turns, kind in form.moves_tags)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
             shape: Shape | None
+            if take == "chosen" and (again := rewritten(row)) is not row:
+                fault = key_fault(row, pictures)
+                return Reject("duplicate_key", fault) if fault else make(identity, number, again)
             shape = unread.shape
             try:
                 raw = shape.decode(row)
@@ -79,32 +95,45 @@ def form_rows(
             except (msgspec.ValidationError, UnicodeDecodeError):
                 shape = None
                 if fault := key_fault(row, pictures):
-                    return Reject("duplicate_key", fault)
+                    return rejected(number, row, "duplicate_key", fault)
+                if (again := rewritten(row)) is not row:
+                    return make(identity, number, again)
                 row = with_own_keys(row, pictures)
                 raw = decode(row)
         except msgspec.ValidationError as error:
-            return Reject("bad_shape", str(error))
+            return rejected(number, row, "bad_shape", str(error))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return Reject("bad_json", str(error))
+            return rejected(number, row, "bad_json", str(error))
         made = rows_of(identity, number, raw, len(row))
-        if type(made) is not Reject:
-            if shape is None:
-                unread.count(number, row)
-            else:
-                shape.rows += 1
+        if type(made) is Reject:
+            return made if made.reason in LEFT_OUT else rejected(number, row, made.reason, made.detail)
+        if shape is None:
+            unread.count(number, row)
+        else:
+            shape.rows += 1
         return made
+
+    def rejected(number: int, row: bytes, reason: str, detail: str) -> Reject:
+        unread.unusable(number, row)
+        return Reject(reason, detail)
 
     return MakeRows(make, unread)
 
 
-def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> RowsOf:
-    """Return the converter of a form with a function `read`. moves_tag: see `RawForm.moves_tags`."""
+def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: bool) -> RowsOf:
+    """Return the converter of a form with a function `read`.
+
+    holder: the name of the turns' key in the file, if there is one. moves_tag: see `RawForm.moves_tags`.
+    """
     assert form.read is not None, "a form has `rows` or `read`"
     read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
     modality = how.modality
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
-        images, found = pictures_of(raw.image, raw.images), read(raw, prompt)
+        try:
+            images, found = pictures_of(raw.image, raw.images), read(raw, prompt)
+        except ValueError as error:
+            return Reject("bad_picture", str(error))
         if form.pictures_in_turns:
             if type(found) is Reject:
                 return found
@@ -122,6 +151,8 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
         if changes:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text
+        if THOUGHT in [text[:7] for text in texts]:
+            changes |= _thoughts_first(turns)
         first = dialogue_start(turns)
         end = len(turns)
         answers = (end - first) // 2
@@ -135,7 +166,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
                 return fault
         answered = end == len(turns)
-        if any(turn.loss is False for turn in turns):
+        if type(turns[0]) is not PlainTurn and False in [turn.loss for turn in turns]:
             end = _mark_trained(turns, end)
             if not end:
                 return Reject("nothing_trained", "")
@@ -146,29 +177,41 @@ def _one_conversation(form: RawForm, how: HowToConvert, moves_tag: bool) -> Rows
             placed = (_moved if moves_tag and len(images) == 1 else _in_place)(turns, first, len(images))
             if isinstance(placed, Reject):
                 return placed
-            changes |= placed
-            left = tags_in(turns[end:]) if end < len(turns) else 0
-            images = images[: len(images) - left]
+            if placed:
+                changes |= placed
+        if end < len(turns):
+            images = images[: len(images) - tags_in(turns[end:])]
+            del turns[end:]
         if not answered:
             unread.last_turn()
         if changes:
             unread.changed(changes)
-        turns = turns[:end] if first else system + turns[:end]
+        if found.unread:
+            unread.in_turns(number, holder, found.unread)
         return [
             ConvertedRow(
-                id=identity,
-                source=source_of(raw.source, images),
-                images=images,
-                attempts=list(range(1, 1 + answers)),
-                scores=[],
-                conversations=turns,
-                tools=found.tools,
+                identity,
+                source_of(found.source or raw.source, images),
+                images,
+                list(range(1, 1 + answers)),
+                [],
+                turns if first else system + turns,
+                found.tools,
                 raw_row=number,
                 score_field_differs=False,
             )
         ]
 
     return rows_of
+
+
+def _thoughts_first(turns: list[Turn]) -> frozenset[str]:
+    """Write the reasoning at the beginning of answers as chat templates do; returns the rule, if it changed any."""
+    rule = NO_RULE
+    for turn in turns:
+        if turn.speaker == "gpt" and (text := thought_first(turn.value)) != turn.value:
+            turn.value, rule = text, THOUGHTS
+    return rule
 
 
 def _joined(turns: list[Turn]) -> tuple[list[Turn], frozenset[str]]:
@@ -228,7 +271,9 @@ def _object_in(holds: Any) -> type[msgspec.Struct] | None:
     return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
 
 
-def refuse_columns(rows: RawRows, kind: str, modality: str | None, columns: Mapping[str, str]) -> None:
+def refuse_columns(
+    rows: RawRows, kind: str, modality: str | None, columns: Mapping[str, str], take: Take = None
+) -> None:
     """Refuse a table that lacks a column which the kind needs, or has one of a wrong type, or two of one meaning.
 
     Otherwise every single row would be rejected. JSON files pass.
@@ -238,13 +283,15 @@ def refuse_columns(rows: RawRows, kind: str, modality: str | None, columns: Mapp
     form = form_of(kind)
     for file in rows.files:
         if file.columns is not None and not form.fixed:
-            _refuse_columns(file.path, file.columns, form, modality, columns)
+            _refuse_columns(file.path, file.columns, form, modality, columns, take)
 
 
 def _refuse_columns(
-    path: Path, held: Mapping[str, str], form: RawForm, modality: str | None, columns: Mapping[str, str]
+    path: Path, held: Mapping[str, str], form: RawForm, modality: str | None, columns: Mapping[str, str], take: Take
 ) -> None:
     names = form.names(columns)
+    chosen = "chosen" in held and take == "chosen"
+    joined = bool(form.joins) and all(columns.get(key, key) in held for key in form.joins)
     for key in set(PICTURES) & names.keys():  # in the letter case of the file
         alike = spelled(held, [names[key]])
         if len(alike) > 1:
@@ -257,7 +304,11 @@ def _refuse_columns(
     if modality == "image" and not any(names.get(key) in held for key in ("image", "images")):
         wanted.append("image" if "image" in names else "images")
     for key in wanted:
-        if names[key] not in held:
+        if (
+            names[key] not in held
+            and not (chosen and key in (form.turns, form.answer))
+            and not (joined and key == form.turns)
+        ):
             raise VlmflowError(
                 f"{path}: no column {names[key]!r}; the columns are {', '.join(held)}",
                 f"name the right one (datasets.NAME.columns: {{{key}: …}}), or choose another kind or modality",
@@ -267,33 +318,25 @@ def _refuse_columns(
         if name is None or name not in held or holds is Any:
             continue
         if key in wanted or held[name] != "null":
-            _refuse_column(path, key, name, held[name], is_text=holds in (str, str | None))
+            _refuse_column(path, key, name, held[name], holds)
 
 
-def _refuse_column(path: Path, key: str, name: str, holds: str, is_text: bool) -> None:
-    """Refuse a column that does not hold texts (`is_text`), or else lists."""
-    if holds == TEXT if is_text else "list" in holds.partition("<")[0]:
+def _refuse_column(path: Path, key: str, name: str, column: str, holds: Any) -> None:
+    """Refuse a column that does not hold texts, or lists, as its key does; one of pictures may be both, or bytes.
+
+    holds: the type of the key. Lists may be JSON in texts.
+    """
+    is_list = "list" in column.partition("<")[0]
+    takes_list = key in PICTURES or holds not in (str, str | None)
+    if column == TEXT or (is_list and takes_list) or (column == BYTES and key in PICTURES):
         return
-    if is_text:
-        what = "text"
-        advice = "name another column, or save this one as text; pictures must be files, named by their paths"
-    elif key == "images":
-        what = "list of paths"
-        advice = f"if each is one path, set columns: {{image: {name}}}; or name another column"
-    else:
+    if key in PICTURES:
+        what = "picture, a path, or a list of these"
+        advice = "name another column"
+    elif holds_list(holds):
         what = "list of turns"
         advice = "save the rows as JSON lines, or as parquet with lists there; or name another column"
-    raise VlmflowError(f"{path}: column {name!r} holds {holds}, not a {what}", f"{advice} (datasets.NAME.columns)")
-
-
-def _raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:
-    """Return the type of a raw row, with the keys' names in the file.
-
-    An attribute whose key is missing is UNSET; one whose key is not read is None.
-
-    keys: the types by key. names: the name of each key in the file; a missing key is not read.
-    """
-    read = sorted((key for key in keys if key in names), key=lambda key: may_be_null(keys[key]))
-    typed = [(key, keys[key], msgspec.UNSET) if may_be_null(keys[key]) else (key, keys[key]) for key in read]
-    absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
-    return msgspec.defstruct("RawRow", typed, rename=dict(names), namespace=absent, gc=False)
+    else:
+        what = "text"
+        advice = "name another column, or save this one as text"
+    raise VlmflowError(f"{path}: column {name!r} holds {column}, not a {what}", f"{advice} (datasets.NAME.columns)")

@@ -18,6 +18,12 @@ from vlmflow.rows.questions import question_key, question_of
 from vlmflow.rows.sharegpt import ShareGptRow
 
 
+class SearchedRow(ConvertedRow, gc=False):
+    """A converted row, or a validated one of a mixture, which has no number of a raw row."""
+
+    raw_row: int = 0
+
+
 class NearDuplicate(msgspec.Struct):
     """One line of near_duplicates.jsonl.
 
@@ -58,8 +64,9 @@ def find_near_duplicates(
 ) -> Found:
     """Write a NearDuplicate for every near picture, then for every near question, in the order of the train rows.
 
-    train: converted rows, which name pictures by the paths in the first of `manifests`. test: validated rows, which
-    name them as the store does. manifests: train's first. tables: the tables of the pictures' hashes.
+    train: converted rows, or the train rows of a mixture, which name pictures by the paths in the first of `manifests`.
+    test: validated rows, which name them as the store does. manifests: train's first. tables: the tables of the
+    pictures' hashes.
     distance: the largest distance of near pictures, in bits. pairs: the JSON lines to write.
     one_prompt: all questions are the same, so rows are compared by question and answer.
 
@@ -78,7 +85,7 @@ def find_near_duplicates(
     asked, alone, known = _test_questions(test, digests, wanted, one_prompt)
     pictures: dict[bytes, NearDuplicate] = {}
     questions: list[NearDuplicate] = []
-    for row in lines_of(train, ConvertedRow):
+    for row in lines_of(train, SearchedRow):
         to_the_letter, question = _asked(row, one_prompt)
         if not row.images:
             same = alone.get(question_key(question))

@@ -1,23 +1,38 @@
 """Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 from zlib import crc32
 
-from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn
+import msgspec
+from msgspec import UnsetType
+
+from vlmflow.config.key_meanings import is_given
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn, from_system
 from vlmflow.rows.rejects import Reject
 
 
-class Reading(NamedTuple):
+class UnreadKey(NamedTuple):
+    """A key of a raw turn that is not read, as `weight` or `content.train`. answers: whether the assistant speaks."""
+
+    key: str
+    value: Any
+    answers: bool
+
+
+class Reading(msgspec.Struct, gc=False):
     """What a raw row says.
 
     turns: at least one, with the raw texts. pictures: those that the turns themselves name, in the order of their tags.
-    tools: the declarations, as in `sharegpt.ShareGptRow`.
+    tools: the declarations, as in `sharegpt.ShareGptRow`. unread: the keys of turns that are not read, if the form
+    looks for them itself. source: that of the turns; None if it is the row's own.
     """
 
     turns: list[Turn]
     pictures: Sequence[str] = ()
     tools: str = ""
+    unread: Sequence[UnreadKey] = ()
+    source: str | None = None
 
 
 class RawTurn(Protocol):
@@ -45,13 +60,14 @@ RULES = {
     "outer_space": "white space at the end, or blank lines at the beginning, removed",
     "tag_place": "picture tag moved to a line of its own before the question",
     "further_tags": "further picture tags removed: the row has one picture",
+    "thought": "reasoning at the beginning of an answer put on lines of its own",
     "joined": "turns in a row of one speaker joined by a line feed",
     "untrained_end": "turns after the last trained answer left out, with their pictures",
 }
 """The rules that change texts, for people; docs/data.md describes them."""
 
 NO_RULE: frozenset[str] = frozenset()
-LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS, JOINED, UNTRAINED_END = (frozenset({rule}) for rule in RULES)
+LINE_ENDS, OUTER_SPACE, TAG_PLACE, FURTHER_TAGS, THOUGHTS, JOINED, UNTRAINED_END = (frozenset({rule}) for rule in RULES)
 
 
 def clean(text: str) -> str:
@@ -129,3 +145,21 @@ def spoken(
 def question_and_answer(question: str, answer: str) -> Reading:
     """Return the two turns of a row with a single question."""
     return Reading([Turn("human", question), Turn("gpt", answer)])
+
+
+def rounds(
+    asked: Iterable[tuple[str, str]],
+    system: str | UnsetType | None = None,
+    history: Sequence[tuple[str, str]] | UnsetType | None = None,
+    source: str | UnsetType | None = None,
+) -> Reading:
+    """Return the turns of a row whose questions stand beside their answers.
+
+    asked: each question with its answer. system: the system prompt, if it holds anything (`key_meanings.is_given`).
+    history: the rounds before, like `asked`; blank ones count as none. source: see `Reading`.
+    """
+    turns = from_system(system) if system and is_given(system) else []
+    before = [pair for pair in history or () if any(map(str.strip, pair))]
+    for question, answer in [*before, *asked]:
+        turns += Turn("human", question), Turn("gpt", answer)
+    return Reading(turns, source=source or None)

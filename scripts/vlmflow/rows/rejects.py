@@ -17,8 +17,10 @@ class Reject(msgspec.Struct, frozen=True):
 REASONS = {
     "source_left_out": "the row's source is not among the requested ones (sources)",
     "not_sampled": "fewer rows are requested, and this one was not drawn (max_samples, or #N after the address)",
+    "not_drawn": "the mixture takes only a part of the data set's rows, and this one was not drawn (mix)",
     "text_only": "the row has no picture, and rows with pictures are requested (modality)",
     "has_picture": "the row has a picture, and rows without pictures are requested (modality)",
+    "not_taken": "the row's label does not call its answer a good one (take: true)",
     "no_good_attempt": "no attempt of the trajectory has the score from which attempts are trained (min_score)",
     "bad_table_row": "the table's row cannot be read: wrong number of fields, broken or open quotation, not UTF-8",
     "bad_json": "the row is not valid JSON",
@@ -40,16 +42,19 @@ REASONS = {
     "too_many_turns": "the conversation has more turns than the limit",
     "turn_too_long": "a turn has more characters than the limit",
     "too_many_pictures": "the row has more pictures than the limit",
+    "bad_picture": "a picture in the row itself is not base64",
     "picture_unresolved": "the picture's path is not in the image manifest",
     "duplicate": "an earlier row has the same conversation and the same picture, or none",
-    "in_test_split": "a picture, or the prompt of a row without one, is also in the test split",
-    "in_val_split": "a picture, or the prompt of a row without one, is also in the validation split",
+    "in_test_split": "a picture, or the prompt of a row without one, is also in a test split",
+    "in_val_split": "a picture, or the prompt of a row without one, is also in a validation split",
     "near_test_picture": "a picture looks like one in the test split (near_duplicates.drop)",
     "near_test_question": "a row without a picture asks nearly the same as a test row (near_duplicates.drop)",
 }
 """All reasons but those of unusable pictures: these are in `pictures.image_manifest`, and get the prefix `picture_`."""
 
-LEFT_OUT = frozenset({"source_left_out", "not_sampled", "text_only", "has_picture", "no_good_attempt"})
+LEFT_OUT = frozenset(
+    {"source_left_out", "not_sampled", "not_drawn", "text_only", "has_picture", "not_taken", "no_good_attempt"}
+)
 """Reasons of rows that the configuration does not request: they are counted, but not in the quarantine."""
 
 HARMLESS = LEFT_OUT | frozenset(

@@ -43,12 +43,12 @@ class Grouped(msgspec.Struct, array_like=True, gc=False, frozen=True):
     reject: Reject | None
     group: bytes = b""
     question: bytes = b""
-    several: tuple[bytes, ...] = ()
+    several: list[bytes] = []
 
     @property
-    def parts(self) -> tuple[bytes, ...]:
+    def parts(self) -> list[bytes]:
         """What no other split may have of the row: the SHA-256 of each of its pictures, or that of its prompt."""
-        return self.several or (self.group,)
+        return self.several or [self.group]
 
 
 class Verdict(Grouped, array_like=True, gc=False, frozen=True):
@@ -63,7 +63,7 @@ class Verdict(Grouped, array_like=True, gc=False, frozen=True):
     """
 
     source: str = ""
-    pictures: tuple[str, ...] = ()
+    pictures: list[str] = []
     content_digest: bytes = b""
     attempts: int = 0
     score_field_differs: bool = False
@@ -94,13 +94,13 @@ class Grouping:
             return b""
         return question_key(question_of(said(row.conversations), self.one_prompt)[1])
 
-    def parts_of(self, row: ShareGptRow) -> tuple[tuple[str, ...], tuple[bytes, ...]] | Reject:
+    def parts_of(self, row: ShareGptRow) -> tuple[list[str], list[bytes]] | Reject:
         """Return names and digests of a row's pictures, or of its prompt if it has none; or why it cannot be used."""
         if self.modality and bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{counted(len(row.images), 'picture')} in a data set of modality {self.modality}")
         if not row.images:
             prompt = "\0".join(said(row.conversations)[: 1 + self.one_prompt])
-            return (), (hashlib.sha256(prompt.encode()).digest(),)
+            return [], [hashlib.sha256(prompt.encode()).digest()]
         names, digests = [], []
         for path in row.images:
             found = self._picture(path)
@@ -109,7 +109,7 @@ class Grouping:
             name, digest = found
             names.append(name)
             digests.append(digest)
-        return tuple(names), tuple(digests)
+        return names, digests
 
     def _picture(self, path: str) -> tuple[str, bytes] | Reject:
         """Return name and digest of a picture."""
@@ -166,7 +166,7 @@ class CheckedRows:
         verdict = partial(_verdict, grouping=grouping, limits=limits, last_answer_only=last_answer_only)
         shards = _checked_shards(converted, verdict, processes)
         self.groups: Counter[bytes] = Counter()
-        self.several: dict[bytes, tuple[bytes, ...]] = {}
+        self.several: dict[bytes, list[bytes]] = {}
         self.questions: dict[bytes, bytes] = {}
         with Progress(f"checking {converted}", raw_rows, "rows") as progress:
             lines = chain.from_iterable(self._spooled(shards, progress))
@@ -187,7 +187,7 @@ class CheckedRows:
 
     def parts_of(self, groups: Iterable[bytes]) -> frozenset[bytes]:
         """Return what the rows of some groups have."""
-        return frozenset(chain.from_iterable(self.several.get(group, (group,)) for group in groups))
+        return frozenset(chain.from_iterable(self.several.get(group, [group]) for group in groups))
 
     def groups_with(self, parts: Set[bytes]) -> frozenset[bytes]:
         """Return the groups whose rows have any of some parts; of those with a single part also groups not here."""
@@ -254,7 +254,7 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_onl
     if isinstance(found, Reject):
         return Verdict(row.raw_row, found)
     pictures, parts = found
-    training = training_line(line, row, list(pictures))
+    training = training_line(line, row, pictures)
     group = in_order = parts[0]
     if len(parts) > 1:
         alike = sorted(set(parts))
@@ -265,7 +265,7 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_onl
         reject=None,
         group=group,
         question=grouping.question_of(row),
-        several=parts if len(parts) > 1 else (),
+        several=parts if len(parts) > 1 else [],
         source=row.source,
         pictures=pictures,
         content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=in_order).digest(),

@@ -16,10 +16,12 @@ from vlmflow.rows.chat import (
     IMAGE_TAG,
     SHOWS_PICTURES,
     SPEAKERS,
+    THOUGHT,
     Text,
     Turn,
     dialogue_start,
     tags_in,
+    thought_first,
     times_answered,
     wrong_order,
 )
@@ -30,7 +32,8 @@ Item = TypeVar("Item")
 
 SPECIAL_TOKEN = re.compile(r"<\|[^<>|\s]{1,40}\|>|</?(?:tool_call|tool_response|think)>")
 """Texts that Qwen's tokenizers always read as one token: chat marks, picture pads, tool and think tags
-(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL)."""
+(added_tokens in the tokenizer_config.json of Qwen3 and Qwen3-VL). Only think tags are allowed, around the reasoning at
+the beginning of an answer (`chat.with_thought`)."""
 
 STRAY_TAG = re.compile(r"<(?:image|video|audio|bbox|ref-object|cot-process|start-image)>")
 """Tags that ms-swift's template replaces in a row with a picture (4.6, template/base.py)."""
@@ -264,6 +267,8 @@ def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
         patterns.append(("stray_tag", PATH_TAG))
     elif turn.speaker in SHOWS_PICTURES:
         text = text.replace(IMAGE_TAG, BLANKS)
+    if turn.speaker == "gpt" and text.startswith(THOUGHT) and "</think>" in text and thought_first(text) == text:
+        text = text.replace(THOUGHT, " " * len(THOUGHT), 1).replace("</think>", " " * len("</think>"), 1)
     for reason, pattern in patterns:
         if found := pattern.search(text):
             group = found.lastindex or 0

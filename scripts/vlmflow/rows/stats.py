@@ -77,6 +77,29 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
     """Absent if near-duplicates of the test split are kept."""
 
 
+class MemberStats(msgspec.Struct, omit_defaults=True):
+    """What a mixture has of one of its data sets."""
+
+    drawn: str
+    """How much of its train rows: the value of `mix`."""
+
+    kind: str
+    form: str
+    train_on: str
+    """These are its own."""
+
+    train: SplitCounts
+    val: SplitCounts
+    test: SplitCounts
+    examples: dict[str, int]
+    """Both are its part of the mixture's."""
+
+    digests: dict[str, str]
+    """SHA-256 of its train.jsonl, val.jsonl and test.jsonl by name."""
+
+    mended: list[EditedFile] = []
+
+
 class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The part that `validate` counts. All tables but `examples` and `digests` are by raw split."""
 
@@ -88,7 +111,7 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     examples: dict[str, int]
     """The number of rows in train.jsonl, val.jsonl and test.jsonl; the timestep form and single_turn make several of a
-    raw row."""
+    raw row, and a mixture repeats rows."""
 
     kept_by_source: dict[str, dict[str, int]]
     """Kept raw rows by source."""
@@ -122,6 +145,10 @@ class RowStats(msgspec.Struct, kw_only=True, omit_defaults=True):
         return {name: counts for name, counts in named.items() if counts}
 
 
+MIXTURE = "mixture"
+"""The kind of a mixture in its account. The rows in are those of its data sets."""
+
+
 class Stats(RowStats):
     """The whole account. These keys come first in the file, because those of RowStats are `kw_only`."""
 
@@ -134,6 +161,9 @@ class Stats(RowStats):
     form: str
     mended: list[EditedFile]
     settings: RulesUsed
+
+    members: dict[str, MemberStats] = {}
+    """By data set, what a mixture has of each; its own counts are their sums. Absent if it is no mixture."""
 
     def __post_init__(self) -> None:
         """Replace the counts of unchecked pictures, which would say that rows name no pictures."""
@@ -156,8 +186,27 @@ class Stats(RowStats):
         return any(counts.usable for counts in self.pictures.values())
 
     @property
+    def scored(self) -> list[str]:
+        """The data sets whose answers may have scores: itself, or those of a mixture whose rows have a min_score."""
+        scored = raw_forms.kinds_with("min_score")
+        return [name for name, one in self.members.items() if one.kind in scored] or [self.dataset]
+
+    @property
+    def one_prompt(self) -> bool:
+        """Whether all rows have the same prompt; in a mixture those of one of its data sets."""
+        return any(raw_forms.form_of(kind).one_prompt for kind in self.kinds)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of the raw rows, each once."""
+        return sorted({member.kind for member in self.members.values()} or {self.kind})
+
+    @property
     def made_of(self) -> str:
-        """The form or kind of the rows, for people."""
-        has_form = "form" in raw_forms.form_of(self.kind).settings
-        made_of = f"{self.form} form" if has_form else f"rows of kind {self.kind}"
+        """The form or kind of the rows, or what is mixed, for people."""
+        if self.members:
+            made_of = f"mixture of {', '.join(f'{name} ({one.drawn})' for name, one in self.members.items())}"
+        else:
+            has_form = "form" in raw_forms.form_of(self.kind).settings
+            made_of = f"{self.form} form" if has_form else f"rows of kind {self.kind}"
         return f"{made_of}, only last answers trained" if self.settings.train_on == "last" else made_of

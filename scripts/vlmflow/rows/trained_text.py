@@ -1,6 +1,6 @@
 """How much of the text that is trained comes from bad attempts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from vlmflow.config.row_settings import GOOD
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -31,18 +31,19 @@ def is_mixed(trained: Mapping[int, int]) -> bool:
     return any(score < GOOD for score in trained)
 
 
-def in_words(trained: Mapping[int, int], dataset: str, good_run: str | None) -> str | None:
+def in_words(trained: Mapping[int, int], datasets: Sequence[str], good_run: str | None) -> str | None:
     """Return what the scores of the trained text mean, for people; None without scores.
 
-    trained: its characters by score. dataset: its name. good_run: a run that trains the good attempts of the same data
-    alone, if there is one.
+    trained: its characters by score. datasets: the names of those that it is from. good_run: a run that trains the
+    good attempts of the same data alone, if there is one.
     """
     bad = sum(characters for score, characters in trained.items() if score < GOOD)
     if not trained:
         return None
     if not is_mixed(trained):
         return f"all of the trained text is attempts scored at least {min(trained)}"
-    instead = f"run {good_run} trains" if good_run else f"datasets.{dataset}.min_score: {GOOD} trains"
+    keys = [f"datasets.{name}.min_score: {GOOD}" for name in datasets]
+    instead = f"run {good_run} trains" if good_run else f"{' with '.join(keys)} trains"
     return (
         f"{bad / sum(trained.values()):.0%} of the trained text is attempts scored below {GOOD}; {instead} the others"
     )

@@ -8,10 +8,10 @@ key by key again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET
@@ -20,6 +20,7 @@ from vlmflow.config.key_meanings import Meaning, folded
 from vlmflow.config.row_settings import NOT_IN_COLUMNS
 from vlmflow.fetch.model_files import shown
 from vlmflow.raw.row_keys import MARKS, count_keys, key_fault
+from vlmflow.rows.raw_text import UnreadKey
 from vlmflow.rows.unread_keys import NAMES_KEPT, Found
 
 SHAPES_KEPT = 32
@@ -33,6 +34,8 @@ Keys = dict[str, msgspec.Raw]
 
 OF_ROW = msgspec.json.Decoder(Keys).decode
 OF_NESTED = msgspec.json.Decoder(Keys | list[Keys]).decode
+
+CONTAINERS = (dict, list)
 
 Names = tuple[str, ...]
 KeySet = tuple[Names, tuple[Names, ...]]
@@ -58,7 +61,7 @@ class Unread:
     the row in another way, and calls `count`.
 
     types: two types that rows are decoded as; their keys are the read ones. The first is for rows whose nested objects
-    have no unread keys, the second for all rows.
+    are plain, the second for all rows.
     nested: by key in the file, the type of the objects under it (one object, or a list).
     meanings: see `RawForm.meanings_of`. ignored: their keys that do not stop the conversion.
     assistants: the speakers who give answers, as in the first field of the nested objects.
@@ -95,6 +98,28 @@ class Unread:
         """Count a row with answers, or feedback, that were to be changed and stay as they are."""
         self._found.whole_answers += answers
         self._found.raw_feedback += feedback
+
+    def in_turns(self, number: int, holder: str, unread: Sequence[UnreadKey]) -> None:
+        """Count the unread keys of a usable row's turns, which its form found. holder: the turns' key in the file."""
+        self._found.keys.update({f"{holder}.{one.key}"[:NAME_KEPT] for one in unread})
+        done: set[str] = set()
+        for one in unread:
+            path = self._known(f"{holder}.{one.key}")
+            if path and path not in done and self._weigh(path, number, one.value, one.answers):
+                done.add(path)
+
+    def unusable(self, number: int, row: bytes) -> None:
+        """Count the keys of a rejected row that change what it means: the whole file may be of another kind.
+
+        Keys of its turns do not count, nor ignored ones.
+        """
+        try:
+            keys = OF_ROW(row)
+        except (ValueError, RecursionError):
+            return
+        meant = {self._known(key): value for key, value in keys.items() if key not in self._fields}
+        if [self._weigh(key, number, value) for key, value in meant.items() if key and key not in self.ignored]:
+            self._found.rows += 1
 
     def count(self, number: int, row: bytes) -> None:
         """Count the unread keys of a usable row that `shape.decode` refused. number: that of the row in the split."""
@@ -146,16 +171,18 @@ class Unread:
         """Return the key in `meanings` that is the same but for case and underscores; "" if there is none."""
         return self._names.get(folded(key), "") if len(key) <= NAME_KEPT else ""
 
-    def _weigh(self, key: str, number: int, value: msgspec.Raw, answers: bool = False) -> bool:
+    def _weigh(self, key: str, number: int, value: Any, answers: bool = False) -> bool:
         """Count a key if its value changes what the row means; returns whether it does.
 
-        answers: whether the key is in an assistant's turn.
+        value: decoded, or as msgspec.Raw. answers: whether the key is in an assistant's turn.
         """
         meaning = self.meanings[key]
         if (meaning.of_answers and not answers) or not _has(meaning, value):
             return False
         self._found.meant[key] += 1
-        self._found.first.setdefault(key, (number, shown(bytes(value)[:NAME_KEPT].decode(errors="replace"))))
+        if key not in self._found.first:
+            written = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+            self._found.first[key] = (number, shown(written[:NAME_KEPT].decode(errors="replace")))
         return True
 
     def _keys_of(self, row: bytes) -> tuple[Keys, dict[str, list[Keys]]]:
@@ -190,47 +217,64 @@ class Unread:
     def _made(self, top: Names, inner: Collection[Names], values: Keys) -> Shape:
         names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
-        if not any(inner) and plain is not general:
-            made = _strict(plain, top, [])
-        else:
-            changed = []
-            for (key, held), unread in zip(self._nested.items(), inner, strict=True):
-                field, kind = self._fields[key], _strict(held, unread, [])
-                holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
-                changed.append((field.name, holds, msgspec.field(name=key)))
-            made = _strict(general, top, changed)
+        changed = []
+        for (key, held), unread in zip(self._nested.items(), inner, strict=True):
+            field, kind = self._fields[key], _strict(held, unread, [])
+            holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
+            changed.append((field.name, holds, msgspec.field(name=key)))
         objects = {key: count_keys(bytes(values[key])) for key in top if bytes(values[key])[:1] in b"[{"}
-        each = {key: len(self._nested_keys[key]) + len(keys) for key, keys in zip(self._nested, inner, strict=True)}
-        return Shape(_decoder(made, each, objects), tuple(names))
+        decode = _decoder(_strict(general, top, changed), objects)
+        if not any(inner) and plain is not general:
+            decode = _decoder(_strict(plain, top, []), objects, decode)
+        return Shape(decode, tuple(names))
 
 
 def _decoder(
-    kind: type[msgspec.Struct], nested: Mapping[str, int], objects: Mapping[str, int]
+    kind: type[msgspec.Struct], objects: Mapping[str, int], otherwise: Callable[[bytes], Any] | None = None
 ) -> Callable[[bytes], Any]:
     """Return the function that decodes a row of this type, and refuses it (ValidationError) if a key is given twice.
 
     The search for such a key takes as long as the whole conversion of a row. It is needed only if `MARKS` finds another
     number than that of the row's keys.
 
-    nested: by nested key, how many keys each object there has. objects: by unread key with an object or a list, how
-    many keys are there in all.
+    kind: a type without optional keys in the types of its objects. objects: by unread key with an object or a list,
+    how many keys are there in all. otherwise: decodes the rows that are not of this type.
     """
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     optional = [one.name for one in fields.values() if one.default is UNSET]
     values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
-    lists, unread = [], [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
+    lists: list[tuple[Callable[[Any], Any], int]] = []
+    anything: list[Callable[[Any], Any]] = []
+    given: list[Callable[[Any], Any]] = []
+    unread = [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
     most, strict = len(fields) + sum(objects.values()), msgspec.json.Decoder(kind).decode
-    for key, keys in nested.items():
-        if get_origin(fields[key].type) is list:
-            lists.append((attrgetter(fields[key].name), keys))
-        else:
-            most += keys
+    for one in fields.values():
+        holds = get_args(one.type)[0] if get_origin(one.type) is list else one.type
+        if holds is Any or get_origin(holds) is dict:
+            (given if one.default is UNSET else anything).append(attrgetter(one.name))
+        elif isinstance(holds, type) and issubclass(holds, msgspec.Struct):
+            keys = len(msgspec.structs.fields(holds))
+            if holds is one.type:
+                most += keys
+            else:
+                lists.append((attrgetter(one.name), keys))
+
+    loose = [*anything, *given]
 
     def decode(row: bytes) -> Any:
-        raw = strict(row)
-        marks = most - values(raw).count(UNSET)
+        try:
+            raw = strict(row)
+        except msgspec.ValidationError:
+            if otherwise is None:
+                raise
+            return otherwise(row)
+        absent = values(raw).count(UNSET)
+        marks = most - absent
         for held, keys in lists:
             marks += keys * len(held(raw))
+        for held in anything if absent == len(optional) else loose:
+            if type(value := held(raw)) in CONTAINERS:
+                marks += _keys_in(value)
         for held, inside in unread:
             if len(MARKS(bytes(held(raw)))) != inside:
                 marks = -1
@@ -241,9 +285,20 @@ def _decoder(
     return decode
 
 
-def _has(meaning: Meaning, value: msgspec.Raw) -> bool:
+def _keys_in(value: Iterable[Any]) -> int:
+    """Return how many keys the objects in a decoded list or object have, all together."""
+    keys = 0
+    if isinstance(value, dict):
+        keys, value = len(value), value.values()
+    for one in value:
+        if type(one) in CONTAINERS:
+            keys += _keys_in(one)
+    return keys
+
+
+def _has(meaning: Meaning, value: Any) -> bool:
     try:
-        return meaning.has(_value(value))
+        return meaning.has(_value(value) if isinstance(value, msgspec.Raw) else value)
     except RecursionError:  # a value as deep as this is not empty
         return True
 

@@ -34,6 +34,9 @@ class UnreadKeys(msgspec.Struct, kw_only=True, omit_defaults=True):
     feedback_of_other_form: int = 0
     """With `feedback_form: sentence`, the rows with feedback of another form, which stays as it is. Absent if none."""
 
+    found_kind: str = ""
+    """With `kind: auto`, the kind that was found, and why. Absent otherwise."""
+
     changed_texts: dict[str, int] = {}
     """By rule (`raw_text.RULES`), the rows with a text that it changed. Absent if there are none."""
 

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.fitted import pictures_of
+from vlmflow.pictures.formats import MAGIC, open_picture
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, Turn
 from vlmflow.rows.training_data import first_rows
 
@@ -59,7 +60,7 @@ def opened(file: Path) -> Image.Image:
     Raises VlmflowError if it cannot be read.
     """
     try:
-        with Image.open(file) as picture:
+        with open_picture(file, tuple(MAGIC)) as picture:
             return ImageOps.exif_transpose(picture).convert("RGB")
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError, SyntaxError) as error:
+    except Exception as error:  # a damaged file makes Pillow raise nearly anything
         raise VlmflowError(f"{file}: cannot be read as a picture: {error}", "name a PNG or JPEG: PICTURE=…") from None

@@ -10,11 +10,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import msgspec
-from PIL import Image, UnidentifiedImageError
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import without_keys
 from vlmflow.core.printable import printable
+from vlmflow.pictures.formats import open_picture
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.tools import CALLS, as_written, declarations_of, json_text
 from vlmflow.serving.answer import Answer
@@ -157,10 +157,10 @@ def data_uri(file: Path) -> str:
     Raises VlmflowError if it cannot be read, or is not a picture.
     """
     try:
-        with Image.open(file) as picture:
+        with open_picture(file) as picture:
             kind = picture.get_format_mimetype()
         return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
-    except (OSError, UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
+    except Exception as error:  # a damaged file makes Pillow raise nearly anything
         raise VlmflowError(
             f"{file}: cannot be read as a picture: {error}", "name a picture, such as PNG or JPEG"
         ) from None

@@ -40,6 +40,9 @@ LARGEST_REQUEST = 64_000_000
 
 PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
 
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+"""What a picture may be: `pictures/formats` calls them AS_THEY_ARE."""
+
 MOST_PIXELS = 200_000_000
 """Pixels of a request's pictures together: a small file can hold thousands of millions."""
 
@@ -140,7 +143,7 @@ def _pixels_of(part: Any) -> int | None:
             return 0
         case {"type": "image_url", "image_url": {"url": str(url)}} if found := PICTURE.fullmatch(url):
             try:
-                with Image.open(io.BytesIO(base64.b64decode(found[1]))) as picture:
+                with Image.open(io.BytesIO(base64.b64decode(found[1])), formats=FORMATS) as picture:
                     return picture.width * picture.height
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None

@@ -60,6 +60,8 @@ def test_the_shipped_configuration_is_valid() -> None:
     assert runs == {
         "qwen3vl-fire": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3vl-fire-good": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
+        "qwen3vl-fire-general": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
+        "qwen3vl-feedback": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3vl-volcano": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3-alpaca": (2, "hf://Qwen/Qwen3-8B"),
     }
@@ -72,6 +74,14 @@ def test_the_run_on_good_answers_differs_in_nothing_else() -> None:
     assert good == every.model_copy(update={"dataset": "fire-good"})
     changes = {"min_score": 8, "single_turn": "last_good"}
     assert config.datasets["fire-good"] == config.datasets["fire"].model_copy(update=changes)
+
+
+def test_the_runs_on_mixtures_differ_in_nothing_else() -> None:
+    config = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [ROOT / "config.yaml"])
+    fire = config.runs["qwen3vl-fire"]
+    for name, members in (("fire-general", {"fire", "alpaca"}), ("feedback", {"fire", "volcano"})):
+        assert config.runs[f"qwen3vl-{name}"].model_copy(update={"dataset": "fire"}) == fire
+        assert config.members(name).keys() == members
 
 
 def test_the_run_on_good_answers_is_known_of_the_same_data_alone() -> None:
@@ -168,6 +178,27 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
             "unknown key; allowed: rows, splits, require, feedback, answers; nearest",
         ),
         ("runs.r.train.learning_rat", 1, "nearest known key: learning_rate"),
+        ("datasets.b.mix.fire", 30, "could be a share of the data set, a share of the mixture, or a number of rows; "),
+        ("datasets.b.mix.fire", 0.3, "0.3 could be a share of the data set"),
+        (
+            "datasets.b.mix.fire",
+            "30",
+            "'30' is not allowed; it must be all, a share (30%, 200%) or a number (5000 rows)",
+        ),
+        ("datasets.b.mix.fire", "30%\n", "'30%\\n' is not allowed"),
+        ("datasets.b.mix.fire", None, "None is not allowed"),
+        ("datasets.b.mix.fire", "0%", "it must be more than 0% and at most 10000%"),
+        ("datasets.b.mix.fire", "0 rows", "it must be at least 1 row"),
+        ("datasets.b.mix.x", "all", "datasets.b.mix.x: unknown data set 'x'; datasets has: fire, b"),
+        ("datasets.b.mix.b", "all", "datasets.b.mix.b: 'b' is the mixture itself"),
+        ("datasets.b.mix", {}, "datasets.b.mix: it names no data set"),
+        ("datasets.b", {"mix": {"fire": "all"}, "sed": 1}, "datasets.b.sed: unknown key; allowed: mix, seed; nearest"),
+        (
+            "datasets.b",
+            {"mix": {"fire": "all"}, "seed": "x"},
+            "datasets.b.seed: 'x' is not allowed; it must be a whole",
+        ),
+        ("datasets.b", {"kind": "fire"}, "datasets.b.train: missing; it must be a text or a list"),
         (
             "run",
             {},
@@ -247,6 +278,15 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ),
         ("datasets.fire.max_history_rounds", -1, "must be a whole number at least 0 at most 1000000000 or null"),
         ("datasets.fire", {"kind": "fire"}, "datasets.fire.train: missing; it must be a text"),
+        ("datasets.fire", {"kind": "fire", "train": "a.json", "take": True}, "take: True applies to every kind but"),
+        *(
+            (
+                "datasets.fire",
+                {"kind": "messages", "train": "a.json", "take": take},
+                "must be one of chosen, true or null",
+            )
+            for take in (False, "all")
+        ),
         ("datasets.fire.train", "hf://datasets/o/n@main/x.json", "'main' after the '@' is not a full commit"),
         *(
             ("datasets.fire.train", f"{file}#{count}", f"draw, at least 1, not {count!r}")
@@ -283,7 +323,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "datasets.fire",
             {"kind": "alpaca", "train": "a.json", "columns": {"question": "q"}},
-            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, image, images, source",
+            "unknown key 'question'; rows of kind alpaca have: instruction, input, output, system, history, image, ",
         ),
         (
             "datasets.fire",
@@ -477,6 +517,40 @@ def test_two_splits_must_not_become_one_file() -> None:
     config = with_value("datasets.fire.test", "elsewhere/a.json")
     with pytest.raises(VlmflowError, match=r"would both become raw/fire/a\.json"):
         check_config(config, [])
+
+
+def test_a_mixture_is_of_data_sets_that_are_no_mixtures() -> None:
+    config = with_value("datasets.b", {"mix": {"fire": "all"}})
+    config["datasets"]["c"] = {"mix": {"b": "30%"}}
+    with pytest.raises(VlmflowError, match=r"datasets\.c\.mix\.b: 'b' is a mixture, too; mix its data sets"):
+        check_config(config, [])
+    config["datasets"]["c"] = {"mix": {"fire": "30%"}}
+    assert check_config(config, []).members("c").keys() == {"fire"}
+
+
+def test_a_mixture_has_what_its_data_sets_have_together() -> None:
+    config = with_value("datasets.blend", {"mix": {"fire": "all", "chats": "30%"}})
+    config["datasets"]["fire"] |= {"licence": "cc-by-4.0", "source_licences": {"gqa": "mit"}, "form": "timestep"}
+    config["datasets"]["fire"] |= {"picture_limits": {"max_pixels": 50_000_000}, "train": ["a.json", "b.json"]}
+    config["datasets"]["chats"] = {"kind": "messages", "modality": "text", "train": "chats.jsonl"}
+    config["runs"]["r"]["dataset"] = "blend"
+    blend = check_config(copy.deepcopy(config), []).datasets["blend"]
+    assert (blend.kinds, blend.modality, blend.has_manifests, blend.form) == (
+        ["fire", "messages"],
+        None,
+        True,
+        "trajectory",
+    )
+    assert blend.all_addresses == ["a.json", "b.json", "chats.jsonl"]
+    assert blend.licence == "fire: cc-by-4.0; chats: unknown"
+    assert blend.source_licences == {"fire/gqa": "mit"}
+    assert (blend.picture_limits.max_pixels, blend.picture_limits.min_side) == (50_000_000, 28)
+    config["runs"]["r"]["over_long"] = "shorten"
+    with pytest.raises(VlmflowError, match=r"runs\.r\.over_long: 'shorten' drops earlier attempts"):
+        check_config(copy.deepcopy(config), [])
+    config["datasets"]["blend"] = {"mix": {"fire": "all"}}
+    blend = check_config(config, []).datasets["blend"]
+    assert (blend.form, blend.licence) == ("timestep", "cc-by-4.0")
 
 
 def test_the_pages_made_from_the_model_are_up_to_date() -> None:

@@ -10,7 +10,7 @@ import pytest
 from harness import code_digest
 from harness.params import RuleParams
 from vlmflow.config import raw_forms
-from vlmflow.config.raw_forms import form_of, kinds, kinds_with, module_of
+from vlmflow.config.raw_forms import form_of, kinds, kinds_with, modules_of
 from workflow_runs import clone
 
 FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"
@@ -38,7 +38,9 @@ def add(package: Path, name: str, *names: str) -> None:
 
 def test_every_module_is_a_form() -> None:
     modules = {f"{raw_forms.PACKAGE}.{file.stem}" for file in FORMS.glob("*.py") if file.stem != "__init__"}
-    assert {module_of(kind) for kind in kinds()} == modules
+    assert {modules_of(kind)[0] for kind in kinds()} == modules
+    assert {*modules_of("auto")} == modules
+    assert [name.rpartition(".")[2] for name in modules_of("prompt_completion")] == ["prompt_completion", "messages"]
     assert kinds() == sorted(kinds())
     assert kinds_with("form") == ["fire"]
     assert {kind for kind in kinds() if form_of(kind).one_prompt} == {"text"}
@@ -60,7 +62,7 @@ def test_two_forms_of_one_kind_are_refused(own_forms: Path) -> None:
 
 def test_a_changed_form_makes_only_rows_of_its_own_kind_stale(tmp_path: Path) -> None:
     scripts = clone(tmp_path / "clone") / "scripts"
-    settings = SimpleNamespace(datasets={kind: SimpleNamespace(kind=kind) for kind in kinds()})
+    settings = SimpleNamespace(datasets={kind: SimpleNamespace(kinds=[kind]) for kind in kinds()})
 
     def digests() -> dict[str, str]:
         modules, of_script = RuleParams(settings).form_modules, code_digest.of_scripts(scripts)
@@ -74,5 +76,5 @@ def test_a_changed_form_makes_only_rows_of_its_own_kind_stale(tmp_path: Path) ->
     form = scripts / "vlmflow" / "rows" / "forms" / "conversations.py"
     form.write_text(f"{form.read_text()}\n# another\n")
     kinds_after, others_after = digests(), others()
-    assert {kind for kind in kinds() if kinds_before[kind] != kinds_after[kind]} == {"sharegpt", "volcano"}
+    assert {kind for kind in kinds() if kinds_before[kind] != kinds_after[kind]} == {"auto", "sharegpt", "volcano"}
     assert others_before == others_after

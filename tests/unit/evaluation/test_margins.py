@@ -139,6 +139,15 @@ def test_figures_without_feedback_that_gives_the_answer_away_and_by_source() -> 
     assert margin_report([row for row in some if not row.gold_in_feedback]).without_gold is None
 
 
+def test_figures_of_a_mixture_are_also_by_data_set() -> None:
+    some = [
+        msgspec.structs.replace(row, id=f"{name}:{row.id}", source=source)
+        for row, (name, source) in zip(rows(), [("fire", "fire/gqa"), ("fire", "fire"), ("chats", "chats")] * 99)  # noqa: B905
+    ]
+    found = {name: each.rows for name, each in margin_report(some).sources.items()}
+    assert found == {"chats": 66, "fire": 134, "fire/gqa": 67}
+
+
 def judged(some: list[EvaluatedRow]) -> tuple[Verdict, MarginFigures]:
     figures = margin_figures(some)
     return judge(figures), figures

@@ -121,7 +121,7 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
         return {name for name in asked if after[name] != before[name]}
 
     pages = {"data_page", "estimate_page", "eval_page", "lengths_page", "run_page", "search_page"}
-    assert edited("page.py") == {*pages, "validate_sharegpt", "train_smoke", "publish_merged"}
+    assert edited("page.py") == {*pages, "validate_sharegpt", "mix_rows", "train_smoke", "publish_merged"}
     assert edited("live_page.py") == set()
     for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
         assert edited(f"templates/{template}") == pages
@@ -364,6 +364,44 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     assert inputs.everything() == ["merged/r", "merged/s", *(f"reports/{page}.html" for page in pages)]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
     assert inputs.everything() == ["merged/s", *(f"reports/{page}.html" for page in [pages[0], *pages[4:]])]
+
+
+def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
+    settings = check_config(
+        {
+            "models": {"m": {"source": "x", "model_type": "qwen3_vl"}},
+            "datasets": {
+                "fire": {"kind": "fire", "train": "t.json", "test": "e.json", "mended": "/x/mended.jsonl"},
+                "chats": {"kind": "messages", "modality": "text", "train": "c.jsonl"},
+                "blend": {"mix": {"chats": "30%", "fire": "all"}},
+                "texts": {"mix": {"chats": "all"}},
+            },
+            "runs": {"r": {"model": "m", "dataset": "blend"}, "t": {"model": "m", "dataset": "texts"}},
+        },
+        [],
+    )
+    inputs, blend = RuleInputs(None, settings), SimpleNamespace(dataset="blend")
+    assert inputs.of_members("train.jsonl", "val.jsonl")(blend) == [
+        f"data/{name}/{split}.jsonl" for name in ("chats", "fire") for split in ("train", "val")
+    ]
+    assert inputs.member_pictures(blend) == ["images/fire/train.jsonl", "images/fire/test.jsonl"]
+    assert inputs.hashes(blend) == ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl"]
+    assert inputs.manifests(blend) == [f"images/blend/{split}.jsonl" for split in ("train", "val", "test")]
+    assert inputs.searched(blend) == "data/blend/train.jsonl"
+    assert inputs.searched(SimpleNamespace(dataset="fire")) == "converted/fire/train.jsonl"
+    run, texts = SimpleNamespace(run="r"), SimpleNamespace(run="t")
+    assert inputs.train_pictures(run) == ["images/blend/train.jsonl", "images/blend/val.jsonl"]
+    assert inputs.run_pictures(texts) == []
+    assert inputs.raw_gold("train")(run) == ["raw/fire/t.json"]
+    assert inputs.raw_gold("train")(texts) == []
+    assert settings.good_run("blend") is None
+    settings.mixtures["blend"].members["fire"] = settings.raw_datasets["fire"].model_copy(update={"skip_images": True})
+    with pytest.raises(
+        SystemExit, match=r"^datasets\.fire\.skip_images: .*; mixture blend would have unchecked pictures"
+    ):
+        inputs.of_members("train.jsonl")(blend)
+    with pytest.raises(SystemExit, match=r"^datasets\.fire\.skip_images: .*; run r would train on unchecked pictures"):
+        inputs.data("train.jsonl")(run)
 
 
 def test_a_local_source_of_the_future_is_refused_with_what_mends_it(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
+import base64
 import hashlib
 import io
 import math
 import os
 import re
+import resource
 import struct
 import subprocess
 import sys
@@ -15,12 +17,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps, PngImagePlugin, features
 
 from drawn_pictures import drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.pictures import decode
 from vlmflow.pictures.decode import UPRIGHT, Picture, check_picture
+from vlmflow.pictures.formats import AS_THEY_ARE, CODECS, MAGIC
 from vlmflow.pictures.image_manifest import REASONS, Unusable
 from workflow_runs import ROOT
 
@@ -52,6 +55,15 @@ PLAIN = {
 }
 
 
+REWRITTEN = {
+    "AVIF": encoded(drawn(), "AVIF", quality=95, subsampling="4:4:4"),
+    "JPEG2000": encoded(drawn(), "JPEG2000"),
+    "PPM": encoded(drawn(), "PPM"),
+    "ICO": encoded(drawn(64, 64), "ICO", sizes=[(64, 64)]),
+    "TGA": encoded(drawn(), "TGA"),
+}
+
+
 @pytest.mark.parametrize("format", ["JPEG", "MPO", "PNG", "WEBP", "BMP", "TIFF"])
 def test_plain_pictures_are_used_as_they_are(format: str):
     """The bytes decide the format, not the name."""
@@ -61,16 +73,66 @@ def test_plain_pictures_are_used_as_they_are(format: str):
     assert picture.sha256 == hashlib.sha256(PLAIN[format]).hexdigest()
 
 
+@pytest.mark.parametrize(
+    ("format", "content"),
+    [
+        *REWRITTEN.items(),
+        ("JPEG2000", encoded(drawn(), "JPEG2000", no_jp2=True)),
+        ("PPM", b"P3 # plain\n#\n 64 48 255\n" + b" ".join(b"%d" % level for level in drawn().tobytes())),
+        ("TGA", encoded(drawn(), "TGA", rle=True)),
+    ],
+)
+def test_pictures_that_no_trainer_need_read_are_rewritten(format: str, content: bytes):
+    """Whatever their mode; each has the size and the corners of the picture that was drawn."""
+    picture, copy = checked(content)
+    assert (picture.format, picture.rewritten, copy.mode) == (format, format, "RGB")
+    side = 64 if format == "ICO" else 48
+    assert (picture.width, picture.height) == copy.size == (64, side)
+    assert np.abs(rgb(content).astype(int) - np.asarray(drawn(64, side))).max() <= 12
+
+
+@pytest.mark.parametrize("mode", ["L", "1"])
+def test_grey_maps_and_bitmaps_are_rewritten(mode: str):
+    content = encoded(drawn().convert(mode), "PPM")
+    assert content[:2] == {"L": b"P5", "1": b"P4"}[mode]
+    assert checked(content)[0].rewritten == "PPM"
+    assert np.array_equal(rgb(content), np.asarray(drawn().convert(mode).convert("RGB")))
+
+
+def test_every_format_is_there():
+    """Those that trainers read, and the others; each is known by its first bytes."""
+    assert {*AS_THEY_ARE, *REWRITTEN} == set(MAGIC)
+    for format, content in (PLAIN | REWRITTEN).items():
+        assert [name for name, magic in MAGIC.items() if magic.match(content)] == [
+            "JPEG" if format == "MPO" else format
+        ]
+
+
+def test_pictures_are_opened_in_one_place():
+    """Elsewhere Pillow would try all its decoders. The server of transformers imports nothing of vlmflow."""
+    opening = [path.name for path in (ROOT / "scripts").rglob("*.py") if "Image.open(" in path.read_text()]
+    assert sorted(opening) == ["formats.py", "guarded.py"]
+
+
+@pytest.mark.parametrize("format", CODECS)
+def test_a_format_that_pillow_was_built_without_is_named(monkeypatch: pytest.MonkeyPatch, format: str):
+    monkeypatch.setitem(features.modules, "avif", ("PIL._not_built", None))
+    monkeypatch.setitem(features.codecs, "jpg_2000", ("not_built", None))
+    found = check_picture(REWRITTEN[format], LIMITS)
+    assert found == Unusable("unknown_format", f"{format}, which this build of Pillow cannot read")
+    assert checked(PLAIN["JPEG"])
+
+
 @pytest.mark.parametrize("mode", ["L", "1"])
 def test_grey_and_black_and_white_are_plain(mode: str):
     assert checked(encoded(drawn().convert(mode), "PNG"))[0].rewritten is None
 
 
-@pytest.mark.parametrize("format", PLAIN)
+@pytest.mark.parametrize("format", [*PLAIN, *REWRITTEN])
 @pytest.mark.parametrize("share", [0.5, 0.9])
 def test_cut_files_are_caught(format: str, share: float, recwarn: pytest.WarningsRecorder):
     """The header of half a file is valid, but pixels are missing. Pillow's warnings are off."""
-    content = PLAIN[format] if format != "MPO" else PLAIN["JPEG"]
+    content = (PLAIN | REWRITTEN)[format if format != "MPO" else "JPEG"]
     found = check_picture(content[: int(len(content) * share)], LIMITS)
     assert isinstance(found, Unusable)
     assert found.reason == "undecodable"
@@ -85,12 +147,20 @@ def test_damaged_pixels_are_caught():
         assert check_picture(bytes(content), LIMITS).reason == "undecodable", format
 
 
-OTHERS = [b"", b"<!DOCTYPE html><html>", b"%PDF-1.7", b"RIFF\x00\x00\x00\x00WAVE", b"\x00" * 100]
+OTHERS = [
+    *(b"", b"<!DOCTYPE html><html>", b"%PDF-1.7", b"RIFF\x00\x00\x00\x00WAVE", b"\x00" * 100),
+    *(b"P3 is not P6 64", b"P5\n# only a remark\n", b"P6" + b" " * 9_999, b"P7\nWIDTH 64\n", b"Pf\n64 48\n-1.0\n"),
+    *("P1 ".encode("utf-16-le"), b"\x01\x02\t\n or any text of more than 18 letters"),
+    *("a\nb, c  d  efg hijk\n".encode("utf-16-le"), "\n\n\na text of lines\n\n\n".encode("utf-16-be")),
+    *(b"\x00\x00\x01\x00\x00\x00", b"\x00\x00\x02\x00\x01\x00" + b"\x20" * 20),
+    *(b"\x00\x00\x00\x18ftyp" + brands for brands in (b"heic\0\0\0\0mif1heic", b"mif1\0\0\0\0mif1heic", b"mp42avif")),
+    *(encoded(drawn(), format) for format in ("PCX", "SGI", "DDS", "QOI")),
+]
 
 
-@pytest.mark.parametrize("content", [*OTHERS, encoded(drawn(), "PPM"), encoded(drawn(), "ICO")])
+@pytest.mark.parametrize("content", OTHERS)
 def test_other_formats_are_refused(content: bytes):
-    """An error page, a document, a sound, and pictures of formats that are not in the list."""
+    """An error page, a document, a sound, texts, a cursor, HEIC, a video, and pictures of other formats."""
     assert check_picture(content, LIMITS).reason == "unknown_format"
 
 
@@ -109,6 +179,65 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded():
     assert found.reason == "too_many_pixels"
     assert "50000 x 50000" in found.detail
     assert not caught
+
+
+def with_size(content: bytes, size: bytes, other: bytes) -> bytes:
+    """Return a picture with another size in its header."""
+    assert content.count(size) == 1
+    return content.replace(size, other)
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+BIG = (60_000, 60_000)
+IHDR = struct.pack(">4sII", b"ihdr", *BIG)
+PNG = PLAIN["PNG"]
+BOMBS = {
+    "AVIF": with_size(REWRITTEN["AVIF"], struct.pack(">II", 64, 48), struct.pack(">II", 16_000, 16_000)),
+    "JPEG2000": with_size(REWRITTEN["JPEG2000"], struct.pack(">4sII", b"ihdr", 48, 64), IHDR),
+    "PPM": with_size(REWRITTEN["PPM"], b"\n64 48\n", b"\n60000 60000\n"),
+    "TGA": with_size(REWRITTEN["TGA"], struct.pack("<HHB", 64, 48, 24), struct.pack("<HHB", *BIG, 24)),
+    "ICO": REWRITTEN["ICO"][:22]
+    + PNG[:8]
+    + png_chunk(b"IHDR", struct.pack(">IIBBBBB", *BIG, 8, 2, 0, 0, 0))
+    + PNG[33:],
+    "ICO of BMP": with_size(
+        encoded(drawn(64, 64), "ICO", sizes=[(64, 64)], bitmap_format="bmp"),
+        struct.pack("<III", 40, 64, 128),
+        struct.pack("<III", 40, 60_000, 120_000),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_bomb_of_any_format_is_refused_before_it_is_decoded(name: str):
+    found = check_picture(BOMBS[name], LIMITS)
+    assert found.reason == "too_many_pixels", found
+    assert ("16000 x 16000" if name == "AVIF" else "60000 x 60000") in found.detail
+
+
+LARGE_AVIF = (
+    "eNpjYGCQSSupLEgsy0xjAAIQnZuZZpibmQjiv8xNLUlkgADFjJScIiiboSAzuYQBDfAVZJbkglmMQCyXmZOfDOK4gPiMEFFGXgYG9oVAtkZmZl"
+    "4aXK0UkJPKBOUllhkYOufn5IPtysgsKCoA0p6ZBcn5QFoks7ggFWKdXQMEg+ytyARr5gASPIllhs6N8jIgAeHk/JyivOScCqC5vAxsIMXimQW5"
+    "MB8BncXCyNTMAnTTytyUxBIhBi5u+e919T//LmOS4nUw6ucXUEo2amT5BDTX8vy5wA/8Z7w+hlXmJV+5xZE/YV9jlb5vWXeZiKn2kUMXPhZYBm"
+    "48fzY303CW1eN3c6c1n+R1TQp+3XZZSc36/LmImuAuH40gSwOfbdFvzqy49sDwaP+Xp2dPTC6ymPx/y7XaOUf8LHYb7JV7w8kVfO74B19Ny56Z"
+    "7725xe9+oEizFUHNdYd1Ex3lN6lFiu++GrZ1XhzvXS7X8DMRos9zBs7Vo14e9fKol0e9POpl0rxsTqbFBvTXSJ4vTwEAq7orQg=="
+)
+"""An AVIF of 16,000 x 16,000 black pixels, packed; to make it takes seven seconds."""
+
+
+def test_a_decoder_gets_so_much_memory_and_no_more():
+    """Two sizes in one AVIF: it says that it is of 100 x 100 pixels, and its decoder makes 256 million of them."""
+    large = zlib.decompress(base64.b64decode(LARGE_AVIF))
+    assert check_picture(large, LIMITS).reason == "too_many_pixels"
+    bomb = with_size(large, struct.pack(">II", 16_000, 16_000), struct.pack(">II", 100, 100))
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    found = check_picture(bomb, PictureLimits(max_pixels=10_000))
+    assert found.reason == "undecodable"
+    assert found.detail.endswith("(in at most 80 MB of memory)")
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
 def test_the_pixel_limit_is_the_one_of_the_configuration():
@@ -146,6 +275,8 @@ LARGEST: dict[str, Callable[[], bytes]] = {
         "TIFF",
         compression="tiff_lzw",
     ),
+    "JPEG 2000": lambda: encoded(Image.new("RGB", LARGE, (9, 9, 9)), "JPEG2000"),
+    "AVIF with alpha": lambda: encoded(Image.new("RGBA", LARGE, (9, 9, 9, 9)), "AVIF", speed=10),
     "WebP with alpha, lying": lambda: encoded(Image.new("RGBA", LARGE, (9, 9, 9, 9)), "WEBP", method=0, exif=LYING),
 }
 
@@ -331,6 +462,29 @@ def test_of_an_animation_the_first_frame_is_used():
     assert (rgb(content) == RED).all()
 
 
+FRAMES = [Image.new("RGB", (64, 64), colour) for colour in (RED, (0, 0, 255))]
+
+
+@pytest.mark.parametrize("format", ["GIF", "TIFF", "WEBP", "PNG", "MPO", "AVIF"])
+def test_a_picture_of_several_frames_is_told_from_others(format: str):
+    several = encoded(FRAMES[0], format, save_all=True, append_images=FRAMES[1:])
+    assert (checked(several)[0].first_frame, checked(encoded(FRAMES[0], format))[0].first_frame) == (True, None)
+
+
+def test_of_an_icon_the_largest_size_is_used():
+    picture, copy = checked(encoded(FRAMES[0], "ICO", sizes=[(32, 32), (64, 64), (48, 48)]))
+    assert (picture.width, picture.height, picture.first_frame) == (64, 64, True)
+    assert copy.size == (64, 64)
+    assert checked(REWRITTEN["ICO"])[0].first_frame is None
+
+
+def test_damage_behind_the_first_frame_costs_nothing():
+    """The frames were not looked for before; the first one is whole."""
+    content = encoded(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:])
+    second = content.rindex(b"\x2c\x00\x00\x00\x00")
+    assert checked(content[: second + 4] + b"\xff" * 20)[0].format == "GIF"
+
+
 def test_cmyk_becomes_rgb():
     """With Adobe's inverted values, which Pillow's JPEG reader knows."""
     content = encoded(drawn().convert("CMYK"), "JPEG", quality=95, icc_profile=b"a profile of CMYK")
@@ -356,6 +510,18 @@ def test_16_bit_grey_is_scaled(format: str):
     content = encoded(Image.fromarray(levels), format)
     assert checked(content)[0].rewritten == "16 bit"
     assert np.array_equal(rgb(content)[..., 0], levels // 256)
+
+
+@pytest.mark.parametrize(("greatest", "format"), [(65_535, "PPM"), (1_023, "PPM"), (65_535, "JPEG2000")])
+def test_16_bit_grey_is_scaled_by_the_range_that_the_file_gives(greatest: int, format: str):
+    """A dark picture stays dark; Pillow scales a grey map of any range, and JPEG 2000, to 16 bits."""
+    levels = (np.arange(64 * 64).reshape(64, 64) % (greatest // 8)).astype(np.uint16)
+    if format == "PPM":
+        content = b"P5 64 64 %d\n" % greatest + levels.astype(">u2").tobytes()
+    else:
+        content = encoded(Image.fromarray(levels), "JPEG2000")
+    assert checked(content)[0].rewritten == f"{format}, 16 bit"
+    assert np.abs(rgb(content)[..., 0].astype(int) - levels.astype(int) * 256 // (greatest + 1)).max() <= 1
 
 
 @pytest.mark.parametrize("type", [np.int32, np.float32])
@@ -392,10 +558,6 @@ def test_hostile_bytes_raise_nothing(format: str, patches: list[tuple[int, bytes
         assert " at 0x" not in found.detail
     else:
         assert found[0] == again[0]
-
-
-def png_chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
 
 
 def tiff_12_bit(levels: np.ndarray) -> bytes:

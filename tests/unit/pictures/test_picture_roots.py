@@ -26,6 +26,31 @@ def test_a_picture_is_found_under_its_path(tmp_path: Path):
     assert rooted(tmp_path).locate("gqa/images/1.jpg/x").reason == "missing"
 
 
+def test_an_absolute_path_is_that_of_its_root(tmp_path: Path):
+    """As written, behind a link, with an address' beginning, and with more slashes; nothing leaves the roots."""
+    root, link = tmp_path / "pictures", tmp_path / "link"
+    file, found = put(root / "gqa/1.jpg", b""), Located("gqa/1.jpg", str(root / "gqa/1.jpg"))
+    link.symlink_to(root)
+    put(tmp_path / "pictures2/1.jpg", b"")
+    for path in (str(file), f"{link}/gqa/1.jpg", f"file://{file}", f"{root}//gqa/./1.jpg"):
+        assert rooted(link).locate(path) == found
+    assert rooted(root).locate(f"{root}/GQA/1.jpg") == Located("GQA/1.jpg", str(file), LETTER_CASE)
+    assert rooted(root).locate(f"{root}/gqa/2.jpg").reason == "missing"
+    for path in (f"{root}/../pictures2/1.jpg", f"{root}2/1.jpg", str(root), "/", f"file:/{file}"):
+        assert rooted(root).locate(path).reason in ("path_outside", "path_invalid"), path
+
+
+def test_an_absolute_path_is_no_picture_of_another_root(tmp_path: Path):
+    """Both pictures would have one name in the store."""
+    one, other = put(tmp_path / "a/1.jpg", b""), put(tmp_path / "b/1.jpg", b"")
+    roots = rooted(tmp_path / "a", tmp_path / "b")
+    assert roots.locate(str(one)) == roots.locate("1.jpg") == Located("1.jpg", str(one))
+    assert roots.locate(str(other)) == Unusable("name_conflict", "an earlier root has another file '1.jpg'")
+    only = put(tmp_path / "b/2.jpg", b"")
+    assert roots.locate(str(only)) == Located("2.jpg", str(only))
+    assert roots.locate(str(tmp_path / "a/2.jpg")).reason == "missing"
+
+
 def test_letter_case_is_matched_when_one_file_fits(tmp_path: Path):
     """Letter case, in folders and files."""
     file = put(tmp_path / "Coco/Train2017/A.JPG", b"")

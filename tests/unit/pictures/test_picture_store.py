@@ -68,6 +68,19 @@ def test_a_link_follows_its_file_to_another_root(tmp_path: Path):
         assert (tmp_path / "store/fire/a.jpg").resolve() == file
 
 
+def test_the_store_of_a_mixture_has_the_pictures_of_its_data_sets(tmp_path: Path):
+    pictures = tmp_path / "store"
+    name = add(PictureStore(pictures, "fire"), "coco/a.png", put(tmp_path / "root/a.png", ALPHA))
+    mixture = PictureStore(pictures, "blend")
+    for _ in range(2):
+        mixture.mix("fire")
+    assert (pictures / "blend/fire").readlink() == Path("../fire")
+    assert (pictures / "blend/fire" / name).samefile(pictures / "fire" / name)
+    put(pictures / "blend/own/a.jpg", b"own")
+    with pytest.raises(VlmflowError, match=r"blend/own: cannot make a link"):
+        mixture.mix("own")
+
+
 def test_only_links_are_ever_replaced(tmp_path: Path):
     """A person's own files or folders in place of the store remain."""
     own = put(tmp_path / "store/fire/a.jpg", b"own")

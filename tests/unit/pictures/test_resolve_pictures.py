@@ -41,7 +41,7 @@ def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
     rows = ['{"image": "b"}', '{"image": "a"}', '{"image": "b", "x": [1]}', "7", "{}", '{"image": null}']
     rows += ['{"image": ["a"]}', '{"image": ""}', '{"images": [""]}', '"a"', '{"question": {"image": "c"}}']
     raw = put(tmp_path / "raw.json", f"[{','.join(rows)}]".encode())
-    assert list(named_paths([raw]).items()) == [("b", 2), ("a", 1)]
+    assert list(named_paths([raw]).items()) == [("b", 2), ("a", 2)]
 
 
 def test_broken_rows_name_nothing(tmp_path: Path):
@@ -124,13 +124,15 @@ def test_the_trainer_sees_what_the_manifest_says(tmp_path: Path):
         "cmyk.jpg": encoded(drawn().convert("CMYK"), "JPEG"),
         "deep.png": encoded(Image.fromarray(grey), "PNG"),
         "grey.png": encoded(drawn().convert("L"), "PNG"),
+        "new.avif": encoded(drawn(), "AVIF"),
+        "old.tga": encoded(drawn(), "TGA"),
         "turned.tiff": encoded(drawn(), "TIFF", exif=exif),
     }
     for name, content in pictures.items():
         put(tmp_path / "root" / name, content)
     entries = resolve(tmp_path, list(pictures))
     rewritten = [entry.rewritten for entry in entries]
-    assert rewritten == [None, "exif orientation", "alpha", "palette", "cmyk", "16 bit", None, None]
+    assert rewritten == [None, "exif orientation", "alpha", "palette", "cmyk", "16 bit", None, "AVIF", "TGA", None]
     for entry in entries:
         seen = as_trained(tmp_path / "store/fire" / entry.name)
         assert (seen.mode, seen.size) == ("RGB", (entry.width, entry.height)), entry.name
@@ -194,6 +196,19 @@ def test_pictures_under_other_names_are_counted(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.INFO):
         say_what_was_found(entries, "datasets.fire.image_roots")
     assert "2 pictures whose files have names that differ in letter case" in caplog.messages
+
+
+def test_first_frames_are_counted_by_format(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    frames = [drawn().convert("L"), drawn().convert("L").rotate(180)]
+    for name, format in (("a.gif", "GIF"), ("b.gif", "GIF"), ("c.tif", "TIFF")):
+        put(tmp_path / "root" / name, encoded(frames[0], format, save_all=True, append_images=frames[1:]))
+    put(tmp_path / "root/d.gif", encoded(frames[0], "GIF"))
+    entries = resolve(tmp_path, ["a.gif", "b.gif", "c.tif", "d.gif"])
+    assert [entry.first_frame for entry in entries] == [True, True, True, None]
+    assert picture_counts(entries).first_frames == {"GIF": 2, "TIFF": 1}
+    with caplog.at_level(logging.INFO):
+        say_what_was_found(entries, "datasets.fire.image_roots")
+    assert "2 pictures of GIF with several frames, pages or sizes: only the first is used" in caplog.messages
 
 
 def test_roots_without_any_of_the_pictures_stop_the_stage(tmp_path: Path):

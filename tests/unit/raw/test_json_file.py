@@ -162,6 +162,86 @@ def test_a_byte_order_mark_and_crlf_are_not_rows(tmp_path: Path) -> None:
     assert rows_of(tmp_path, b'\xef\xbb\xbf[\r\n{"a": 1},\r\n{"a": 2}\r\n]\r\n') == [b'{"a": 1}', b'{"a": 2}']
 
 
+def named_rows(path: Path, content: bytes) -> list[bytes]:
+    path.write_bytes(content)
+    with JsonRows(path) as rows:
+        return list(rows)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'[{"a": 1}, {"b": 2}]\n', b'\xef\xbb\xbf[\n  {"a": 1},\n  {"b": 2}\n]', b'\n [{"a": 1},\r\n{"b": 2}]\r\n'],
+)
+def test_an_array_may_be_called_jsonl(tmp_path: Path, content: bytes) -> None:
+    assert named_rows(tmp_path / "rows.jsonl", content) == [b'{"a": 1}', b'{"b": 2}']
+    broken = content.replace(b"1", b"NaN")
+    assert named_rows(tmp_path / "rows.jsonl", broken) == [b'{"a": NaN}', b'{"b": 2}']
+
+
+@pytest.mark.parametrize(
+    "content", [b'[{"a": 1}]\n[{"b": 2}]\n', b'["a"]\n["b"]', b'[{"a": 1}, \n{"b": 2}\n', b"[1]", b"[\n]"]
+)
+def test_other_brackets_in_jsonl_are_lines(tmp_path: Path, content: bytes) -> None:
+    """Rows that are lists, and a first line that is broken: each line is rejected alone."""
+    lines = [line for line in content.splitlines() if line]
+    assert [row.strip() for row in named_rows(tmp_path / "rows.jsonl", content)] == [line.strip() for line in lines]
+
+
+@given(rows=st.lists(st.integers(0, 3), min_size=1, max_size=6), indent=st.integers(1, 4), name=st.booleans())
+def test_objects_over_lines_are_rows(tmp_path_factory, rows: list[int], indent: int, name: bool) -> None:
+    """As json.dump and jq write them, one behind the other; a comma may be between two."""
+    path = tmp_path_factory.mktemp("rows") / ("raw.jsonl" if name else "raw.json")
+    texts = [json.dumps({"a": [{"b": "}\n{", "c": {}}] * number, "d": 1}, indent=indent) for number in rows]
+    for between in ("\n", "\r\n\r\n", "", ",\n"):
+        assert named_rows(path, between.join(texts).encode()) == [text.encode() for text in texts]
+
+
+@pytest.mark.parametrize("damage", ["quote", "open", "no_close", "cut", "colon"])
+@pytest.mark.parametrize("broken", [0, 2, 4])
+def test_a_broken_object_over_lines_is_rejected_alone(tmp_path: Path, damage: str, broken: int) -> None:
+    """Also the first and the last one."""
+    rows = [json.dumps({"image": f"{number}.jpg", "turns": [{"value": "x ["}]}, indent=2) for number in range(5)]
+    rows[broken] = damaged(rows[broken], damage)
+    found = named_rows(tmp_path / "rows.jsonl", "\n".join(rows).encode())
+    assert found == [row.strip().encode() for row in rows]
+
+
+@pytest.mark.lengthy
+def test_a_row_of_several_lines_may_be_long(tmp_path: Path) -> None:
+    rows = [b'{\n "a": "%s"\n}' % (b"x" * size) for size in (10, 20_000_000, 30)]
+    assert named_rows(tmp_path / "rows.json", b"\n".join(rows)) == rows
+
+
+def test_broken_objects_over_lines_take_time_in_proportion_to_their_size(tmp_path: Path) -> None:
+    for piece in (b'{\n"a":[', b'{\n"a":"', b'{\n"a":[1,1,1,1\n,', b"{\n"):
+        seconds = []
+        for size in (10_000, 80_000):
+            begun = time.process_time()
+            assert named_rows(tmp_path / "rows.json", piece * (size // len(piece)))
+            seconds.append(time.process_time() - begun)
+        assert seconds[1] < 24 * seconds[0] + 0.2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"data": [{"a": 1}, {"b": 2}]}',
+        b'{"version": 1, "name": "x: [{", "rows": [{"a": 1},\n{"b": 2}]}\n',
+        b'\xef\xbb\xbf{\n  "train": [\n    {"a": 1},\n    {"b": 2}\n  ]\n}\n',
+        b'{"examples":[{"a": 1}\n,{"b": 2}\n]\n}',
+    ],
+)
+def test_rows_may_be_a_list_in_an_object(tmp_path: Path, content: bytes) -> None:
+    assert named_rows(tmp_path / "rows.json", content) == [b'{"a": 1}', b'{"b": 2}']
+
+
+@pytest.mark.parametrize("content", [b'{"data": [{"a": 1}]}\n{"data": [{"a": 2}]}\n', b'{"turns": [{"a": 1}]}'])
+def test_a_row_may_hold_a_list(tmp_path: Path, content: bytes) -> None:
+    """On a line of its own, with others behind it, or under another key; and always in JSON lines."""
+    assert named_rows(tmp_path / "rows.json", content) == content.splitlines()
+    assert named_rows(tmp_path / "rows.jsonl", b'{"data": [{"a": 1}]}') == [b'{"data": [{"a": 1}]}']
+
+
 @pytest.mark.parametrize("keep", [1, 2, 12, 21, 25])
 def test_a_cut_array_is_refused_with_the_place(tmp_path: Path, keep: int) -> None:
     """A file cut in the middle names the row and the byte, and gives no rows."""

@@ -198,6 +198,24 @@ def test_raw_files_are_found_whose_paths_a_pod_recorded(merged: Path, capsys: py
     assert verdicts(capsys.readouterr().out)[0] == "ok"
 
 
+def test_raw_files_and_rows_of_a_mixtures_data_sets_are_compared(
+    merged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("raw/a/rows.json", "raw/b/rows.json", "data/a/train.jsonl", "data/b/train.jsonl"):
+        (merged.parent / name).parent.mkdir(parents=True)
+        (merged.parent / name).write_bytes(name.encode())
+    raw = [{"file": f"/volume/raw/{name}/rows.json", "sha256": of(f"raw/{name}/rows.json".encode())} for name in "ab"]
+    mixed = {name: {"digests": {"train.jsonl": of(f"data/{name}/train.jsonl".encode())}} for name in "ab"}
+    change(merged, lambda record: record["data"].update(dataset="blend", raw={"train": raw}, members=mixed))
+    assert main(merged, merged.parent)
+    said = capsys.readouterr().out
+    assert "ok        raw files: 2 of 2 files" in said
+    assert "ok        rows of a, mixed: 1 of 1 files" in said
+    (merged.parent / "data" / "b" / "train.jsonl").write_bytes(b"another")
+    assert not main(merged, merged.parent)
+    assert "DIFFERS   rows of b, mixed" in capsys.readouterr().out
+
+
 def test_rows_that_fit_are_those_of_the_training(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fitted = merged.parent / "fitted" / "mine"
     fitted.mkdir(parents=True)
@@ -281,6 +299,8 @@ def test_a_run_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
         lambda record: record["picture_limits"].update(file="/etc/passwd"),
         lambda record: record.update(run=".."),
         lambda record: record["data"].update(dataset="a/b"),
+        lambda record: record["data"].update(members={"..": {"digests": {}}}),
+        lambda record: record["data"].update(members={"fire": {"digests": {"../../etc/passwd": "0"}}}),
         lambda record: record["merged"].update({"a\0b": "0"}),
         lambda record: record.update(merged=["config.json"]),
     ],

@@ -48,6 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     test = [fire_row(f"gqa/{n}.jpg", f"question {n}") for n in range(100, 106)]
     usable = {f"gqa/{n}.jpg": {"width": 64 + 8 * (n % 9), "height": 48} for n in (*range(40), *range(100, 106))}
+    usable["gqa/0.jpg"]["first_frame"] = usable["gqa/1.jpg"]["first_frame"] = True
     gone = {"gqa/gone.jpg": {"reason": "missing", "detail": "no root holds <i>a file</i>", "name": None}}
     files = [
         split_files(folder, name, rows, pictures=usable | gone) for name, rows in (("train", train), ("test", test))
@@ -149,6 +150,8 @@ def test_every_count_of_the_account_is_on_the_page(folder: Path, browser: Browse
     browser.open(page)
     tiles = browser.evaluate("[...document.querySelectorAll('.tile')].map(t => t.innerText.split('\\n'))")
     shown = {tile[0]: tile[1] for tile in tiles}
+    frames = "document.querySelector('#pictures dl, section dl').innerText"
+    assert "only the first of several frames, pages or sizes\n2 JPEG" in browser.evaluate(frames)
     stats = read_account(folder / "data" / "fire" / "stats.json", Stats)
     assert shown["raw rows in"] == "50"
     assert shown["rejected"] == str(sum(stats.train.rejected.values())) == "4"

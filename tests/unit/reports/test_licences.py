@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from drawn_pictures import put
@@ -11,6 +12,7 @@ from harness.params import RuleParams
 from made_accounts import some_provenance
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
+from vlmflow.publish.licences import rights_of
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
 from vlmflow.reports.provenance import model_card
 
@@ -101,3 +103,36 @@ def test_a_long_list_ends_with_a_sum(tmp_path: Path) -> None:
 def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"t\.jsonl, line 1: "):
         stated_licences("fire", [], None, {}, {}, put(tmp_path / "t.jsonl", b"{"))
+
+
+def test_a_mixture_states_the_licences_of_its_data_sets(tmp_path: Path) -> None:
+    merged = {
+        "models": {"m": {"source": "hf://a/m", "model_type": "qwen3_vl"}},
+        "datasets": {
+            "fire": {"kind": "fire", "train": HUB, "licence": "cc-by-4.0", "source_licences": {"gqa": "b", "vg": "c"}},
+            "chats": {"kind": "messages", "modality": "text", "train": "chats.jsonl"},
+            "blend": {"mix": {"fire": "all", "chats": "30%"}},
+        },
+        "runs": {"r": {"model": "m", "dataset": "blend"}},
+    }
+    settings = check_config(merged, [])
+    params, run = RuleParams(settings), SimpleNamespace(run="r")
+    given = params.run("dataset.all_addresses", "dataset.licence", "dataset.source_licences")(run)
+    names = ["fire/chartqa/1.png", "fire/gqa/2.png", "fire/3.png"]
+    lines = [row("fire/vg", name) | {"id": f"fire:train-{name}"} for name in names]
+    lines.append(row("chats") | {"id": "chats:train-1"})
+    file = put(tmp_path / "train.jsonl", b"".join(json.dumps(one).encode() + b"\n" for one in lines))
+    stated = stated_licences("blend", *given.values(), params.picture_licences(run), file)
+    assert stated.sources == [HUB, "chats.jsonl"]
+    assert stated.licence == "fire: cc-by-4.0; chats: unknown"
+    assert [(one.source, one.rows, one.licence) for one in stated.questions] == [
+        ("fire/vg", 3, "c"),
+        ("chats", 1, "unknown"),
+    ]
+    assert {(one.source, one.licence) for one in stated.pictures} == {
+        ("fire/chartqa", "cc-by-nc-4.0"),
+        ("fire/gqa", "b"),
+        ("fire/.", "unknown"),
+    }
+    with pytest.raises(VlmflowError, match="forbids to pass on"):
+        rights_of(msgspec.structs.replace(stated, licence="fire: no redistribution; chats: mit"))

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.choice import left_out
 from vlmflow.raw.csv_file import _CountedLines
 from vlmflow.raw.split import open_rows
@@ -252,7 +253,6 @@ def test_column_names_match_in_any_letter_case(tmp_path: Path, suffix: str) -> N
         (b"prompt,completion\r\n", "has no rows"),
         (b"id;prompt;completion\r\n1;x;y\r\n", "one field with semicolons; the separator of .csv is commas"),
         (b"question,answer\r\nx,y\r\n", "no column 'prompt'; the columns are question, answer"),
-        (b"prompt,completion,images\r\nx,y,z\r\n", "column 'images' holds text, not a list of paths"),
     ],
 )
 def test_a_csv_file_of_another_kind_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
@@ -275,24 +275,24 @@ def test_a_first_line_that_names_the_separator_is_no_header(tmp_path: Path, firs
 
 
 @pytest.mark.parametrize("kind", ["volcano", "sharegpt", "messages"])
-def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> None:
-    """JSON inside CSV: one error says what to do, instead of a reject per row."""
+def test_turns_that_are_numbers_are_refused_once(tmp_path: Path, kind: str) -> None:
+    """One error says what to do, instead of a reject per row. Texts may be JSON, so each row is read."""
     key = next(iter(form_of(kind).keys))
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([[key], ['[{"from": "human"}]']])
-    with pytest.raises(VlmflowError, match=f"column '{key}' holds text, not a list of turns") as refused:
-        outcome(tmp_path / "rows.csv", kind)
+    pq.write_table(pa.table({key: [1, 2]}), tmp_path / "rows.parquet")
+    with pytest.raises(VlmflowError, match=f"column '{key}' holds int64, not a list of turns") as refused:
+        outcome(tmp_path / "rows.parquet", kind)
     assert "save the rows as JSON lines" in refused.value.next_step
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[key], ['[{"from": "human"']])
+    assert outcome(tmp_path / "rows.csv", kind) == {0: "bad_shape"}
 
 
-def test_texts_under_images_are_refused_with_the_right_key(tmp_path: Path) -> None:
-    write_csv(tmp_path / "rows.csv", [["q", "a"]])
-    (tmp_path / "rows.csv").write_text("prompt,completion,images\nq,a,x/1.jpg\n")
+def test_a_text_under_images_is_one_path_or_a_list(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text('prompt,completion,images\nq,a,x/1.jpg\nr,b,"[""x/1.jpg"", ""x/2.jpg""]"\n')
+    assert named_paths([tmp_path / "rows.csv"]) == {"x/1.jpg": 2, "x/2.jpg": 1}
     with open_rows([tmp_path / "rows.csv"], "train") as rows:
-        with pytest.raises(VlmflowError) as refused:
-            refuse_columns(rows, "prompt_completion", "image", {})
-        assert "set columns: {image: images}" in refused.value.next_step
-        refuse_columns(rows, "prompt_completion", "image", {"image": "images"})
+        for columns in ({}, {"image": "images"}):
+            refuse_columns(rows, "prompt_completion", "image", columns)
         with pytest.raises(VlmflowError, match="no column 'image'"):
             refuse_columns(rows, "prompt_completion", "image", {"images": "image"})
 
@@ -340,8 +340,7 @@ def test_hostile_parquet_cells_cost_their_rows(tmp_path: Path) -> None:
         ({"prompt": [1], "completion": ["y"]}, "column 'prompt' holds int64, not a text"),
         ({"prompt": [b"x"], "completion": ["y"]}, "column 'prompt' holds bytes, not a text"),
         ({"prompt": pa.array([None]), "completion": ["y"]}, "column 'prompt' holds null, not a text"),
-        ({"prompt": ["x"], "completion": ["y"], "image": [1]}, "column 'image' holds int64, not a text"),
-        ({"prompt": ["x"], "completion": ["y"], "images": ["z"]}, "column 'images' holds text, not a list"),
+        ({"prompt": ["x"], "completion": ["y"], "image": [1]}, "column 'image' holds int64, not a picture"),
     ],
 )
 def test_a_parquet_file_of_another_kind_is_refused(tmp_path: Path, table: dict[str, Any], said: str) -> None:
@@ -372,8 +371,9 @@ def test_a_column_that_is_not_needed_is_not_read(tmp_path: Path, column: pa.Arra
     with open_rows([path], "train", columns=["other"]) as rows:
         assert list(rows) == [b"{}"] * 3
     kind = DatasetSettings(kind="alpaca", train="x.parquet", columns={"input": "given"})
-    assert kind.read_columns[:6] == ["instruction", "given", "output", "image", "images", "source"]
-    assert {"system", "history", "label"} <= set(kind.read_columns[6:])  # keys that change what a row means
+    read = ["instruction", "given", "output", "system", "history", "image", "images", "source"]
+    assert kind.read_columns[: len(read)] == read
+    assert {"system_prompt", "label"} <= set(kind.read_columns[len(read) :])  # keys that change what a row means
     assert not {"made", "input"} & set(kind.read_columns)
     assert kind.choice("train").read_columns == kind.read_columns
 
@@ -492,6 +492,7 @@ def test_fixed_rows_replace_the_raw_rows(tmp_path: Path) -> None:
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
+from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.split import open_rows
 resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
 open_rows([Path(sys.argv[1])], "train")

@@ -63,9 +63,9 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
             "datasets.mine.kind; or map its keys to those of your file: datasets.mine.columns",
         ),
         (
-            [TEXT | {"completion": f"<think>Hm {n}</think>a"} for n in range(40)],
+            [TEXT | {"completion": f"a <think>Hm {n}</think>"} for n in range(40)],
             {"modality": "text"},
-            "take the marks out of the texts: an answer's reasoning (<think>)",
+            "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers only",
         ),
         (
             [{"input": "q"}] * 40 + [TEXT] * 3,
@@ -85,7 +85,7 @@ def test_the_advice_is_about_the_main_reason(
 def test_paths_that_lead_out_of_every_root_are_not_mended_by_another_root(tmp_path: Path) -> None:
     lost = Counter({"picture_path_outside": 40})
     said = advice(lost, 40, Counter(), tmp_path / "mine" / "quarantine.jsonl", none_left=True)
-    assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path")
+    assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path outside")
 
 
 def test_single_rows_should_be_fixed(tmp_path: Path) -> None:

@@ -47,5 +47,5 @@ def test_the_account_has_what_is_trained_of_each_score(
 def test_the_share_of_bad_attempts_is_said_with_what_trains_the_others(
     trained: dict[int, int], good_run: str | None, said: str | None
 ) -> None:
-    found = in_words(trained, "mine", good_run)
+    found = in_words(trained, ["mine"], good_run)
     assert found == said if said is None else found is not None and found.startswith(said)

@@ -15,15 +15,16 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from vlmflow.core.keys import ANSWER_KEY
+from vlmflow.pictures.formats import AS_THEY_ARE
 from vlmflow.serving import guarded
 
 KEY = "open sesame"
 MODEL = "mine"
 
 
-def data(size: tuple[int, int], cut: int | None = None) -> str:
+def data(size: tuple[int, int], cut: int | None = None, format: str = "PNG") -> str:
     file = io.BytesIO()
-    Image.new("1", size).save(file, "PNG")
+    Image.new("1", size).save(file, format)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()[:cut]).decode()}"
 
 
@@ -58,6 +59,10 @@ def picture(url: Any) -> dict[str, Any]:
 PATH = "/v1/chat/completions"
 
 
+def test_pictures_may_have_the_formats_of_a_store() -> None:
+    assert guarded.FORMATS == AS_THEY_ARE
+
+
 def test_texts_and_pictures_in_the_request_are_answered(client: TestClient) -> None:
     for content in ("How many?", [picture(DATA), {"type": "text", "text": "\nHow many?"}], None):
         assert client.post(PATH, json=chat(content)).status_code == 200
@@ -69,6 +74,8 @@ def test_texts_and_pictures_in_the_request_are_answered(client: TestClient) -> N
     [
         ([picture(data((8_000, 8_000)))] * 4, 413, "more than 200,000,000 pixels"),
         ([picture(data((4, 3), cut=20))], 400, "cannot be read"),
+        ([picture(data((64, 64), format="ICO"))], 400, "cannot be read"),
+        ([picture(data((4, 3), format="PPM"))], 400, "cannot be read"),
         ([picture("data:image/png;base64,AAAA")], 400, "cannot be read"),
     ],
 )

@@ -1,7 +1,7 @@
 """From answers to figures: how many are right after k rounds of feedback, and what became of the first answers."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from statistics import fmean
 
 import numpy as np
@@ -42,12 +42,13 @@ def figures_after_rounds(rows: Sequence[AnsweredRow], feedback: bool) -> list[Af
 
 
 def figures_by(
-    rows: Sequence[AnsweredRow], kind: Callable[[AnsweredRow], Hashable], feedback: bool
+    rows: Sequence[AnsweredRow], kinds_of: Callable[[AnsweredRow], Iterable[Hashable]], feedback: bool
 ) -> dict[str, list[AfterRounds]]:
-    """Return the figures of every kind of rows, sorted by its name."""
+    """Return the figures of every kind of rows, sorted by its name. kinds_of: gives those to which a row belongs."""
     kinds: dict[str, list[AnsweredRow]] = defaultdict(list)
     for row in rows:
-        kinds[str(kind(row))].append(row)
+        for kind in kinds_of(row):
+            kinds[str(kind)].append(row)
     return {name: figures_after_rounds(some, feedback) for name, some in sorted(kinds.items())}
 
 

@@ -15,6 +15,7 @@ from vlmflow.evaluation.answering.figures import figures_after_rounds, figures_b
 from vlmflow.evaluation.answering.models import Model
 from vlmflow.evaluation.answering.rows import answered_row, overlap_of
 from vlmflow.evaluation.choice import Case
+from vlmflow.rows.mixture_names import sources_of
 
 log = logging.getLogger("vlmflow")
 
@@ -77,8 +78,8 @@ def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:
         "all": figures_after_rounds(rows, how.feedback),
         "without_gold": of([row for row in rows if row.holds_gold is False]),
         "with_gold": of([row for row in rows if row.holds_gold]),
-        "sources": figures_by(rows, lambda row: row.source, how.feedback),
-        "rules": figures_by(rows, lambda row: row.turns[-1].rule, how.feedback),
+        "sources": figures_by(rows, lambda row: sources_of(row.id, row.source), how.feedback),
+        "rules": figures_by(rows, lambda row: [row.turns[-1].rule], how.feedback),
     }
 
 

@@ -1,10 +1,10 @@
-"""Alpaca's instructions: {"instruction": …, "input": …, "output": …}."""
+"""Alpaca's instructions: {"instruction": …, "input": …, "output": …}, with LLaMA-Factory's `system` and `history`."""
 
 from typing import Protocol
 
 from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.raw_text import Reading, question_and_answer
+from vlmflow.rows.raw_text import Reading, rounds
 
 
 class Row(Protocol):
@@ -13,18 +13,24 @@ class Row(Protocol):
     instruction: str
     input: str | None
     output: str
+    system: str | None
+    history: list[tuple[str, str]] | None
 
 
 def read(raw: Row, prompt: str | None) -> Reading:
-    """Return the two turns of a row; the question is that of ms-swift (AlpacaPreprocessor.concat_inst_input)."""
+    """Return the turns of a row; the question is that of ms-swift (AlpacaPreprocessor.concat_inst_input)."""
     asked = "\n".join(filter(None, (raw.instruction, raw.input)))
-    return question_and_answer(asked, raw.output)
+    return rounds([(asked, raw.output)], raw.system, raw.history)
 
 
 FORM = RawForm(
     kinds=("alpaca",),
-    row='`{"instruction": …, "input": …, "output": …}`; `input` may be missing',
+    row=(
+        '`{"instruction": …, "input": …, "output": …}`; `input` may be missing; also `system`, and in `history` the '
+        "rounds before, `[[question, answer], …]`"
+    ),
     content=Row,
     read=read,
+    answer="output",
     meanings=OF_CONVERSATIONS | HISTORY,
 )

@@ -3,45 +3,52 @@
 Volcano's rows have this form too (https://huggingface.co/datasets/kaist-ai/volcano-train).
 """
 
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import PlainTurn, Speaker
-from vlmflow.rows.raw_text import Reading, spoken
+from vlmflow.rows.chat import PlainTurn
+from vlmflow.rows.raw_messages import SPEAKERS, reading_of
+from vlmflow.rows.raw_text import Reading
 from vlmflow.rows.rejects import Reject
 
-SPEAKERS: dict[str, Speaker] = {"human": "human", "gpt": "gpt", "system": "system"}
 
+class Plain(PlainTurn, gc=False):
+    """A turn that is a training row's as it is."""
 
-class From(msgspec.Struct, gc=False):
-    """A turn. from: the speaker."""
-
-    speaker: str = msgspec.field(name="from")
-    text: str = msgspec.field(name="value")
+    speaker: Literal["system", "human", "gpt"] = msgspec.field(name="from")
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """The keys of a row. conversations: as Plain, or decoded JSON. system, tools: see `raw_messages`."""
 
-    conversations: list[From]
+    conversations: list[dict[str, Any]]
+    system: Any
+    tools: Any
 
 
 def read(raw: Row, prompt: str | None) -> Reading | Reject:
-    """Return the turns of a row."""
-    turns = spoken("conversations", raw.conversations, SPEAKERS)
-    return turns if isinstance(turns, Reject) else Reading(turns)
+    """Return what a row says."""
+    turns: list[Any] = raw.conversations
+    if turns and type(turns[0]) is Plain:
+        if raw.system is raw.tools is msgspec.UNSET:
+            return Reading(turns)
+        turns = msgspec.to_builtins(turns)
+    return reading_of("conversations", turns, "from", "value", raw.system, raw.tools)
 
 
 FORM = RawForm(
     kinds=("sharegpt", "volcano"),
-    row=('`{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}`; `system` may come first'),
+    row=(
+        '`{"conversations": [{"from": "human", "value": …}, {"from": "gpt", "value": …}]}`; also turns of `system`, '
+        "`function_call` and `observation`, or `system` and `tools` beside"
+    ),
     content=Row,
     read=read,
     turns="conversations",
     speakers=SPEAKERS,
-    sound={"conversations": list[PlainTurn]},
+    sound={"conversations": list[Plain]},
     moves_tags=("volcano",),
     feedback=("volcano",),
 )

@@ -21,8 +21,11 @@ def read(raw: Row, prompt: str | None) -> Reading:
 
 FORM = RawForm(
     kinds=("prompt_completion",),
-    row='`{"prompt": …, "completion": …}`',
+    row='`{"prompt": …, "completion": …}`, both texts, or both lists of `messages`',
     content=Row,
     read=read,
+    answer="completion",
+    pictures_in_turns=True,
+    lists_are="messages",
     meanings=OF_CONVERSATIONS | HISTORY,
 )

@@ -1,0 +1,96 @@
+"""Pictures in the data themselves, as bytes or as base64: each has a name by its content.
+
+With this name it goes through the workflow like a picture in a file. `resolve_images` writes it to a file of that name,
+in a folder that is the first picture root; each picture is there once.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vlmflow.core.files import naming
+
+ROOT = ".embedded"
+"""The root with their files, beside the picture stores of all data sets."""
+
+EMBEDDED = re.compile(r"embedded/[0-9a-f]{2}/[0-9a-f]{64}\.[a-z0-9]+")
+"""The names of these pictures."""
+
+SUFFIXES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp", b"II*\0": "tif"}
+"""The ends of names, by the first bytes; only for people, since the content decides what a picture is."""
+
+DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
+
+BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
+"""Base64 of JPEG, PNG, GIF, WEBP, BMP or TIFF from its first byte on. A path has a dot."""
+
+SHORTEST = 60
+"""Any picture is longer, in characters."""
+
+_kept_in: tuple[Path, Container[str] | None] | None = None
+
+
+@contextmanager
+def kept_in(root: Path, wanted: Container[str] | None = None) -> Iterator[None]:
+    """Write the pictures that this process meets to files below `root`. wanted: the names of those; None for all."""
+    global _kept_in
+    _kept_in = root, wanted
+    try:
+        yield
+    finally:
+        _kept_in = None
+
+
+def name_of(content: bytes | str) -> str:
+    """Return the name of a picture: `embedded/ab/SHA256.png`.
+
+    content: its bytes, or base64, also as a data URL. Raises ValueError if a text is not base64.
+    """
+    if isinstance(content, str):
+        content = _decoded(content)
+    digest = hashlib.sha256(content).hexdigest()
+    suffix = next((suffix for first, suffix in SUFFIXES.items() if content.startswith(first)), "bin")
+    name = f"embedded/{digest[:2]}/{digest}.{suffix}"
+    if _kept_in is not None and (_kept_in[1] is None or name in _kept_in[1]):
+        _keep(content, _kept_in[0] / name)
+    return name
+
+
+def _keep(content: bytes, file: Path) -> None:
+    """Write a picture whole or not at all; one that lost its end when a machine failed is written again."""
+    try:
+        if file.stat().st_size == len(content):
+            return
+    except FileNotFoundError:
+        pass
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    with naming(part):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(file)
+
+
+def path_of(text: str) -> str:
+    """Return what a row names as a picture: the path itself, or the name of a picture that the text is.
+
+    Raises ValueError if a data URL is not base64.
+    """
+    if len(text) > SHORTEST and (text[:5].lower() == "data:" or BASE64.fullmatch(text)):
+        return name_of(text)
+    return text
+
+
+def _decoded(text: str) -> bytes:
+    found = DATA_URL.match(text)
+    if found is None and text[:5].lower() == "data:":
+        raise ValueError(f"a picture's data URL begins with {text[:40]!r}, not with data:TYPE;base64,")
+    encoded = "".join((text[found.end() :] if found else text).split())
+    try:
+        return base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"a picture that begins with {text[:40]!r} is not base64: {error}") from None

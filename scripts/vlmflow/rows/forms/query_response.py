@@ -1,0 +1,31 @@
+"""Questions with their answers, in the form of ms-swift: {"query": …, "response": …, "history": [[…, …]]}."""
+
+from typing import Protocol
+
+from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
+from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.raw_text import Reading, rounds
+
+
+class Row(Protocol):
+    """The keys of a row."""
+
+    query: str
+    response: str
+    system: str | None
+    history: list[tuple[str, str]] | None
+
+
+def read(raw: Row, prompt: str | None) -> Reading:
+    """Return the turns of a row."""
+    return rounds([(raw.query, raw.response)], raw.system, raw.history)
+
+
+FORM = RawForm(
+    kinds=("query_response",),
+    row='`{"query": …, "response": …}`; also `system`, and in `history` the rounds before, `[[question, answer], …]`',
+    content=Row,
+    read=read,
+    answer="response",
+    meanings=OF_CONVERSATIONS | HISTORY,
+)

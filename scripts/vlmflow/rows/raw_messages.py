@@ -1,0 +1,381 @@
+"""Reads the turns of chats as their makers write them: contents of parts, calls and responses, reasoning, weights.
+
+Sources, the makers' descriptions: OpenAI (chat completions and responses: parts, tool_calls, function_call, functions,
+developer, weight), Anthropic (messages: source, tool_use, tool_result, thinking, input_schema), Qwen (qwen_vl_utils:
+{type: image, image}), LLaMA-Factory (ShareGPT: function_call, observation, tools; v1: parts with value, reasoning,
+tool_call), axolotl (parts with path, url, base64), Oumi (parts with content), ms-swift (tool_call, tool_response).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from vlmflow.config.key_meanings import is_given, trained
+from vlmflow.raw.embedded import name_of
+from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG, Speaker, Turn, with_thought
+from vlmflow.rows.raw_text import Reading, UnreadKey
+from vlmflow.rows.rejects import Reject
+from vlmflow.rows.tools import call_text, tools_text
+
+SPEAKERS: dict[str, Speaker] = {
+    "system": "system",
+    "developer": "system",
+    "user": "human",
+    "human": "human",
+    "assistant": "gpt",
+    "gpt": "gpt",
+    "chatgpt": "gpt",
+    "bot": "gpt",
+    "model": "gpt",
+    "function_call": "function_call",
+    "tool_call": "function_call",
+    "tool": "observation",
+    "tool_response": "observation",
+    "function": "observation",
+    "function_response": "observation",
+    "observation": "observation",
+}
+"""Every maker's words for who speaks."""
+
+TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), ("text", "value", "content"))
+THOUGHT_PARTS = dict.fromkeys(("thinking", "reasoning"), ("thinking", "reasoning", "text", "value", "content"))
+PICTURE_KEYS = ("image", "image_url", "image_path", "path", "url", "base64", "value", "content", "source")
+PICTURE_PARTS = dict.fromkeys(("image", "image_url", "image_path", "input_image"), PICTURE_KEYS)
+CALL_PARTS = {"tool_use": ("id", "name", "input"), "tool_call": ("value",)}
+RESPONSE_PARTS = {"tool_result": ("tool_use_id", "content")}
+PARTS: dict[str, tuple[str, ...]] = TEXT_PARTS | THOUGHT_PARTS | PICTURE_PARTS | CALL_PARTS | RESPONSE_PARTS
+"""The kinds of parts, with the keys that are read of them besides `type`."""
+
+EMBEDDED = ("base64", "data")
+"""The keys that hold a picture itself, as base64."""
+
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+CALL_KEYS = ("tool_calls", "function_call")
+LOSS_KEYS = ("loss", "weight", "train", "training", "loss_weight")
+"""The keys of a turn that say whether it is trained."""
+
+OF_ASSISTANT = (*THOUGHT_KEYS, *CALL_KEYS)
+INNER_KEYS = ("url", "path", "data", "type", "media_type")
+"""The keys that are read of an object that stands for a picture."""
+
+
+class _Unusable(Exception):
+    """Why a row cannot be used. reason: a key of rejects.REASONS. detail: for people."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reject = Reject(reason, detail)
+
+
+def reading_of(key: str, turns: Sequence[Any], who: str, what: str, system: Any, *tools: Any) -> Reading | Reject:
+    """Return what the turns of a chat say, with a system prompt and tools beside them, or why they cannot be used.
+
+    key: the row's key of the turns, for messages. turns: decoded JSON. who, what: the keys of a turn that name the
+    speaker and have the content. system: a text or parts. tools: declarations, each a list or a JSON text. What is
+    UNSET or null is absent.
+    """
+    try:
+        return _Chat(key, who, what).read(turns, system, tools)
+    except _Unusable as error:
+        return error.reject
+    except RecursionError:
+        return Reject("bad_shape", f"{key}: values are too deep")
+
+
+class _Chat:
+    """A chat that is being read, turn by turn.
+
+    turns, pictures, unread: see Reading. calls: the ids of the calls in a row that are read last. responses: their
+    responses so far: id, text, pictures. number: that of the turn; -1 is the system prompt beside the turns.
+    """
+
+    def __init__(self, key: str, who: str, what: str) -> None:
+        self.key, self.who, self.what = key, who, what
+        self.number = -1
+        self.turns: list[Turn] = []
+        self.pictures: list[str] = []
+        self.unread: list[UnreadKey] = []
+        self.calls: list[Any] = []
+        self.responses: list[tuple[Any, str, list[str]]] = []
+
+    def read(self, turns: Sequence[Any], system: Any, tools: Iterable[Any]) -> Reading:
+        if not turns:
+            raise _Unusable("unbalanced_turns", f"{self.key} has no turns")
+        if system and is_given(system):
+            self._say("system", self._content(system))
+        for self.number, turn in enumerate(turns):
+            if type(turn) is not dict:
+                raise _Unusable("bad_shape", f"{self._place} is {_kind(turn)}, not an object")
+            self._turn(turn)
+        self._respond()
+        return Reading(self.turns, self.pictures, _tools(tools), self.unread)
+
+    @property
+    def _place(self) -> str:
+        return self.key if self.number < 0 else f"{self.key}[{self.number}]"
+
+    def _turn(self, turn: dict[str, Any]) -> None:
+        named = turn.get(self.who)
+        speaker = SPEAKERS.get(named) if type(named) is str else None
+        if speaker is None:
+            shown = repr(named[:40]) if type(named) is str else _kind(named)
+            raise _Unusable("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
+        content = turn.get(self.what)
+        plain = len(turn) == 2
+        if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
+            if self.responses:
+                self._respond()
+            self.calls = []
+            self.turns.append(Turn(speaker, content))
+            return
+        first, responses = len(self.turns), len(self.responses)
+        if speaker == "observation":
+            pictures: list[str] = []
+            text = self._content(content, pictures=pictures)
+            self.responses.append((turn.get("tool_call_id"), text, pictures))
+        elif speaker == "function_call":
+            for call in _calls(content, self._place):
+                self._call(call)
+        elif speaker == "gpt" and not plain:
+            self._answer(turn, content)
+        else:
+            text = self._content(content, answers=speaker == "gpt", responses=speaker == "human")
+            if text or (len(self.turns) == first and len(self.responses) == responses):
+                self._say(speaker, text)
+        if not plain:
+            self._other_keys(turn, speaker in ASSISTANT, self.turns[first:])
+
+    def _answer(self, turn: Mapping[str, Any], content: Any) -> None:
+        """Read a turn of the assistant: its reasoning, its texts and its calls, in this order."""
+        place = self._place
+        given: list[Any] = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
+        if len(given) > 1 or any(type(thought) is not str for thought in given):
+            raise _Unusable("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
+        calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in _calls(held, place)]
+        first = len(self.turns)
+        absent = content is None and bool(calls or given)
+        text = "" if absent else self._content(content, answers=True)
+        if given:
+            text = with_thought(given[0], text)
+        if text or not (calls or len(self.turns) > first):
+            self._say("gpt", text)
+        for call in calls:
+            self._call(call)
+
+    def _other_keys(self, turn: Mapping[str, Any], answers: bool, made: Sequence[Turn]) -> None:
+        """Mark what is not trained of the turns `made`, and note the keys of a raw turn that are not read."""
+        for key, value in turn.items():
+            if key in LOSS_KEYS:
+                if answers and value is not None:
+                    is_trained = trained(value)
+                    if is_trained is None:
+                        self.unread.append(UnreadKey(key, value, answers))
+                    elif not is_trained:
+                        for one in made:
+                            if one.speaker in ASSISTANT:
+                                one.loss = False
+            elif not (
+                answers or value is None if key in OF_ASSISTANT else key in (self.who, self.what, "tool_call_id")
+            ):
+                self.unread.append(UnreadKey(key, value, answers))
+
+    def _say(self, speaker: Speaker, text: str) -> None:
+        self._respond()
+        self.calls = []
+        self.turns.append(Turn(speaker, text))
+
+    def _call(self, call: Any) -> None:
+        """Add a call. call: {"id", "function": {"name", "arguments"}}, or name and arguments directly."""
+        place = self._place
+        self._respond()
+        held: Any = call.get("function", call) if type(call) is dict else None
+        name = held.get("name") if type(held) is dict else None
+        if held is None or type(name) is not str:
+            raise _Unusable("bad_call", f"{place}: a call names no function")
+        arguments = held.get("arguments", held.get("input"))
+        if type(arguments) is str:
+            arguments = _decoded(arguments, "bad_call", f"{place}: the arguments of {name[:40]!r}") if arguments else {}
+        if type(arguments or {}) is not dict:
+            raise _Unusable("bad_call", f"{place}: arguments of {name[:40]!r} are {_kind(arguments)}, not an object")
+        self.calls.append(call.get("id"))
+        self.turns.append(Turn("function_call", call_text(name, arguments or {})))
+
+    def _respond(self) -> None:
+        """Add the responses to the calls in a row, in the order of the calls."""
+        if not self.responses:
+            return
+        if any(one[0] is not None for one in self.responses):
+            ids, calls = [str(one[0]) for one in self.responses], list(map(str, self.calls))
+            if len(set(ids)) < len(ids) or sorted(ids) != sorted(calls):
+                raise _Unusable("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
+            ordered = sorted(self.responses, key=lambda one: calls.index(str(one[0])))
+            if ordered != self.responses and any(IMAGE_TAG in text and not names for _, text, names in ordered):
+                raise _Unusable("bad_call", "responses with picture tags are not in the order of their calls")
+            self.responses = ordered
+        for _, text, pictures in self.responses:
+            self.turns.append(Turn("observation", text))
+            self.pictures += pictures
+        self.calls, self.responses = [], []
+
+    def _content(
+        self, content: Any, answers: bool = False, pictures: list[str] | None = None, responses: bool = False
+    ) -> str:
+        """Return the text of a content, with a tag for each picture; add its calls and responses.
+
+        answers: whether it may have reasoning and calls. pictures: gets the pictures' names; None for those of the
+        chat. responses: whether it may have responses.
+        """
+        if type(content) is str:
+            return content
+        if type(content) is not list:
+            held = _kind(content)
+            raise _Unusable("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
+        names = self.pictures if pictures is None else pictures
+        texts: list[str] = []
+        thoughts: list[str] = []
+        for number, part in enumerate(content):
+            if type(part) is not dict:
+                raise _Unusable("bad_shape", f"{self._place}.{self.what}[{number}] is {_kind(part)}, not an object")
+            kind = part.get("type")
+            if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
+                texts.append(text)
+                continue
+            if kind == "image" and len(part) == 2 and type(name := part.get("image")) is str and _is_path(name):
+                texts.append(IMAGE_TAG)
+                names.append(name)
+                continue
+            place = f"{self._place}.{self.what}[{number}]"
+            if kind is None:
+                kind = next((name for name in ("text", "image", "image_url") if part.get(name) is not None), None)
+            keys = PARTS.get(kind) if type(kind) is str else None
+            if keys is None:
+                shown = repr(kind[:40]) if type(kind) is str else _kind(kind)
+                raise _Unusable("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
+            if kind in PICTURE_PARTS:
+                texts.append(IMAGE_TAG)
+                names += _picture(part, keys, place)
+            elif kind in TEXT_PARTS:
+                texts.append(_text(part, keys, place))
+            elif kind in THOUGHT_PARTS and answers and not texts:
+                thoughts.append(_text(part, keys, place))
+            elif kind in CALL_PARTS and answers:
+                if text := _answer(thoughts, texts):
+                    self._say("gpt", text)
+                thoughts, texts = [], []
+                for call in _calls(part["value"], place) if "value" in part else [part]:
+                    self._call(call)
+            elif kind in RESPONSE_PARTS and responses:
+                shown_in: list[str] = []
+                text = self._content(part.get("content", ""), pictures=shown_in)
+                self.responses.append((part.get("tool_use_id"), text, shown_in))
+            else:
+                what = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
+                raise _Unusable("wrong_role", f"{place}: a part of type {kind} {what}")
+            self._keys_of_part(part, keys, answers)
+        return _answer(thoughts, texts) if thoughts else "".join(texts)
+
+    def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:
+        """Note the keys of a part that are not read, and those of an object that stands for its picture."""
+        for key, value in part.items():
+            if value is None or key == "type":
+                continue
+            if key not in keys:
+                self.unread.append(UnreadKey(f"{self.what}.{key}", value, answers))
+            elif type(value) is dict and keys is PICTURE_KEYS:
+                inner = ((name, one) for name, one in value.items() if one is not None and name not in INNER_KEYS)
+                self.unread += [UnreadKey(f"{self.what}.{key}.{name}", one, answers) for name, one in inner]
+
+
+def _answer(thoughts: Sequence[str], texts: Sequence[str]) -> str:
+    text, thought = "".join(texts), "\n".join(thoughts)
+    return with_thought(thought, text) if thought.strip() else text
+
+
+def _text(part: Mapping[str, Any], keys: Sequence[str], place: str) -> str:
+    given = [text for key in keys if type(text := part.get(key)) is str]
+    if len(given) != 1:
+        raise _Unusable("bad_shape", f"{place}: a part of type {part.get('type')} has not one text ({', '.join(keys)})")
+    return given[0]
+
+
+def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[str]:
+    """Return the name of a part's picture; [] if it is named beside the turns."""
+    given = [(key, held) for key in keys if (held := part.get(key)) is not None]
+    if not given:
+        return []
+    (key, held), *others = given
+    if type(held) is dict:
+        inner = [(name, value) for name in ("url", "path", "data") if (value := held.get(name)) is not None]
+        (key, held), *others = [*inner, *others] or [(key, None)]
+    if others or type(held) is not str or not held:
+        raise _Unusable("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
+    if key in EMBEDDED or held[:5] == "data:":
+        try:
+            return [name_of(held)]
+        except ValueError as error:
+            raise _Unusable("bad_shape", f"{place}: {error}") from None
+    return [held.removeprefix("file://")]
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a picture's name surely needs no change: it is no data URL, and no file URL."""
+    return name != "" and name[4:5] != ":"
+
+
+def _calls(held: Any, place: str) -> list[Any]:
+    """Return calls. held: one or a list, maybe as JSON."""
+    if type(held) is str:
+        held = _decoded(held, "bad_call", f"{place}: the call")
+    return held if type(held) is list else [held]
+
+
+def _tools(held: Iterable[Any]) -> str:
+    """Return the declarations of a row as a text; "" if there are none."""
+    given = [tools for tools in held if tools and is_given(tools)]
+    if not given:
+        return ""
+    if len(given) > 1:
+        raise _Unusable("bad_tools", "tools are declared under two keys")
+    return _tools_in_text(given[0]) if type(given[0]) is str else _declared(given[0])
+
+
+@lru_cache(maxsize=256)
+def _tools_in_text(text: str) -> str:
+    return _declared(_decoded(text, "bad_tools", "tools"))
+
+
+def _declared(tools: Any) -> str:
+    listed = tools if type(tools) is list else [tools]
+    return tools_text([_declaration(number, one) for number, one in enumerate(listed)])
+
+
+def _declaration(number: int, held: Any) -> dict[str, Any]:
+    """Return a declaration in OpenAI's form. held: in this form, or a function alone, or in Anthropic's."""
+    if type(held) is not dict or not isinstance(held.get("name", held.get("function")), str | dict):
+        raise _Unusable("bad_tools", f"tools[{number}] declares no function")
+    if "function" in held:
+        return held
+    function = {("parameters" if key == "input_schema" else key): value for key, value in held.items() if key != "type"}
+    return {"type": "function", "function": function}
+
+
+def _decoded(text: str, reason: str, what: str) -> Any:
+    try:
+        return msgspec.json.decode(text.encode())
+    except (ValueError, RecursionError) as error:
+        raise _Unusable(reason, f"{what}: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    """Return what a JSON value is, for people."""
+    if value is None or value is UNSET:
+        return "null"
+    names = {bool: "a boolean", str: "a text", list: "a list", dict: "an object"}
+    return names.get(type(value), "a number")
+
+
+def _listed(ids: Iterable[Any]) -> str:
+    return ", ".join(str(one)[:40] for one in ids) or "none"
