@@ -44,7 +44,11 @@ def texts(*more: str) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from([*PIECES, *more]), min_size=1, max_size=6).map("".join).filter(str.strip)
 
 
-ANSWERS = texts().filter(lambda text: not text.startswith("\n"))
+ANSWERS = st.builds(
+    str.__add__,
+    st.sampled_from(["", "", "<think>\nIt is.\n</think>\n\n"]),
+    texts().filter(lambda text: not text.startswith("\n")),
+)
 """Of a prompt's last line feed and an answer's first one a server makes a single token, in later prompts."""
 
 SHOWN = texts("<image>")
