@@ -1,5 +1,6 @@
 """Find and check the pictures that the rows of a split name, and add them to the picture store."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -49,12 +50,16 @@ def main(
     PictureRoots(roots, key)  # refuses a missing one before anything is read
     split = manifest.name.partition(".")[0]
     refuse_changed_raw(raw, raw_accounts)
-    paths = named_paths(raw, split, choice, mended)
+    out_of_rows = store / embedded.ROOT
+    all_used = part == UNDIVIDED and (choice is None or choice.takes_all)
+    with embedded.kept_in(out_of_rows) if all_used else nullcontext():
+        paths = named_paths(raw, split, choice, mended)
     paths = dict(items_of(part, paths.items()))
     if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
-        roots = [str(store / embedded.ROOT), *roots]
-        with embedded.kept_in(Path(roots[0]), own):
-            named_paths(raw, split, choice, mended)
+        roots = [str(out_of_rows), *roots]
+        if not all_used:
+            with embedded.kept_in(out_of_rows, own):
+                named_paths(raw, split, choice, mended)
     picture_roots = PictureRoots(roots, key)
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
         entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)

@@ -58,14 +58,14 @@ def main(
         with quick_imports():  # takes seconds: only after everything that can be refused without it
             from vlmflow.serving.loaded import load_both
         models = load_both(run, Path(scratch))
-        first = [model.answer(asked.turns, pictures, most_tokens) for model in models]
+        first = [model.answer(asked.turns, pictures, most_tokens, asked.tools) for model in models]
         show(console, names, first)
         given = feedback or _feedback(asked)
         if not given:
             return
         console.print(Text(f"feedback: {lines(given)}"))
         second = [
-            model.answer(_after(asked, answer, given), pictures, most_tokens)
+            model.answer(_after(asked, answer, given), pictures, most_tokens, asked.tools)
             for model, answer in zip(models, first, strict=True)
         ]
         show(console, names, second)

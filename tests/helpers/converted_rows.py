@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import convert_rows
 from vlmflow.config.data_settings import DatasetSettings
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.data_rows import lines_of
@@ -14,12 +14,16 @@ from vlmflow.rows.sharegpt import first_fault
 
 
 class Converted(NamedTuple):
-    """What a file became. rejects: by the number of the raw row. unread: the account. named: its pictures."""
+    """What a file became.
+
+    rejects: by the number of the raw row. unread: the account. named: its pictures. choice: of all its rows.
+    """
 
     rows: list[ConvertedRow]
     rejects: dict[int, str]
     unread: dict[str, Any]
     named: list[str]
+    choice: RowChoice
 
     @property
     def talks(self) -> list[list[str]]:
@@ -40,5 +44,6 @@ def converted_rows(folder: Path, raw: Path | list[dict[str, Any]], **settings: A
     files = {"converted": made, "rejects": folder / "rejects.jsonl", "unread": folder / "unread.json"}
     convert_rows.main(raw=[raw], **files, split="train", choice=mine.choice("train"), settings=block)
     rejects = {row["raw_row"]: row["reason"] for row in map(json.loads, files["rejects"].read_bytes().splitlines())}
-    named = list(named_paths([raw], "train", mine.choice("train")))
-    return Converted(list(lines_of(made, ConvertedRow)), rejects, json.loads(files["unread"].read_bytes()), named)
+    choice = mine.choice("train")
+    named, unread = list(named_paths([raw], "train", choice)), json.loads(files["unread"].read_bytes())
+    return Converted(list(lines_of(made, ConvertedRow)), rejects, unread, named, choice)

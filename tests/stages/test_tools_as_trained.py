@@ -26,6 +26,8 @@ from vlmflow.rows.chat import Turn, tags_in, times_answered
 from vlmflow.rows.messages import messages_of, trained_messages_of
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.tools import call_text, declarations_of, tools_text
+from vlmflow.serving.client import with_ids
+from vlmflow.serving.guarded import with_texts
 from vlmflow.swift.child_process import environment
 from vlmflow.swift.row_reader import read_rows_by_type
 from vlmflow.swift.served_rows import first_difference
@@ -54,6 +56,8 @@ VALUES = st.recursive(
 )
 
 OBJECTS = st.dictionaries(texts(), VALUES, max_size=3)
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 
 NAMES = ["see", "führe_aus", "a.b c"]
 
@@ -155,7 +159,10 @@ def taught(turns: Sequence[Turn]) -> str:
 
 
 def test_training_serving_and_counting_make_the_same_tokens(base: Base) -> None:
-    """Whatever the conversation; and a label has nothing but what is to be trained."""
+    """Whatever the conversation, also through a server; and a label has nothing but what is to be trained."""
+    from transformers.cli.serving.utils import BaseHandler, Modality
+
+    read = with_texts(BaseHandler.get_processor_inputs_from_messages)
     template = base.template()
     picture = PictureEntry(path="p", rows=1, name="p.png", width=64, height=48, sha256="0" * 64)
     counter = TokenCounter(base.folder, [picture], 16)
@@ -166,9 +173,13 @@ def test_training_serving_and_counting_make_the_same_tokens(base: Base) -> None:
         assert first_fault(row, RowLimits(max_turns=1_000)) is None
         ids, trained = encoded(template, row)
         messages = messages_of(row.conversations, [{"type": "image"}] * len(row.images))
-        served = base.processor.apply_chat_template(messages, tools=declarations_of(row.tools), tokenize=False)
+        given = {"tools": declarations_of(row.tools), "tokenize": False}
+        served = base.processor.apply_chat_template(messages, **given)
         assert base.processor.decode(base.once(ids)) == normalize("NFC", served)
         assert base.once(ids) == base.tokens(served)
+        asked = with_ids(messages_of(row.conversations, [IMAGE] * len(row.images)))
+        of_server = base.processor.apply_chat_template(read(json.loads(json.dumps(asked)), Modality.VLM), **given)
+        assert of_server == served
         assert base.processor.decode(trained) == normalize("NFC", taught(row.conversations))
         assert (sum(counter.count([row])[0]), *counter.count_trained([row])) == (len(ids), len(trained))
 

@@ -46,10 +46,9 @@ class RawForm:
     read: makes a `raw_text.Reading`, or a Reject, from a row with the attributes of `content`, and the setting
     `prompt`; each is one training row. None if the form has `rows`, or if the kind is found in the rows.
     rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
-    turns: the key that has the turns, as objects whose first field names the speaker (or rounds, see `speakers`); None
-    if there is no such key.
-    speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`); none if the objects of
-    `turns` are rounds, each a question with its answer.
+    turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
+    rounds: whether these objects are rounds instead, each a question with its answer.
+    speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
     meanings: the keys besides the turns that change what a row means if they are not read.
     chosen_by: those of `meanings` that have none if the setting `columns` says which key is read instead, and this one.
@@ -75,6 +74,7 @@ class RawForm:
     read: Callable[[Any, str | None], Any] | None = None
     rows: Callable[[Any], Any] | None = None
     turns: str | None = None
+    rounds: bool = False
     speakers: Mapping[str, str] = field(default_factory=dict)
     sound: Mapping[str, Any] = field(default_factory=dict)
     meanings: Mapping[str, Meaning] = field(default_factory=lambda: OF_CONVERSATIONS)
@@ -130,7 +130,7 @@ class RawForm:
             return self.meanings_of_rows(columns)
         turns = self.names(columns)[self.turns]
         of_turns = {
-            f"{turns}.{key}": meaning if self.speakers else meaning._replace(of_answers=False)
+            f"{turns}.{key}": meaning._replace(of_answers=False) if self.rounds else meaning
             for key, meaning in OF_TURNS.items()
         }
         return self.meanings_of_rows(columns) | of_turns

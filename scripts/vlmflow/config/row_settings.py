@@ -79,6 +79,11 @@ class RowChoice(Settings):
     read_columns: list[str] | None = None
     """The columns to read from a parquet file; null for all."""
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether all rows of the modality are used."""
+        return self.sources is None and self.samples is None and self.take is not True
+
 
 class NearDuplicates(Settings):
     """Pictures that look like one in the test split, and rows without a picture that ask nearly the same question."""

@@ -1,6 +1,7 @@
 """The lengths of a split's rows in memory, as arrays: what memory, work and advice are computed from."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +19,7 @@ class Length(msgspec.Struct):
 
     text_tokens: int
     picture_tokens: int
+    pictures: int = 1
 
 
 @dataclass(frozen=True)
@@ -35,21 +37,22 @@ class Row:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Text and picture tokens of each row, in the order of the file."""
+    """Text and picture tokens of each row, in the order of the file. shown: the number of its pictures, at least 1."""
 
     text: Numbers
     pictures: Numbers
+    shown: Numbers
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a lengths file (`lengths/RUN/SPLIT.jsonl`); raises VlmflowError if a line is damaged."""
-        return cls.of([(row.text_tokens, row.picture_tokens) for row in lines_of(file, Length)])
+        return cls.of([(row.text_tokens, row.picture_tokens, row.pictures) for row in lines_of(file, Length)])
 
     @classmethod
-    def of(cls, rows: list[tuple[int, int]]) -> Self:
-        """Make it from pairs of text and picture tokens."""
-        both = np.array(rows, dtype=np.int64).reshape(-1, 2)
-        return cls(both[:, 0], both[:, 1])
+    def of(cls, rows: Iterable[tuple[int, ...]]) -> Self:
+        """Make it from the tokens of text and of pictures of each row, and the number of pictures, if not 1."""
+        found = np.array([(*row, 1)[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
+        return cls(found[:, 0], found[:, 1], found[:, 2])
 
     def __len__(self) -> int:
         return len(self.text)
@@ -62,13 +65,13 @@ class RowLengths:
     def fitted(self, max_length: int, *, shorten: bool = False) -> Self:
         """Return the rows of at most `max_length` tokens. shorten: keep the others too, as long as that."""
         if shorten:
-            return type(self)(np.minimum(self.text, np.maximum(max_length - self.pictures, 1)), self.pictures)
+            return replace(self, text=np.minimum(self.text, np.maximum(max_length - self.pictures, 1)))
         fits = self.tokens <= max_length
-        return type(self)(self.text[fits], self.pictures[fits])
+        return type(self)(self.text[fits], self.pictures[fits], self.shown[fits])
 
     def with_pictures_of(self, image_max_tokens: int) -> Self:
-        """Return the rows with a smaller budget for a row's picture."""
-        return type(self)(self.text, np.minimum(self.pictures, image_max_tokens))
+        """Return the rows with a smaller budget for each picture; of pictures that differ in size it is the most."""
+        return replace(self, pictures=np.minimum(self.pictures, self.shown * image_max_tokens))
 
     def extremes(self) -> list[Row]:
         """Return the rows that may need the most memory: most tokens, most text, most of pictures; [] without rows."""

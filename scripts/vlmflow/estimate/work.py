@@ -58,14 +58,17 @@ class Work:
         )
 
     def of(self, rows: RowLengths) -> float:
-        """Return the operations of all rows; each of their text tokens counts as trained."""
+        """Return the operations of all rows; each text token counts as trained, and a row's pictures as equally large.
+
+        The tower's attention is within a picture.
+        """
         tokens, patches = rows.tokens.astype(float), rows.pictures.astype(float) * self.patches_per_token
         return float(
             self.token * tokens.sum()
             + self.token_square * np.square(tokens).sum()
             + self.logit * rows.text.astype(float).sum()
             + self.patch * patches.sum()
-            + self.patch_square * np.square(patches).sum()
+            + self.patch_square * (np.square(patches) / rows.shown).sum()
         )
 
 

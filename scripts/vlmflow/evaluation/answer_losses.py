@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.evaluation.accounts import Loss
@@ -36,11 +37,16 @@ NOT_OF_THE_MODEL = ("labels", "loss_scale", "channel", "text_position_ids")
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """A conversation. images: names in the picture store. given: the beginning of its last answer: it is not scored."""
+    """A conversation.
+
+    images: names in the picture store. given: the beginning of its last answer: it is not scored. tools: as in a row,
+    if it has some.
+    """
 
     turns: list[Turn]
     images: list[str]
     given: str = ""
+    tools: str | UnsetType = UNSET
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -128,7 +134,8 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
 def _encode(template: Any, made: Pass) -> dict[str, Any]:
     root = Path(os.environ["ROOT_IMAGE_DIR"])
     images = [str(root / name) for name in made.images]
-    encoded: dict[str, Any] = template.encode({"messages": trained_messages_of(made.turns), "images": images})
+    tools = {"tools": made.tools} if made.tools else {}
+    encoded: dict[str, Any] = template.encode({"messages": trained_messages_of(made.turns), "images": images, **tools})
     return encoded
 
 

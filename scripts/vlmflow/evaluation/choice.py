@@ -13,6 +13,7 @@ from vlmflow.rows.chat import Turn, dialogue_start
 from vlmflow.rows.halves import group_of
 from vlmflow.rows.raw_text import SINGLE_TURN
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.tools import CALLS
 
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`trajectories.timestep_rows`)."""
@@ -46,8 +47,9 @@ class Case:
 
     @property
     def feedback(self) -> list[str]:
-        """The human's turns after the question: one on each answer but the last."""
-        return [turn.value for turn in self.turns[2::2]]
+        """The human's turns after the question: one on each answer but the last. A row with calls has no feedback."""
+        called = any(turn.speaker == CALLS for turn in self.turns)
+        return [] if called else [turn.value for turn in self.turns[2::2]]
 
     @property
     def answer(self) -> str:

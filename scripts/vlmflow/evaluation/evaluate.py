@@ -74,7 +74,11 @@ def choose_rows(
         out += earlier
     donors: dict[str, Case] = {}
     if feedback:
-        out += [LeftOut(case.row.id, "no_feedback", "it has one answer") for case in cases if not case.feedback]
+        out += [
+            LeftOut(case.row.id, "no_feedback", "it has one answer, or calls functions")
+            for case in cases
+            if not case.feedback
+        ]
         made = [with_right_last(case) for case in cases if case.feedback]
         out += [each for each in made if isinstance(each, LeftOut)]
         cases = [each for each in made if isinstance(each, Case)]

@@ -1,11 +1,13 @@
 """The conversations whose last answers are scored: what a row becomes for the models."""
 
+from msgspec import UNSET
+
 from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, Loss, Margin
 from vlmflow.evaluation.answer_losses import Pass
 from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.scoring.answer_text import answer_in
 from vlmflow.rows.answer_mark import after_mark
-from vlmflow.rows.chat import Turn, tags_in
+from vlmflow.rows.chat import Turn, tags_in, without_tags
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -17,13 +19,15 @@ feedback was read, and speaks of it."""
 def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dict[str, Pass]:
     """Return the conversations of a row, by context and answer (`margins_of`).
 
-    donor: the row whose feedback is the control, with as many turns of it; None in a data set without feedback.
+    donor: the row whose feedback is the control, with as many turns of it, without its pictures; None in a data set
+    without feedback.
     picture_donor: the row whose pictures are the control, with as many; None if there is none.
     """
     contexts = {QUESTION: case.turns[:-1]} if donor is None else {QUESTION: case.turns[:1], OWN: case.turns[:-1]}
     if donor is not None:
         contexts[OTHER] = list(case.turns[:-1])
-        contexts[OTHER][2::2] = donor.turns[2 : len(case.turns) - 1 : 2]
+        others = donor.turns[2 : len(case.turns) - 1 : 2]
+        contexts[OTHER][2::2] = [Turn(turn.speaker, without_tags(turn.value)) for turn in others]
     pictures = dict.fromkeys(contexts, case.row.images)
     if picture_donor is not None:
         contexts[OTHER_PICTURE] = contexts[QUESTION] if donor is None else contexts[OWN]
@@ -33,7 +37,9 @@ def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dic
     if donor is not None:  # what the training left out of the loss is history like all else
         contexts = {each: [Turn(turn.speaker, turn.value) for turn in turns] for each, turns in contexts.items()}
     return {
-        f"{context} {which}": Pass([*case.system, *before, answer], pictures[context][: tags_in(before)], given)
+        f"{context} {which}": Pass(
+            [*case.system, *before, answer], pictures[context][: tags_in(before)], given, case.row.tools or UNSET
+        )
         for context, before in contexts.items()
         for which, answer in answers.items()
     }

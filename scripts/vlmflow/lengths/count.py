@@ -36,7 +36,7 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     start, end: its bytes in the file, without the line's end. picture_tokens: the pad tokens of pictures, after the
     picture budget. text_tokens: all others, also the chat's marks. trained_tokens: those of them that are trained; 0 in
     a file of before. system_turn: whether the row begins with one; false in a file of before. tools: true if the row
-    has some.
+    has some. pictures: their number, if there are several.
     """
 
     id: str
@@ -47,6 +47,7 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     trained_tokens: int = 0
     system_turn: bool = False
     tools: Literal[True] | UnsetType = UNSET
+    pictures: int | UnsetType = UNSET
 
     @property
     def tokens(self) -> int:
@@ -158,6 +159,7 @@ def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list
             *(row.id, lines.starts[number], lines.ends[number], text, picture, trained),
             dialogue_start(row.conversations) > 0,
             True if row.tools else UNSET,
+            len(row.images) if len(row.images) > 1 else UNSET,
         )
         for number, row, (text, picture), trained in zip(
             shard, rows, counter.count(rows), counter.count_trained(rows), strict=True

@@ -164,8 +164,9 @@ def _fit_split(
                     continue
                 row, tokens = shorter
                 line = as_line(row, row.images)
-            end = written + len(line)
-            kept = RowLength(length.id, written, end, *tokens, length.trained_tokens, length.system_turn, length.tools)
+            kept = msgspec.structs.replace(
+                length, start=written, end=written + len(line), text_tokens=tokens[0], picture_tokens=tokens[1]
+            )
             target.write(line + b"\n")
             measured.write(encode(kept) + b"\n")
             fitted.kept.add(kept)

@@ -36,6 +36,7 @@ from vlmflow.merging.quantisation import effect_of_quantisation
 from vlmflow.pictures.formats import open_picture
 from vlmflow.rows.messages import messages_of
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.tools import declarations_of
 
 POSITIONS = 128
 """The number of a row's last positions that are compared; they depend on everything before them."""
@@ -97,7 +98,8 @@ def _inputs(
     for row in rows:
         pictures = [_picture(picture_root / name, processor, image_max_tokens) for name in row.images]
         messages = messages_of(row.conversations, [{"type": "image", "image": picture} for picture in pictures])
-        yield processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+        given = {"tools": declarations_of(row.tools), "return_dict": True, "return_tensors": "pt"}
+        yield processor.apply_chat_template(messages, tokenize=True, **given)
 
 
 def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:

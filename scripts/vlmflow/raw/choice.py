@@ -28,7 +28,7 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
     none of them: the decoder checks their modality. The same files and choice leave out the same rows.
     """
     takes_some = choice.take is True
-    if choice.sources is None and choice.samples is None and not takes_some:
+    if choice.takes_all:
         return lambda number: ""
     marks = bytearray(len(rows))
     if takes_some:

@@ -134,7 +134,7 @@ def _dropped(
     """Return the unread keys of a row that change what it means, or name pictures, each with the advice for it."""
     meanings = {folded(key): (key, meaning) for key, meaning in form.meanings_of_rows(columns).items()}
     dropped = {}
-    for key in keys.keys() - names.values():
+    for key in [key for key in keys if key not in names.values()]:
         value = _value(keys[key])
         known, meaning = meanings.get(folded(key), ("", None))
         if meaning and meaning.has(value):

@@ -52,7 +52,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Sample:
-    """A row of a data file. turns: the first ones; more: the number of others."""
+    """A row of a data file. turns: the first ones, behind the row's tools; more: the number of others."""
 
     file: str
     id: str
@@ -198,7 +198,7 @@ def _row_charts(facts: dict[str, RowFacts]) -> list[Chart]:
         for measure in ("turns", "scores", "characters", "answers")
     )
     charts = [
-        chart("Turns of a row", "turns, human and gpt together", turns, integer_bins(turns)),
+        chart("Turns of a row", "turns, without that of system", turns, integer_bins(turns)),
         chart("Scores of the answers", "score, 0 to 10", scores, integer_bins(scores, range(11))),
         chart("Text of a row", "characters, all turns together", characters, wide_bins(characters)),
         chart("Text of an answer", "characters of a gpt turn", answers, wide_bins(answers)),
@@ -236,8 +236,15 @@ def _sample(file: str, row: ShareGptRow, store: Path | None, limits: PictureLimi
         [Shown(thumbnail(store / name, THUMBNAIL, limits) if store else None, name) for name in row.images],
         row.scores,
         [
-            (turn.speaker, Text.beginning(turn.value, CHARACTERS_SHOWN), "not trained" if turn.loss is False else "")
-            for turn in row.conversations[:TURNS_SHOWN]
+            *([("tools", Text.beginning(row.tools, CHARACTERS_SHOWN), "")] if row.tools else []),
+            *(
+                (
+                    turn.speaker,
+                    Text.beginning(turn.value, CHARACTERS_SHOWN),
+                    "not trained" if turn.loss is False else "",
+                )
+                for turn in row.conversations[:TURNS_SHOWN]
+            ),
         ],
         max(0, len(row.conversations) - TURNS_SHOWN),
     )

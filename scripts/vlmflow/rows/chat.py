@@ -85,7 +85,7 @@ def dialogue_start(turns: Sequence[Turn]) -> int:
 
 
 def said(turns: Sequence[Turn]) -> list[str]:
-    """Return the texts of human and gpt, in order."""
+    """Return the texts of all turns but that of system, in order."""
     return [turn.value for turn in turns if turn.speaker != "system"]
 
 

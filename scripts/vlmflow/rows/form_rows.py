@@ -151,7 +151,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
         if changes:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text
-        if THOUGHT in "".join(texts):
+        if THOUGHT in [text[:7] for text in texts]:
             changes |= _thoughts_first(turns)
         first = dialogue_start(turns)
         end = len(turns)

@@ -89,11 +89,12 @@ class _Chat:
     """A chat that is being read, turn by turn.
 
     turns, pictures, unread: see Reading. calls: the ids of the calls in a row that are read last. responses: their
-    responses so far: id, text, pictures.
+    responses so far: id, text, pictures. number: that of the turn; -1 is the system prompt beside the turns.
     """
 
     def __init__(self, key: str, who: str, what: str) -> None:
         self.key, self.who, self.what = key, who, what
+        self.number = -1
         self.turns: list[Turn] = []
         self.pictures: list[str] = []
         self.unread: list[UnreadKey] = []
@@ -104,21 +105,24 @@ class _Chat:
         if not turns:
             raise _Unusable("unbalanced_turns", f"{self.key} has no turns")
         if system and is_given(system):
-            self._say("system", self._content(system, "system", answers=False))
-        for number, turn in enumerate(turns):
-            place = f"{self.key}[{number}]"
+            self._say("system", self._content(system))
+        for self.number, turn in enumerate(turns):
             if type(turn) is not dict:
-                raise _Unusable("bad_shape", f"{place} is {_kind(turn)}, not an object")
-            self._turn(turn, place)
+                raise _Unusable("bad_shape", f"{self._place} is {_kind(turn)}, not an object")
+            self._turn(turn)
         self._respond()
         return Reading(self.turns, self.pictures, _tools(tools), self.unread)
 
-    def _turn(self, turn: dict[str, Any], place: str) -> None:
+    @property
+    def _place(self) -> str:
+        return self.key if self.number < 0 else f"{self.key}[{self.number}]"
+
+    def _turn(self, turn: dict[str, Any]) -> None:
         named = turn.get(self.who)
         speaker = SPEAKERS.get(named) if type(named) is str else None
         if speaker is None:
             shown = repr(named[:40]) if type(named) is str else _kind(named)
-            raise _Unusable("wrong_role", f"{place}: {shown} is none of {', '.join(SPEAKERS)}")
+            raise _Unusable("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
         content = turn.get(self.what)
         plain = len(turn) == 2
         if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
@@ -127,36 +131,39 @@ class _Chat:
             self.calls = []
             self.turns.append(Turn(speaker, content))
             return
-        first = len(self.turns)
+        first, responses = len(self.turns), len(self.responses)
         if speaker == "observation":
             pictures: list[str] = []
-            text = self._content(content, place, answers=False, pictures=pictures)
+            text = self._content(content, pictures=pictures)
             self.responses.append((turn.get("tool_call_id"), text, pictures))
         elif speaker == "function_call":
-            for call in _calls(content, place):
-                self._call(call, place)
-        elif speaker == "gpt":
-            self._answer(turn, content, place)
-        elif (text := self._content(content, place, answers=False, responses=speaker == "human")) or not self.responses:
-            self._say(speaker, text)
+            for call in _calls(content, self._place):
+                self._call(call)
+        elif speaker == "gpt" and not plain:
+            self._answer(turn, content)
+        else:
+            text = self._content(content, answers=speaker == "gpt", responses=speaker == "human")
+            if text or (len(self.turns) == first and len(self.responses) == responses):
+                self._say(speaker, text)
         if not plain:
             self._other_keys(turn, speaker in ASSISTANT, self.turns[first:])
 
-    def _answer(self, turn: Mapping[str, Any], content: Any, place: str) -> None:
+    def _answer(self, turn: Mapping[str, Any], content: Any) -> None:
         """Read a turn of the assistant: its reasoning, its texts and its calls, in this order."""
+        place = self._place
         given: list[Any] = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
         if len(given) > 1 or any(type(thought) is not str for thought in given):
             raise _Unusable("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
         calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in _calls(held, place)]
         first = len(self.turns)
         absent = content is None and bool(calls or given)
-        text = "" if absent else self._content(content, place, answers=True)
+        text = "" if absent else self._content(content, answers=True)
         if given:
             text = with_thought(given[0], text)
         if text or not (calls or len(self.turns) > first):
             self._say("gpt", text)
         for call in calls:
-            self._call(call, place)
+            self._call(call)
 
     def _other_keys(self, turn: Mapping[str, Any], answers: bool, made: Sequence[Turn]) -> None:
         """Mark what is not trained of the turns `made`, and note the keys of a raw turn that are not read."""
@@ -180,10 +187,11 @@ class _Chat:
         self.calls = []
         self.turns.append(Turn(speaker, text))
 
-    def _call(self, call: Any, place: str) -> None:
+    def _call(self, call: Any) -> None:
         """Add a call. call: {"id", "function": {"name", "arguments"}}, or name and arguments directly."""
+        place = self._place
         self._respond()
-        held = call.get("function", call) if type(call) is dict else None
+        held: Any = call.get("function", call) if type(call) is dict else None
         name = held.get("name") if type(held) is dict else None
         if held is None or type(name) is not str:
             raise _Unusable("bad_call", f"{place}: a call names no function")
@@ -213,40 +221,42 @@ class _Chat:
         self.calls, self.responses = [], []
 
     def _content(
-        self, content: Any, place: str, answers: bool, pictures: list[str] | None = None, responses: bool = False
+        self, content: Any, answers: bool = False, pictures: list[str] | None = None, responses: bool = False
     ) -> str:
         """Return the text of a content, with a tag for each picture; add its calls and responses.
 
-        pictures: gets the pictures' names; None for those of the chat. responses: whether it may have responses.
+        answers: whether it may have reasoning and calls. pictures: gets the pictures' names; None for those of the
+        chat. responses: whether it may have responses.
         """
         if type(content) is str:
             return content
         if type(content) is not list:
-            raise _Unusable("bad_shape", f"{place}: its {self.what} is {_kind(content)}, not a text or a list of parts")
+            held = _kind(content)
+            raise _Unusable("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
         names = self.pictures if pictures is None else pictures
         texts: list[str] = []
         thoughts: list[str] = []
         for number, part in enumerate(content):
             if type(part) is not dict:
-                raise _Unusable("bad_shape", f"{place}.{self.what}[{number}] is {_kind(part)}, not an object")
+                raise _Unusable("bad_shape", f"{self._place}.{self.what}[{number}] is {_kind(part)}, not an object")
             kind = part.get("type")
             if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
                 texts.append(text)
                 continue
+            if kind == "image" and len(part) == 2 and type(name := part.get("image")) is str and _is_path(name):
+                texts.append(IMAGE_TAG)
+                names.append(name)
+                continue
+            place = f"{self._place}.{self.what}[{number}]"
             if kind is None:
                 kind = next((name for name in ("text", "image", "image_url") if part.get(name) is not None), None)
             keys = PARTS.get(kind) if type(kind) is str else None
             if keys is None:
                 shown = repr(kind[:40]) if type(kind) is str else _kind(kind)
-                raise _Unusable(
-                    "bad_shape", f"{place}.{self.what}[{number}] is of type {shown}, none of {', '.join(PARTS)}"
-                )
+                raise _Unusable("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
             if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
-                if len(part) == 2 and type(name := part.get("image")) is str and name[:5] not in ("data:", "file:", ""):
-                    names.append(name)  # nearly all
-                    continue
-                names += _picture(part, keys, f"{place}.{self.what}[{number}]")
+                names += _picture(part, keys, place)
             elif kind in TEXT_PARTS:
                 texts.append(_text(part, keys, place))
             elif kind in THOUGHT_PARTS and answers and not texts:
@@ -256,14 +266,14 @@ class _Chat:
                     self._say("gpt", text)
                 thoughts, texts = [], []
                 for call in _calls(part["value"], place) if "value" in part else [part]:
-                    self._call(call, place)
+                    self._call(call)
             elif kind in RESPONSE_PARTS and responses:
                 shown_in: list[str] = []
-                text = self._content(part.get("content", ""), place, answers=False, pictures=shown_in)
+                text = self._content(part.get("content", ""), pictures=shown_in)
                 self.responses.append((part.get("tool_use_id"), text, shown_in))
             else:
                 what = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
-                raise _Unusable("wrong_role", f"{place}.{self.what}[{number}]: a part of type {kind} {what}")
+                raise _Unusable("wrong_role", f"{place}: a part of type {kind} {what}")
             self._keys_of_part(part, keys, answers)
         return _answer(thoughts, texts) if thoughts else "".join(texts)
 
@@ -308,6 +318,11 @@ def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[s
         except ValueError as error:
             raise _Unusable("bad_shape", f"{place}: {error}") from None
     return [held.removeprefix("file://")]
+
+
+def _is_path(name: str) -> bool:
+    """Return whether a picture's name surely needs no change: it is no data URL, and no file URL."""
+    return name != "" and name[4:5] != ":"
 
 
 def _calls(held: Any, place: str) -> list[Any]:

@@ -7,7 +7,7 @@ seen, a token of the chat in escapes among them.
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -37,7 +37,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     arguments: dict[str, Any]
 
 
-CALLS = "function_call"
+CALLS: Literal["function_call"] = "function_call"
 """The speaker of calls."""
 
 DECLARATIONS = msgspec.json.Decoder(Annotated[list[Declaration], msgspec.Meta(min_length=1)])

@@ -225,35 +225,27 @@ class Unread:
         objects = {key: count_keys(bytes(values[key])) for key in top if bytes(values[key])[:1] in b"[{"}
         decode = _decoder(_strict(general, top, changed), objects)
         if not any(inner) and plain is not general:
-            decode = _either(_decoder(_strict(plain, top, []), objects), decode)
+            decode = _decoder(_strict(plain, top, []), objects, decode)
         return Shape(decode, tuple(names))
 
 
-def _either(decode: Callable[[bytes], Any], otherwise: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Return the function that decodes a row by the first of two functions, or else by the other one."""
-
-    def either(row: bytes) -> Any:
-        try:
-            return decode(row)
-        except msgspec.ValidationError:
-            return otherwise(row)
-
-    return either
-
-
-def _decoder(kind: type[msgspec.Struct], objects: Mapping[str, int]) -> Callable[[bytes], Any]:
+def _decoder(
+    kind: type[msgspec.Struct], objects: Mapping[str, int], otherwise: Callable[[bytes], Any] | None = None
+) -> Callable[[bytes], Any]:
     """Return the function that decodes a row of this type, and refuses it (ValidationError) if a key is given twice.
 
     The search for such a key takes as long as the whole conversion of a row. It is needed only if `MARKS` finds another
     number than that of the row's keys.
 
     kind: a type without optional keys in the types of its objects. objects: by unread key with an object or a list,
-    how many keys are there in all.
+    how many keys are there in all. otherwise: decodes the rows that are not of this type.
     """
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     optional = [one.name for one in fields.values() if one.default is UNSET]
     values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
-    lists, anything, given = list[Any](), list[Any](), list[Any]()
+    lists: list[tuple[Callable[[Any], Any], int]] = []
+    anything: list[Callable[[Any], Any]] = []
+    given: list[Callable[[Any], Any]] = []
     unread = [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
     most, strict = len(fields) + sum(objects.values()), msgspec.json.Decoder(kind).decode
     for one in fields.values():
@@ -267,13 +259,20 @@ def _decoder(kind: type[msgspec.Struct], objects: Mapping[str, int]) -> Callable
             else:
                 lists.append((attrgetter(one.name), keys))
 
+    loose = [*anything, *given]
+
     def decode(row: bytes) -> Any:
-        raw = strict(row)
+        try:
+            raw = strict(row)
+        except msgspec.ValidationError:
+            if otherwise is None:
+                raise
+            return otherwise(row)
         absent = values(raw).count(UNSET)
         marks = most - absent
         for held, keys in lists:
             marks += keys * len(held(raw))
-        for held in anything if absent == len(optional) else [*anything, *given]:
+        for held in anything if absent == len(optional) else loose:
             if type(value := held(raw)) in CONTAINERS:
                 marks += _keys_in(value)
         for held, inside in unread:

@@ -8,7 +8,7 @@ from PIL import Image, ImageOps
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.fitted import pictures_of
 from vlmflow.pictures.formats import MAGIC, open_picture
-from vlmflow.rows.chat import FIRST_LINE, Turn
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, Turn
 from vlmflow.rows.training_data import first_rows
 
 
@@ -16,13 +16,15 @@ from vlmflow.rows.training_data import first_rows
 class Asked:
     """A question. turns: it, after a system prompt if there is one. pictures: files, one for each picture tag.
 
-    feedback: what the row says about its own first answer; None if it says nothing.
+    feedback: what the row says about its own first answer; None if it says nothing, or shows a picture there. tools: as
+    in a row.
     """
 
     what: str
     turns: list[Turn]
     pictures: list[Path]
     feedback: str | None = None
+    tools: str = ""
 
 
 def asked_in_val(rows: Path, picture_store: Path) -> Asked:
@@ -38,9 +40,11 @@ def asked_in_val(rows: Path, picture_store: Path) -> Asked:
     (row,) = found
     asked = next(number for number, turn in enumerate(row.conversations) if turn.speaker == "human")
     feedback = next((turn.value for turn in row.conversations[asked + 1 :] if turn.speaker == "human"), None)
+    if feedback and IMAGE_TAG in feedback:
+        feedback = None
     shown = row.until(asked + 1)
     pictures = [pictures_of(rows, picture_store) / name for name in shown.images]
-    return Asked(f"val row {row.id}", shown.conversations, pictures, feedback)
+    return Asked(f"val row {row.id}", shown.conversations, pictures, feedback, row.tools)
 
 
 def asked_by_person(question: str, picture: Path | None) -> Asked:

@@ -15,6 +15,8 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import without_keys
 from vlmflow.core.printable import printable
 from vlmflow.pictures.formats import open_picture
+from vlmflow.rows.chat import Turn
+from vlmflow.rows.tools import CALLS, as_written, declarations_of, json_text
 from vlmflow.serving.answer import Answer
 from vlmflow.serving.server import LOOPBACK
 from vlmflow.web.small_answers import limit_answers
@@ -45,15 +47,16 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def answer(self, messages: Sequence[dict[str, Any]], most_tokens: int) -> Answer:
-        """Return the model's greedy answer to a dialogue of at most `most_tokens` tokens.
+    def answer(self, messages: Sequence[dict[str, Any]], most_tokens: int, tools: str = "") -> Answer:
+        """Return the model's greedy answer to a dialogue of at most `most_tokens` tokens; calls as a model writes them.
 
-        messages: as `dialogue` makes them, with pictures of `picture_part`.
+        messages: as `messages_of` makes them, with pictures of `picture_part`. tools: as in a row.
 
         Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request, or
         answers too much (`web.small_answers`).
         """
-        body = {"model": self._model, "messages": list(messages), "max_tokens": most_tokens, "temperature": 0}
+        asked = {"messages": with_ids(messages)} | ({"tools": declarations_of(tools)} if tools else {})
+        body = {"model": self._model, **asked, "max_tokens": most_tokens, "temperature": 0}
         try:
             reply = self._http.post(f"{self._url.rstrip('/')}/chat/completions", json=body)
         except httpx.HTTPError as error:  # a timeout, too
@@ -74,12 +77,52 @@ class Client:
                 f"{self._url}: its reply is not a chat completion: {_shown(f'{error}: {_text_of(reply)}')}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
-        text = (choice.message.content or "").encode(errors="replace").decode()  # half a surrogate pair is no text
+        said = [choice.message.content or "", *map(_written, choice.message.tool_calls or [])]
+        text = "\n".join(filter(None, said)).encode(errors="replace").decode()  # half a surrogate pair is no text
         return Answer(text, choice.finish_reason == "length")
+
+
+def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return messages in OpenAI's form: calls have an id, and arguments as a text; responses the id of their call."""
+    made: list[dict[str, Any]] = []
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        changes: dict[str, Any] = {}
+        if message["role"] == "tool":
+            changes["tool_call_id"] = waiting.pop(0)
+        elif calls := message.get("tool_calls"):
+            waiting = [f"call-{number}-{place}" for place in range(len(calls))]
+            changes["tool_calls"] = [
+                call
+                | {"id": name, "function": call["function"] | {"arguments": json_text(call["function"]["arguments"])}}
+                for name, call in zip(waiting, calls, strict=True)
+            ]
+        made.append(message | changes)
+    return made
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+
+
+class _Call(msgspec.Struct, frozen=True):
+    function: _Function
+
+
+def _written(call: _Call) -> str:
+    """Return a call as a model writes it: arguments may be no JSON, and servers write white space in their own way."""
+    try:
+        arguments = json_text(json.loads(call.function.arguments))
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments
+    text = f'{{"name": {json_text(call.function.name)}, "arguments": {arguments}}}'
+    return as_written([Turn(CALLS, text)])[0]
 
 
 class _Message(msgspec.Struct, frozen=True):
     content: str | None = None
+    tool_calls: list[_Call] | None = None
 
 
 class _Choice(msgspec.Struct, frozen=True):

@@ -150,6 +150,20 @@ def _pixels_of(part: Any) -> int | None:
     return None
 
 
+def with_texts(read: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:
+    """Return transformers' reader of messages (5, `get_processor_inputs_from_messages`), which keeps all texts.
+
+    It leaves out what a message says before its calls, so the model would read another dialogue.
+    """
+
+    def reader(messages: list[dict[str, Any]], *others: Any) -> list[dict[str, Any]]:
+        said = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+        pairs = zip(read(messages, *others), read(said, *others), strict=True)
+        return [{**made, "content": text["content"]} for made, text in pairs]
+
+    return reader
+
+
 def main() -> None:
     """Load the model, and serve it until a signal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -171,7 +185,9 @@ def main() -> None:
     from transformers.cli.serving.utils import GenerationState
 
     manager = ModelManager(device=given.device, dtype=given.dtype, force_model=given.model)
-    handler = ChatCompletionHandler(model_manager=manager, generation_state=GenerationState())
+    kind = ChatCompletionHandler
+    kind.get_processor_inputs_from_messages = staticmethod(with_texts(kind.get_processor_inputs_from_messages))
+    handler = kind(model_manager=manager, generation_state=GenerationState())
     app = app_of(given.model, handler.handle_request, key, tuple(given.name))
     uvicorn.run(app, host=given.host, port=given.port)
 

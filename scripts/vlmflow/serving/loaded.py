@@ -14,6 +14,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.loaded_model import OFFLINE, does_not_load, load
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.messages import messages_of
+from vlmflow.rows.tools import declarations_of
 from vlmflow.serving.answer import Answer
 from vlmflow.serving.finished_run import FinishedRun
 from vlmflow.serving.served_folder import link_served
@@ -38,15 +39,17 @@ class LoadedModel:
         with _in_memory(device):
             self._model = load(folder, device, dtype)
 
-    def answer(self, turns: Sequence[Turn], pictures: Sequence[Image.Image], most_tokens: int) -> Answer:
+    def answer(
+        self, turns: Sequence[Turn], pictures: Sequence[Image.Image], most_tokens: int, tools: str = ""
+    ) -> Answer:
         """Return the greedy answer to a dialogue, of at most `most_tokens` tokens.
 
-        pictures: in RGB, one for each picture tag of the turns, in their order.
+        pictures: in RGB, one for each picture tag of the turns, in their order. tools: as in a row.
         """
         messages = messages_of(turns, [{"type": "image", "image": picture} for picture in pictures])
-        asked = self._processor.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
-        ).to(self._model.device)
+        given = {"tools": declarations_of(tools), "return_dict": True, "return_tensors": "pt"}
+        asked = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, **given)
+        asked = asked.to(self._model.device)
         with torch.inference_mode(), _in_memory(self._model.device.type):
             said = self._model.generate(**asked, max_new_tokens=most_tokens, do_sample=False)
         tokens = said[0, asked["input_ids"].shape[1] :]

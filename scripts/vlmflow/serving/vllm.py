@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from vlmflow.config.row_settings import RowLimits
 from vlmflow.config.tuners import ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter_config import read_adapter_config
@@ -49,12 +50,13 @@ def vllm_words(
     words = ["vllm", "serve", str(model), "--host", LOOPBACK, "--port", str(port)]
     words += ["--tensor-parallel-size", str(gpus), "--max-model-len", str(max_length)]
     words += ["--served-model-name", "base" if adapter else name]
+    words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]  # else it refuses requests with tools
     # Older versions let each web page ask, and /invocations needs no key.
     words += ["--allowed-origins", "[]"]
     if limits:
         size = {"size": msgspec.to_builtins(limits)}
         # Without "video": 0 it reserves memory for a whole video at its start.
-        words += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
+        words += ["--limit-mm-per-prompt", json.dumps({"image": RowLimits().max_pictures, "video": 0})]
         words += ["--mm-processor-kwargs", json.dumps(size)]
         words += ["--allowed-media-domains", NO_DOMAIN]
     if adapter:

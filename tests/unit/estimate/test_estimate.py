@@ -22,7 +22,7 @@ from vlmflow.estimate.states import base_bytes, states, trained_of
 from vlmflow.estimate.times import HIGH, LOW, amount, comparison_seconds, times
 from vlmflow.estimate.verdict import parts_of
 from vlmflow.estimate.way import Sharding
-from vlmflow.estimate.work import forward, model_flops, training
+from vlmflow.estimate.work import Work, forward, model_flops, training
 from vlmflow.training.steps import Steps
 
 SMALL_CARD, LARGE_CARD = GPUS["rtx-4090"], GPUS["h200"]
@@ -439,6 +439,13 @@ def test_a_smaller_picture_budget_scales_only_larger_pictures() -> None:
     smaller = case.with_settings(image_max_tokens=256)
     assert smaller.train.pictures.tolist() == [256, 100]
     assert smaller.train.text.tolist() == [100, 100]
+    several = replace(case, train=RowLengths.of([(100, 2_000, 3), (100, 200, 3)])).with_settings(image_max_tokens=256)
+    assert several.train.pictures.tolist() == [768, 200], "the budget is that of each picture"
+
+
+def test_the_tower_s_attention_is_within_a_picture() -> None:
+    work = Work(token=0, token_square=0, logit=0, patch=0, patch_square=1, patches_per_token=4)
+    assert work.of(RowLengths.of([(9, 30, 3)])) == work.of(RowLengths.of([(9, 10)] * 3))
 
 
 def test_every_product_has_all_figures() -> None:

@@ -132,6 +132,27 @@ def test_the_contexts_differ_in_feedback_and_picture_alone() -> None:
     assert pictures == {"question": ["0.jpg"], "own": ["0.jpg"], "other": ["0.jpg"], "other_picture": ["1.jpg"]}
 
 
+def test_a_feedback_of_another_row_shows_no_pictures() -> None:
+    own, donor = (with_right_last(read_case(row(n, f"c{n}", images=[f"{n}.jpg"]), PICTURES)) for n in range(2))
+    assert isinstance(own, Case)
+    assert isinstance(donor, Case)
+    for case in (own, donor):
+        case.row.conversations[2].value += " <image>"
+        case.row.images.append("1.jpg")
+    passes = passes_of(own, donor, None)
+    assert [passes[f"{context} right"].images for context in ("own", "other")] == [["0.jpg", "1.jpg"], ["0.jpg"]]
+    assert passes["other right"].turns[2].value == "Score: 3. It is c1. "
+
+
+def test_a_row_with_calls_is_scored_with_its_tools_and_has_no_feedback() -> None:
+    turns = [Turn("human", "?"), Turn("function_call", "{}"), Turn("observation", "1"), Turn("gpt", "one")]
+    case = read_case(msgspec.structs.replace(made_row("r", turns), tools="[]"), {})
+    assert case.feedback == []
+    assert msgspec.to_builtins(passes_of(case, None, None)["question right"])["tools"] == "[]"
+    plain = msgspec.to_builtins(passes_of(read_case(row(1, "c"), {}), None, None)["question right"])
+    assert plain.keys() == {"turns", "images", "given"}, "what is kept of rows without tools stays"
+
+
 def test_without_feedback_the_whole_row_is_scored_with_both_pictures() -> None:
     own, donor = (read_case(row(n, "c", images=[f"{n}.jpg"]), PICTURES) for n in range(2))
     passes = passes_of(own, None, donor)

@@ -11,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import resolve_images
+from converted_rows import converted_rows
 from drawn_pictures import drawn, encoded
+from real_rows import example_of_a_form
 from vlmflow.config.row_settings import PictureLimits, RowChoice
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.resolve import named_paths
@@ -65,6 +67,55 @@ def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     assert isinstance(found, Reject)
     assert found.reason == "bad_picture"
     assert text[:20] in found.detail
+
+
+ASKED = ["human: <image>\nWhat is this?"]
+
+OTHERS = {  # by file: kind and columns; the turns of the first row; its pictures
+    "40-hub-image-column.parquet": ("sharegpt", {}, [*ASKED, "gpt: A red disc."], ["red.jpg"]),
+    "41-cauldron-finevision.parquet": (
+        *("texts", {}),
+        [
+            *("human: <image>\n<image>\nWhat is the first?", "gpt: red."),
+            *("human: And the second?", "gpt: green."),
+        ],
+        ["red.jpg", "green.png"],
+    ),
+    "42-trl-vision.parquet": (
+        *("messages", {}),
+        ["human: <image><image>Compare.", "gpt: red, green."],
+        ["red.jpg", "green.png"],
+    ),
+    "43-hub-vqa.parquet": ("vqa", {"answer": "answer"}, [*ASKED, "gpt: red"], ["red.jpg"]),
+    "44-pandas-bytes.parquet": ("vqa", {}, [*ASKED, "gpt: red"], ["red.jpg"]),
+    "45-pandas-base64.csv": ("vqa", {}, [*ASKED, "gpt: red"], ["red.jpg"]),
+    "06-openai-pictures-data-url.jsonl": (
+        *("messages", {}),
+        ["system: You name colours.", "human: What is in the picture?\n<image>", "gpt: A red disc."],
+        ["red.jpg"],
+    ),
+    "07-openai-two-pictures.jsonl": (
+        *("messages", {}),
+        ["human: First: <image> second: <image>. Compare.", "gpt: red, then green."],
+        ["red.jpg", "green.png"],
+    ),
+    "09-anthropic.jsonl": (
+        *("messages", {}),
+        ["system: You name colours.", "human: <image>What is this?", "gpt: A red disc."],
+        ["red.jpg"],
+    ),
+}
+
+
+@pytest.mark.parametrize("file", OTHERS)
+def test_files_of_others_with_their_pictures_are_read(tmp_path: Path, file: str) -> None:
+    kind, columns, talk, pictures = OTHERS[file]
+    made = converted_rows(tmp_path, example_of_a_form(file), kind=kind, columns=columns)
+    assert (len(made.rows), made.rejects) == (6, {})
+    assert made.talks[0] == talk
+    assert made.rows[0].images == [name_of(example_of_a_form(f"pictures/{name}").read_bytes()) for name in pictures]
+    assert set(resolved(example_of_a_form(file), tmp_path, made.choice).values()) == {None}
+    assert len(made.named) == 6
 
 
 TABLES = [

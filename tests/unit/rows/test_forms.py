@@ -109,7 +109,7 @@ def test_more_or_fewer_tags_than_pictures_are_rejected() -> None:
 @pytest.mark.parametrize(
     ("kind", "row", "reason"),
     [
-        ("volcano", {"conversations": [{"from": "user", "value": "x"}]}, "wrong_role"),
+        ("volcano", {"conversations": [{"from": "narrator", "value": "x"}]}, "wrong_role"),
         ("volcano", {"conversations": []}, "unbalanced_turns"),
         ("volcano", {"conversations": [{"from": "human", "value": ""}]}, "empty_turn"),
         ("volcano", {"conversations": [{"from": "human", "value": 1}]}, "bad_shape"),
@@ -119,7 +119,7 @@ def test_more_or_fewer_tags_than_pictures_are_rejected() -> None:
         ("messages", {"messages": [SYSTEM]}, "alternation"),
         ("messages", {"messages": [SYSTEM, CHAT[0]]}, "alternation"),
         ("messages", {"messages": [SYSTEM, CHAT[1]]}, "alternation"),
-        ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "wrong_role"),
+        ("messages", {"messages": [{"role": "tool", "content": "x"}]}, "alternation"),
         ("messages", {"messages": [{"role": "user", "content": ["x"]}]}, "bad_shape"),
         ("alpaca", {"instruction": "", "input": "", "output": "x"}, "empty_turn"),
         ("alpaca", {"instruction": "x", "input": "", "output": " "}, "empty_turn"),

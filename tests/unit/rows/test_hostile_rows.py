@@ -275,14 +275,16 @@ def test_a_first_line_that_names_the_separator_is_no_header(tmp_path: Path, firs
 
 
 @pytest.mark.parametrize("kind", ["volcano", "sharegpt", "messages"])
-def test_turns_that_are_texts_are_refused_once(tmp_path: Path, kind: str) -> None:
-    """JSON inside CSV: one error says what to do, instead of a reject per row."""
+def test_turns_that_are_numbers_are_refused_once(tmp_path: Path, kind: str) -> None:
+    """One error says what to do, instead of a reject per row. Texts may be JSON, so each row is read."""
     key = next(iter(form_of(kind).keys))
-    with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([[key], ['[{"from": "human"}]']])
-    with pytest.raises(VlmflowError, match=f"column '{key}' holds text, not a list of turns") as refused:
-        outcome(tmp_path / "rows.csv", kind)
+    pq.write_table(pa.table({key: [1, 2]}), tmp_path / "rows.parquet")
+    with pytest.raises(VlmflowError, match=f"column '{key}' holds int64, not a list of turns") as refused:
+        outcome(tmp_path / "rows.parquet", kind)
     assert "save the rows as JSON lines" in refused.value.next_step
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([[key], ['[{"from": "human"']])
+    assert outcome(tmp_path / "rows.csv", kind) == {0: "bad_shape"}
 
 
 def test_a_text_under_images_is_one_path_or_a_list(tmp_path: Path) -> None:
@@ -369,8 +371,9 @@ def test_a_column_that_is_not_needed_is_not_read(tmp_path: Path, column: pa.Arra
     with open_rows([path], "train", columns=["other"]) as rows:
         assert list(rows) == [b"{}"] * 3
     kind = DatasetSettings(kind="alpaca", train="x.parquet", columns={"input": "given"})
-    assert kind.read_columns[:6] == ["instruction", "given", "output", "image", "images", "source"]
-    assert {"system", "history", "label"} <= set(kind.read_columns[6:])  # keys that change what a row means
+    read = ["instruction", "given", "output", "system", "history", "image", "images", "source"]
+    assert kind.read_columns[: len(read)] == read
+    assert {"system_prompt", "label"} <= set(kind.read_columns[len(read) :])  # keys that change what a row means
     assert not {"made", "input"} & set(kind.read_columns)
     assert kind.choice("train").read_columns == kind.read_columns
 

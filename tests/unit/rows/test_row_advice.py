@@ -63,9 +63,9 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
             "datasets.mine.kind; or map its keys to those of your file: datasets.mine.columns",
         ),
         (
-            [TEXT | {"completion": f"<think>Hm {n}</think>a"} for n in range(40)],
+            [TEXT | {"completion": f"a <think>Hm {n}</think>"} for n in range(40)],
             {"modality": "text"},
-            "take the marks out of the texts: an answer's reasoning (<think>)",
+            "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers only",
         ),
         (
             [{"input": "q"}] * 40 + [TEXT] * 3,

@@ -21,6 +21,7 @@ from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.raw_messages import CALL_KEYS, LOSS_KEYS
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread_keys import UnreadKeys
@@ -67,20 +68,20 @@ STOPS = [
     ("prompt_completion", {"prompt": "What?", "completion": "It.", "label": False}, "label"),
     ("prompt_completion", {"prompt": "What?", "completion": "It.", "label": 0}, "label"),
     ("messages", turns() | {"label": False}, "label"),
-    ("messages", turns() | {"system": "Be brief."}, "system"),
-    ("messages", turns() | {"tools": [TOOL]}, "tools"),
-    ("messages", turns() | {"functions": [TOOL]}, "functions"),
+    ("messages", turns() | {"system_prompt": "Be brief."}, "system_prompt"),
+    ("messages", turns() | {"objects": {"ref": ["a disc"], "bbox": [[1, 2, 3, 4]]}}, "objects"),
     ("messages", turns() | {"rejected_response": "Nothing."}, "rejected_response"),
     ("messages", turns() | {"weight": 0.5}, "weight"),
     ("messages", turns() | {"videos": ["a.mp4"]}, "videos"),
-    ("messages", turns({"weight": 0}), "messages.weight"),
-    ("messages", turns({"loss": False}), "messages.loss"),
+    ("messages", turns({"weight": 0.5}), "messages.weight"),
+    ("messages", turns({"loss": 2}), "messages.loss"),
     ("messages", turns({"loss_scale": 2.0}), "messages.loss_scale"),
-    ("messages", turns({"train": False}), "messages.train"),
-    ("messages", turns({"training": False}), "messages.training"),
+    ("messages", turns({"train": [0, 1]}), "messages.train"),
+    ("messages", turns({"training": "-1"}), "messages.training"),
     ("messages", turns({"trainable": 0}), "messages.trainable"),
     ("messages", turns({"train_on_turn": "no"}), "messages.train_on_turn"),
-    ("messages", turns({"loss_weight": 0}), "messages.loss_weight"),
+    ("messages", turns({"loss_weight": 0.9}), "messages.loss_weight"),
+    ("messages", turns({"content": [{"type": "text", "text": "It.", "train": False}]}), "messages.content.train"),
     ("messages", turns({"loss_mask": [1, 0, 1]}), "messages.loss_mask"),
     ("messages", turns({"masked": True}), "messages.masked"),
     ("messages", turns({"train_detail": [{"begin_offset": 0, "train": False}]}), "messages.train_detail"),
@@ -88,15 +89,13 @@ STOPS = [
     ("messages", turns() | {"train": False}, "train"),
     ("alpaca", ASK | {"masked": 1}, "masked"),
     ("text", {"text": "It.", "weight": 0}, "weight"),
-    ("messages", turns({"tool_calls": [{"id": "1"}]}), "messages.tool_calls"),
-    ("messages", turns({"function_call": {"name": "clock"}}), "messages.function_call"),
-    ("messages", turns({"reasoning_content": "So."}), "messages.reasoning_content"),
+    ("messages", turns({}, {"tool_calls": [{"id": "1"}]}), "messages.tool_calls"),
+    ("messages", turns({}, {"reasoning_content": "So."}), "messages.reasoning_content"),
     ("messages", turns({}, {"images": ["a.jpg"]}), "messages.images"),
-    ("messages", turns({"weight": 0, "from": "user"}), "messages.weight"),
-    ("sharegpt", turns(of="conversations") | {"tools": json.dumps([TOOL])}, "tools"),
-    ("sharegpt", turns(of="conversations") | {"system": "Be brief."}, "system"),
-    ("sharegpt", turns({"weight": 0}, of="conversations"), "conversations.weight"),
-    ("sharegpt", turns({"loss": False}, of="conversations"), "conversations.loss"),
+    ("messages", turns({"weight": 3, "from": "user"}), "messages.weight"),
+    ("sharegpt", turns(of="conversations") | {"functions": json.dumps([TOOL])}, "functions"),
+    ("sharegpt", turns({"weight": 0.5}, of="conversations"), "conversations.weight"),
+    ("sharegpt", turns({"loss_scale": 0}, of="conversations"), "conversations.loss_scale"),
     ("text", {"text": "It.", "audios": ["a.wav"]}, "audios"),
 ]
 
@@ -128,8 +127,9 @@ HIDDEN = [
     ("messages", json.dumps(turns({"lossWeight": 0})), "messages.loss_weight"),
     ("messages", json.dumps(turns() | {"Train-Detail": [0]}), "train_detail"),
     ("messages", json.dumps(turns({"toolCalls": [{"id": "1"}]})), "messages.tool_calls"),
-    ("messages", json.dumps(turns({"from": "user", "weight": 0})), "messages.weight"),
-    ("messages", json.dumps(turns({"from": ["user"], "weight": 0})), "messages.weight"),
+    ("messages", json.dumps(turns({"from": "user", "weight": 7})), "messages.weight"),
+    ("messages", json.dumps(turns({"from": ["user"], "Weight": 0})), "messages.weight"),
+    ("messages", json.dumps(turns() | {"Tools": [TOOL]}), "tools"),
     ("alpaca", json.dumps(ASK)[:-1] + f', "weight": {"9" * 400}}}', "weight"),
     ("alpaca", json.dumps(ASK)[:-1] + f', "tools": {"[" * 900}{"]" * 900}}}', "tools"),
     ("alpaca", json.dumps(ASK)[:-1] + ', "tools": "\u202e\u009b31m"}', "tools"),
@@ -165,7 +165,8 @@ def test_null_empty_and_neutral_values_never_stop(tmp_path: Path, kind: str, row
     """Nor does a user's turn, which is not trained anyway, nor a key without meaning in its form."""
     found = converted(written(tmp_path, [row, row]), kind, **({"prompt": "Say it."} if kind == "text" else {}))
     unread_keys = {key for key in row if key not in (*form_of(kind).keys, "messages", "text")}
-    unread_keys |= {f"messages.{key}" for turn in row.get("messages", []) for key in turn if key not in CHAT[0]}
+    in_turns = {key for turn in row.get("messages", []) for key in turn} - {*CHAT[0], *LOSS_KEYS, *CALL_KEYS}
+    unread_keys |= {f"messages.{key}" for key in in_turns}
     assert found.unread_keys == dict.fromkeys(sorted(unread_keys), 2)
     assert found.ignored_keys == {}
 
@@ -194,10 +195,27 @@ def test_preference_data_names_all_of_its_keys_at_once(tmp_path: Path) -> None:
     assert converted(path, "sharegpt", ignore_keys=["chosen", "rejected"]).unanswered_last_turns == 3
 
 
-def test_rows_that_are_not_used_stop_nothing(tmp_path: Path) -> None:
-    """Rejected rows, and those of another modality, are not trained."""
-    bad = turns({"role": "tool"}) | {"tools": [TOOL]}
-    found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "tools": [TOOL]}]), "messages")
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("sharegpt", {"conversations": TALK[:1], "chosen": TALK[1], "rejected": {"from": "gpt", "value": "No."}}),
+        ("messages", {"prompt": CHAT[:1], "chosen": CHAT[1:], "rejected": [CHAT[1] | {"content": "No."}]}),
+        ("messages", turns({"role": "narrator"}) | {"chosen": "It.", "rejected": "No."}),
+    ],
+)
+def test_rejected_rows_name_their_keys_too(tmp_path: Path, kind: str, row: dict[str, Any]) -> None:
+    """As in ms-swift's, LLaMA-Factory's and TRL's preference data: without this, another fault is named."""
+    path = written(tmp_path, [turns(of="messages" if kind == "messages" else "conversations"), row, row])
+    with pytest.raises(VlmflowError, match=r"chosen: 2 of 3 rows, first in row 1(.|\n)*rejected: 2 of 3 rows"):
+        converted(path, kind)
+    found = converted(path, kind, ignore_keys=["chosen", "rejected"])
+    assert found == UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
+
+
+def test_rows_that_are_left_out_stop_nothing(tmp_path: Path) -> None:
+    """Rows of another modality are not trained, nor is the answer of a rejected row."""
+    bad = turns({"role": "narrator", "weight": 0.5})
+    found = converted(written(tmp_path, [turns(), bad, turns() | {"image": "a.jpg", "label": False}]), "messages")
     assert found == UnreadKeys(unread_keys={}, ignored_keys={}, unanswered_last_turns=0)
 
 
@@ -231,12 +249,12 @@ def test_a_table_stops_too(tmp_path: Path) -> None:
         rows.writerows([["prompt", "completion", "label", "note"], ["q", "a", "True", "x"], ["q", "b", "False", ""]])
     with pytest.raises(VlmflowError, match=r'label: 1 of 2 rows, first in row 1 \(counted from 0\), with "False"'):
         converted(tmp_path / "rows.csv", "prompt_completion")
-    table = [{"messages": CHAT, "tools": None, "note": 1}, {"messages": CHAT, "tools": "[1]", "note": 2}]
+    table = [{"messages": CHAT, "chosen": None, "note": 1}, {"messages": CHAT, "chosen": "[1]", "note": 2}]
     pq.write_table(pa.Table.from_pylist(table), tmp_path / "rows.parquet")
-    with pytest.raises(VlmflowError, match="tools: 1 of 2 rows"):
+    with pytest.raises(VlmflowError, match="chosen: 1 of 2 rows"):
         converted(tmp_path / "rows.parquet", "messages")
-    found = converted(tmp_path / "rows.parquet", "messages", ignore_keys=["tools"])
-    assert found.unread_keys == {"note": 2, "tools": 2}
+    found = converted(tmp_path / "rows.parquet", "messages", ignore_keys=["chosen"])
+    assert found.unread_keys == {"note": 2, "chosen": 2}
     sounds = [{"prompt": "q", "completion": "a", "audio": {"bytes": b"RIFF\xff", "path": "a.wav"}}]
     pq.write_table(pa.Table.from_pylist(sounds), tmp_path / "sounds.parquet")
     with pytest.raises(VlmflowError, match=r"audio: 1 of 1 rows"):
@@ -247,7 +265,7 @@ def test_a_key_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
     path = written(tmp_path, [{"system": "What?", "output": "It.", "instruction": "!"}])
     found = converted(path, "alpaca", columns={"instruction": "system"})
     assert found.unread_keys == {"instruction": 1}
-    chat = written(tmp_path, [{"chat": turns({"weight": 0})["messages"]}])
+    chat = written(tmp_path, [{"chat": turns({"weight": 0.5})["messages"]}])
     with pytest.raises(VlmflowError, match=r"chat\.weight: 1 of 1 rows"):
         converted(chat, "messages", columns={"messages": "chat"})
 
@@ -277,7 +295,7 @@ def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch:
     assert max(map(len, one.unread_keys)) == 100
 
 
-KEYS = st.sampled_from(["id", "x", 'a"b', "é", "label", "weight", "tools", "system", "", "y" * 120])
+KEYS = st.sampled_from(["id", "x", 'a"b', "é", "label", "loss_scale", "history", "", "y" * 120])
 VALUES = st.sampled_from([None, 0, 1, "", "x", [], [1], {}, {"a": 1}, True, False])
 MORE = st.dictionaries(KEYS, VALUES, max_size=4)
 

@@ -2,6 +2,7 @@
 
 import base64
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from chat_server import canned_server, chat_server
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.messages import messages_of
+from vlmflow.rows.tools import call_text, tools_text
 from vlmflow.serving.client import Client, data_uri, picture_part
 from vlmflow.serving.server import free_port
 
@@ -92,6 +94,33 @@ def test_no_charset_of_a_reply_is_believed(charset: str) -> None:
         server.form = f"text/plain; charset={charset}"
         with pytest.raises(VlmflowError, match=r"HTTP 400: .*no, "):
             client.answer([{"role": "user", "content": "?"}], 5)
+
+
+def test_tools_and_calls_are_sent_and_read_in_openai_s_form() -> None:
+    tools = tools_text([{"type": "function", "function": {"name": "see"}}])
+    turns = [
+        *[Turn("human", "?"), Turn("gpt", "I look."), Turn("function_call", call_text("see", {"a": "é"}))],
+        *[Turn("function_call", call_text("see", {})), Turn("observation", "1"), Turn("observation", "2")],
+        *[Turn("function_call", call_text("see", {"b": 1})), Turn("observation", "3")],
+    ]
+    calls = [{"function": {"name": "see", "arguments": '{"c":[1]}'}}, {"function": {"name": "see", "arguments": "{"}}]
+    message = {"content": "Again.", "tool_calls": calls}
+    reply = json.dumps({"choices": [{"message": message, "finish_reason": "tool_calls"}]}).encode()
+    with chat_server(lambda model, messages: reply) as server, Client(server.url, "mine") as client:
+        said = client.answer(messages_of(turns), 5, tools)
+        client.answer(messages_of(turns[:1]), 5)
+    assert said.text == (
+        'Again.\n<tool_call>\n{"name": "see", "arguments": {"c": [1]}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "see", "arguments": {}\n</tool_call>'
+    )
+    body, plain = server.requests
+    assert body["tools"] == json.loads(tools)
+    assert "tools" not in plain
+    text, *responses = body["messages"][1:]
+    assert text["content"] == "I look."
+    assert [call["function"]["arguments"] for call in text["tool_calls"]] == ['{"a": "é"}', "{}"]
+    assert [call["id"] for call in text["tool_calls"]] == [each["tool_call_id"] for each in responses[:2]]
+    assert responses[2]["tool_calls"][0]["id"] == responses[3]["tool_call_id"] != responses[0]["tool_call_id"]
 
 
 def test_half_a_surrogate_pair_is_replaced() -> None:

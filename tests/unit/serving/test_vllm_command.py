@@ -33,7 +33,9 @@ def test_the_command_has_the_gpus_the_length_and_the_limits() -> None:
     assert words[:3] == ["vllm", "serve", "/w/merged/mine"]
     options = ("--host", "--port", "--tensor-parallel-size", "--max-model-len", "--served-model-name")
     assert [after(words, option) for option in options] == ["127.0.0.1", "8000", "2", "8192", "mine"]
-    assert json.loads(after(words, "--limit-mm-per-prompt")) == {"image": 1, "video": 0}
+    assert json.loads(after(words, "--limit-mm-per-prompt")) == {"image": 16, "video": 0}, "of a row"
+    assert after(words, "--tool-call-parser") == "hermes"
+    assert "--enable-auto-tool-choice" in words
     size = {"shortest_edge": 4096, "longest_edge": 1_048_576}
     assert json.loads(after(words, "--mm-processor-kwargs")) == {"size": size}
     assert after(words, "--allowed-origins") == "[]"

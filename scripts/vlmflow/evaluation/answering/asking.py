@@ -60,7 +60,7 @@ def answers_to(
 def _answer(question: Question, ask: Ask, pictures: Path, max_tokens: int) -> KeptAnswer:
     try:
         messages = messages_of(question.turns, [picture_part(pictures / name) for name in question.images])
-        answer = ask(messages, max_tokens)
+        answer = ask(messages, max_tokens, question.tools)
     except VlmflowError as error:
         raise type(error)(
             f"row {question.row}, after {question.rounds} rounds: {error.cause}", error.next_step

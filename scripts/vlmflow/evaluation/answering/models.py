@@ -20,8 +20,8 @@ from vlmflow.swift.child_process import gpu_products
 PACKAGES = ("torch", "transformers")
 """Packages whose versions may change an answer of our own server."""
 
-Ask = Callable[[list[dict[str, Any]], int], Answer]
-"""Takes messages (`rows.messages.messages_of`) and the most tokens of the answer."""
+Ask = Callable[[list[dict[str, Any]], int, str], Answer]
+"""Takes messages (`rows.messages.messages_of`), the most tokens of the answer, and tools as in a row."""
 
 ENDING = 5.0
 """Seconds for a process to end after its connection broke."""
@@ -67,7 +67,7 @@ class OwnModel:
                 folder, caches, log, device=device, dtype=self.dtype, threads=self.threads
             )
             with serving as server, Client(server.url, server.model, server.key) as client:
-                yield lambda messages, most: ask_own(self.name, server, client, messages, most)
+                yield lambda *question: ask_own(self.name, server, client, *question)
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,15 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
-def ask_own(name: str, server: Server, client: Client, messages: list[dict[str, Any]], most: int) -> Answer:
+def ask_own(
+    name: str, server: Server, client: Client, messages: list[dict[str, Any]], most: int, tools: str = ""
+) -> Answer:
     """Ask a server that this stage runs.
 
     Raises an error of the same class with the end of its output if it has ended.
     """
     try:
-        return client.answer(messages, most)
+        return client.answer(messages, most, tools)
     except VlmflowError as error:
         if (code := _ended(server)) is None:
             raise

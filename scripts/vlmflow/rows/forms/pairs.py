@@ -36,4 +36,5 @@ FORM = RawForm(
     content=Row,
     read=read,
     turns="conversation",
+    rounds=True,
 )

@@ -40,5 +40,6 @@ FORM = RawForm(
     content=Row,
     read=read,
     turns="texts",
+    rounds=True,
     pictures_in_turns=True,
 )

@@ -1,5 +1,7 @@
 """What models are asked about a row."""
 
+from dataclasses import replace
+
 import msgspec
 
 from made_cases import row
@@ -7,6 +9,9 @@ from training_rows import made_row
 from vlmflow.evaluation.answering.dialogues import questions_of
 from vlmflow.evaluation.choice import read_case
 from vlmflow.rows.chat import Turn
+from vlmflow.rows.tools import call_text, tools_text
+
+TOOLS, CALL = tools_text([{"type": "function", "function": {"name": "see"}}]), call_text("see", {"what": "é"})
 
 LONG = made_row(
     "r",
@@ -64,6 +69,26 @@ def test_another_picture_is_another_question() -> None:
 def test_an_answer_that_is_empty_after_its_mark_is_the_whole_text() -> None:
     empty = msgspec.structs.replace(LONG, conversations=[*LONG.conversations[:-1], Turn("gpt", "None. Answer:")])
     assert questions_of(read_case(empty, {"1.png": "d"}), 0, feedback=True)[0].gold == "None. Answer:"
+
+
+def test_calls_are_answers_and_responses_are_questions() -> None:
+    turns = [
+        *LONG.conversations[:2],
+        *[Turn("gpt", "I look."), Turn("function_call", CALL), Turn("function_call", CALL)],
+        *[Turn("observation", "<image>"), Turn("observation", "2"), Turn("gpt", "Answer: a cat")],
+        *[Turn("human", "Closer: <image>"), Turn("gpt", "Answer: a bat")],
+    ]
+    called = made_row("r", turns, images=["1.png", "2.png", "3.png"])
+    called = msgspec.structs.replace(called, tools=TOOLS)
+    case = read_case(called, {f"{n}.png": str(n) for n in (1, 2, 3)})
+    asked = questions_of(case, 9, feedback=False)
+    assert [list(each.turns) for each in asked] == [turns[:2], turns[:7], turns[:9]]
+    assert [each.images for each in asked] == [called.images[:count] for count in (1, 2, 3)]
+    said = f"<tool_call>\n{CALL}\n</tool_call>"
+    assert [each.reference for each in asked] == [f"I look.\n{said}\n{said}", "Answer: a cat", "Answer: a bat"]
+    assert {each.tools for each in asked} == {TOOLS}
+    bare = replace(case, row=msgspec.structs.replace(called, tools=""))
+    assert not {each.key for each in asked} & {each.key for each in questions_of(bare, 9, feedback=False)}
 
 
 def test_a_row_of_one_turn() -> None:
