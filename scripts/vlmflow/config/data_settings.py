@@ -227,11 +227,9 @@ class DatasetSettings(Settings):
         Others may hold what JSON cannot represent.
         """
         form = form_of(self.kind)
-        return (
-            None
-            if form.fixed or not form.keys
-            else [*self._names.values(), *form.joins, *form.meanings_of_rows(self.columns)]
-        )
+        if form.fixed or not form.keys:
+            return None
+        return [*form.names(self.columns).values(), *form.joins, *form.meanings_of_rows(self.columns)]
 
     @property
     def near_duplicates_to_drop(self) -> NearDuplicates:
