@@ -6,7 +6,6 @@ developer, weight), Anthropic (messages: source, tool_use, tool_result, thinking
 tool_call), axolotl (parts with path, url, base64), Oumi (parts with content), ms-swift (tool_call, tool_response).
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -52,9 +51,8 @@ RESPONSE_PARTS = {"tool_result": ("tool_use_id", "content")}
 PARTS: dict[str, tuple[str, ...]] = TEXT_PARTS | THOUGHT_PARTS | PICTURE_PARTS | CALL_PARTS | RESPONSE_PARTS
 """The kinds of parts, with the keys that are read of them besides `type`."""
 
-WRITTEN_CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
-WRITTEN_RESPONSE = re.compile(r"\s*<tool_response>(.*?)</tool_response>", re.DOTALL)
-"""Calls and responses written out in texts, as Hermes and Qwen's chat templates write them."""
+WRITTEN_CALL, WRITTEN_RESPONSE = "<tool_call>", "<tool_response>"
+"""Before calls and responses that are written out in texts, as Hermes and Qwen's chat templates write them."""
 
 EMBEDDED = ("bytes", "base64", "data")
 """The keys that hold a picture itself, as base64."""
@@ -189,7 +187,7 @@ class _Chat:
                 self.unread.append(UnreadKey(key, value, answers))
 
     def _say(self, speaker: Speaker, text: str) -> None:
-        before, mark, after = text.partition("<tool_call>") if speaker == "gpt" else (text, "", "")
+        before, mark, after = text.partition(WRITTEN_CALL) if speaker == "gpt" else (text, "", "")
         if mark and (calls := _written(WRITTEN_CALL, mark + after)):
             if before.strip():
                 self._say(speaker, before)
@@ -223,9 +221,10 @@ class _Chat:
             return
         if any(one[0] is not None for one in self.responses):
             ids, calls = [str(one[0]) for one in self.responses], list(map(str, self.calls))
-            if len(set(ids)) < len(ids) or sorted(ids) != sorted(calls):
+            places = {call: place for place, call in enumerate(calls)}
+            if len(places) < len(calls) or sorted(ids) != sorted(calls):
                 raise _Unusable("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
-            ordered = sorted(self.responses, key=lambda one: calls.index(str(one[0])))
+            ordered = sorted(self.responses, key=lambda one: places[str(one[0])])
             if ordered != self.responses and any(IMAGE_TAG in text and not names for _, text, names in ordered):
                 raise _Unusable("bad_call", "responses with picture tags are not in the order of their calls")
             self.responses = ordered
@@ -347,9 +346,12 @@ def _is_path(name: str) -> bool:
     return 0 < len(name) <= SHORTEST and name[4:5] != ":"
 
 
-def _written(pattern: re.Pattern[str], text: str) -> list[str]:
-    """Return what is written out in a text, in the order there; [] if something else is there too."""
-    return [] if pattern.sub("", text).strip() else [one.strip() for one in pattern.findall(text)]
+def _written(mark: str, text: str) -> list[str]:
+    """Return what is written out in a text, each between marks; [] if something else is there too."""
+    *found, rest = map(str.strip, text.split(mark.replace("<", "</")))
+    if rest or not all(one.startswith(mark) for one in found):
+        return []
+    return [one.removeprefix(mark) for one in found]
 
 
 def _calls(held: Any, place: str) -> list[Any]:
@@ -369,7 +371,7 @@ def _tools(held: Iterable[Any]) -> str:
     return _declared(given[0] if type(given[0]) is str else msgspec.json.encode(given[0]).decode())
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=16)
 def _declared(text: str) -> str:
     """Return declarations in the form of rows. text: JSON; most rows have those of the row before."""
     tools = _decoded(text, "bad_tools", "tools")
@@ -404,5 +406,6 @@ def _kind(value: Any) -> str:
     return names.get(type(value), "a number")
 
 
-def _listed(ids: Iterable[Any]) -> str:
-    return ", ".join(str(one)[:40] for one in ids) or "none"
+def _listed(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - 10} more" if len(ids) > 10 else ""
+    return (", ".join(one[:40] for one in ids[:10]) or "none") + more

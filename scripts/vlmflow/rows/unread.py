@@ -288,10 +288,10 @@ def _decoder(
 def _keys_in(value: Iterable[Any]) -> int:
     """Return how many keys the objects in a decoded list or object have, all together."""
     keys = 0
-    if isinstance(value, dict):
+    if type(value) is dict:
         keys, value = len(value), value.values()
     for one in value:
-        if type(one) in CONTAINERS:
+        if type(one) is dict or type(one) is list:
             keys += _keys_in(one)
     return keys
 

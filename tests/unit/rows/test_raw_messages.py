@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import time
 from typing import Any
 
 import pytest
@@ -229,6 +230,19 @@ def test_a_call_that_fits_nothing_is_rejected(turns: list[Row], reason: str, det
     found = fault(user(), *turns, answer(), tools=TOOLS)
     assert found[0] == reason
     assert detail in found[1]
+
+
+def test_hostile_rows_take_no_longer_than_their_length() -> None:
+    """Each of these took minutes with a search from each of its places."""
+    begun = time.process_time()
+    assert fault(user(), answer("<tool_call>" * 100_000), tools=TOOLS)[0] == "turn_too_long"
+    assert fault(user(), answer("<tool_call>" + " " * 1_000_000 + "x"), tools=TOOLS)[0] == "turn_too_long"
+    calls = [CALL | {"id": str(number)} for number in range(20_000)]
+    responses = [response("1", str(number)) for number in reversed(range(20_000))]
+    assert fault(user(), answer(None, tool_calls=calls), *responses, answer(), tools=TOOLS)[0] == "too_many_turns"
+    reason, detail = fault(user(), answer(None, tool_calls=calls), *responses[1:], answer(), tools=TOOLS)
+    assert (reason, len(detail) < 300) == ("bad_call", True)
+    assert time.process_time() - begun < 20
 
 
 @pytest.mark.parametrize("tools", ["see", [1], [{"description": "x"}], {"x": 1}])
