@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from vlmflow.config.key_meanings import is_given, trained
-from vlmflow.raw.embedded import name_of
+from vlmflow.raw.embedded import SHORTEST, name_of, path_of
 from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG, Speaker, Turn, with_thought
 from vlmflow.rows.raw_text import Reading, UnreadKey
 from vlmflow.rows.rejects import Reject
@@ -38,6 +38,8 @@ SPEAKERS: dict[str, Speaker] = {
     "function": "observation",
     "function_response": "observation",
     "observation": "observation",
+    "observations": "observation",
+    "ipython": "observation",
 }
 """Every maker's words for who speaks."""
 
@@ -54,7 +56,7 @@ WRITTEN_CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
 WRITTEN_RESPONSE = re.compile(r"\s*<tool_response>(.*?)</tool_response>", re.DOTALL)
 """Calls and responses written out in texts, as Hermes and Qwen's chat templates write them."""
 
-EMBEDDED = ("base64", "data")
+EMBEDDED = ("bytes", "base64", "data")
 """The keys that hold a picture itself, as base64."""
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -63,8 +65,8 @@ LOSS_KEYS = ("loss", "weight", "train", "training", "loss_weight")
 """The keys of a turn that say whether it is trained."""
 
 OF_ASSISTANT = (*THOUGHT_KEYS, *CALL_KEYS)
-INNER_KEYS = ("url", "path", "data", "type", "media_type")
-"""The keys that are read of an object that stands for a picture."""
+INNER_KEYS = ("bytes", "data", "url", "path")
+"""The keys of an object that stands for a picture; the first that is given counts."""
 
 
 class _Unusable(Exception):
@@ -94,12 +96,13 @@ class _Chat:
     """A chat that is being read, turn by turn.
 
     turns, pictures, unread: see Reading. calls: the ids of the calls in a row that are read last. responses: their
-    responses so far: id, text, pictures. number: that of the turn; -1 is the system prompt beside the turns.
+    responses so far: id, text, pictures. number: that of the turn; -1 is the system prompt beside the turns. beside:
+    how many pictures that are named beside the turns were shown so far.
     """
 
     def __init__(self, key: str, who: str, what: str) -> None:
         self.key, self.who, self.what = key, who, what
-        self.number = -1
+        self.number, self.beside = -1, 0
         self.turns: list[Turn] = []
         self.pictures: list[str] = []
         self.unread: list[UnreadKey] = []
@@ -267,7 +270,10 @@ class _Chat:
                 raise _Unusable("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
             if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
-                names += _picture(part, keys, place)
+                named = _picture(part, keys, place)
+                if not named:
+                    self._beside(part, place)
+                names += named
             elif kind in TEXT_PARTS:
                 texts.append(_text(part, keys, place))
             elif kind in THOUGHT_PARTS and answers and not texts:
@@ -288,6 +294,13 @@ class _Chat:
             self._keys_of_part(part, keys, answers)
         return _answer(thoughts, texts) if thoughts else "".join(texts)
 
+    def _beside(self, part: Mapping[str, Any], place: str) -> None:
+        """Count a picture that is named beside the turns; if its part says which one it is, it must be the next."""
+        index = part.get("index", self.beside)
+        if index is not None and index != self.beside:
+            raise _Unusable("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
+        self.beside += 1
+
     def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:
         """Note the keys of a part that are not read, and those of an object that stands for its picture."""
         for key, value in part.items():
@@ -296,7 +309,8 @@ class _Chat:
             if key not in keys:
                 self.unread.append(UnreadKey(f"{self.what}.{key}", value, answers))
             elif type(value) is dict and keys is PICTURE_KEYS:
-                inner = ((name, one) for name, one in value.items() if one is not None and name not in INNER_KEYS)
+                known = (*INNER_KEYS, "type", "media_type")
+                inner = ((name, one) for name, one in value.items() if one is not None and name not in known)
                 self.unread += [UnreadKey(f"{self.what}.{key}.{name}", one, answers) for name, one in inner]
 
 
@@ -319,21 +333,18 @@ def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[s
         return []
     (key, held), *others = given
     if type(held) is dict:
-        inner = [(name, value) for name in ("url", "path", "data") if (value := held.get(name)) is not None]
-        (key, held), *others = [*inner, *others] or [(key, None)]
+        key, held = next(((name, value) for name in INNER_KEYS if (value := held.get(name))), (key, None))
     if others or type(held) is not str or not held:
         raise _Unusable("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
-    if key in EMBEDDED or held[:5] == "data:":
-        try:
-            return [name_of(held)]
-        except ValueError as error:
-            raise _Unusable("bad_shape", f"{place}: {error}") from None
-    return [held.removeprefix("file://")]
+    try:
+        return [name_of(held) if key in EMBEDDED else path_of(held.removeprefix("file://"))]
+    except ValueError as error:
+        raise _Unusable("bad_picture", f"{place}: {error}") from None
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a picture's name surely needs no change: it is no data URL, and no file URL."""
-    return name != "" and name[4:5] != ":"
+    """Return whether a picture's name surely is a path as it is: no base64, no data URL, and no file URL."""
+    return 0 < len(name) <= SHORTEST and name[4:5] != ":"
 
 
 def _written(pattern: re.Pattern[str], text: str) -> list[str]:
@@ -368,6 +379,8 @@ def _declared(text: str) -> str:
 
 def _declaration(number: int, held: Any) -> dict[str, Any]:
     """Return a declaration in OpenAI's form. held: in this form, or a function alone, or in Anthropic's."""
+    if type(held) is str:
+        held = _decoded(held, "bad_tools", f"tools[{number}]")
     if type(held) is not dict or not isinstance(held.get("name", held.get("function")), str | dict):
         raise _Unusable("bad_tools", f"tools[{number}] declares no function")
     if "function" in held:

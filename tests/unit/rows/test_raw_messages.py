@@ -85,6 +85,7 @@ def fault(*messages: Row, **more: Any) -> tuple[str, str]:
         {"type": "image_url", "value": "a.jpg"},
         {"type": "image_path", "content": "a.jpg"},
         {"type": "image", "image": {"path": "a.jpg", "bytes": None}},
+        {"type": "image", "index": 0, "image": "a.jpg"},
         {"type": "image", "source": {"type": "url", "url": "a.jpg"}},
         {"type": "image", "text": None, "image": "a.jpg"},
     ],
@@ -100,6 +101,9 @@ def test_every_makers_picture_is_a_tag_in_its_place(part: Row) -> None:
     [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
         {"type": "image", "base64": BASE64},
+        {"type": "image", "image": {"bytes": BASE64, "path": "a.png"}},
+        {"type": "image", "image": BASE64},
+        {"type": "image_url", "image_url": f"DATA:image/png;base64,{BASE64}"},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
     ],
 )
@@ -124,6 +128,10 @@ def test_a_picture_without_a_name_is_named_beside() -> None:
     row = read(user([{"type": "image"}, {"type": "image", "text": None}, text("Q")]), answer(), images=["a", "b"])
     assert (row.conversations[0].value, row.images) == ("<image><image>Q", ["a", "b"])
     assert fault(user([{"type": "image"}, text("Q")]), answer(), images=["a", "b"])[0] == "image_tag"
+    one, other = ({"type": "image", "index": index, "text": None} for index in range(2))
+    assert read(user([one, other, text("Q", index=None)]), answer(), images=["a", "b"]).images == ["a", "b"]
+    reason, detail = fault(user([other, one, text("Q")]), answer(), images=["a", "b"])
+    assert (reason, detail) == ("bad_shape", "messages[0].content[0] shows picture 1 of the row, not 0, the next one")
     named = user([{"type": "image", "image": "a"}, text("Q")])
     assert fault(named, answer(), images=["b"]) == ("bad_shape", "pictures are named in the turns and beside them")
 
@@ -182,6 +190,7 @@ def test_a_text_before_calls_is_a_turn_of_its_own() -> None:
     [
         [{"type": "function", "function": SEE}],
         json.dumps([SEE]),
+        [json.dumps(SEE)],
         [SEE],
         {"type": "function", "function": SEE},
         [{"name": "see", "input_schema": SEE["parameters"]}],
