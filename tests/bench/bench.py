@@ -1,6 +1,6 @@
 """Measure the figures of docs/benchmarks.md: each way and its yardstick, in one run, on an otherwise idle machine.
 
-    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [lengths] [merge] [workflow] [change] …
+    python tests/bench/bench.py [rows] [volcano] [pictures] [integrity] [fetch] [forms] [lengths] [merge] [workflow] …
 
 Prints a Markdown table per part; without names, all parts. It temporarily uses 14 GB in runs/.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from bench_change import bench_change
 from bench_fetch import bench_fetch
+from bench_forms import bench_forms
 from bench_integrity import bench_integrity
 from bench_lengths import bench_lengths
 from bench_merge import bench_merge
@@ -30,6 +31,7 @@ CORES = len(os.sched_getaffinity(0))
 PARTS = {
     "rows": lambda folder: bench_rows(folder, CORES),
     "volcano": lambda folder: bench_volcano(folder, CORES),
+    "forms": lambda folder: bench_forms(folder, CORES),
     "pictures": lambda folder: bench_pictures(folder, CORES),
     "integrity": lambda folder: bench_integrity(folder, CORES),
     "fetch": bench_fetch,

@@ -1,13 +1,14 @@
 """The least that any converter must do: split a file into rows, decode each with its type and encode it, on all cores.
 
 Run in its own process: python tests/bench/limit.py FORM FOLDER CORES; it prints the seconds of the work.
-FORM is fire or volcano; with the suffix `-unwritten` the rows are not written.
+FORM is fire, volcano or any (rows without a type); with the suffix `-unwritten` the rows are not written.
 """
 
 import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -29,7 +30,7 @@ class VolcanoRow(msgspec.Struct, gc=False):
     image: str | None = None
 
 
-ROWS_OF = {"fire": RawRow, "volcano": VolcanoRow}
+ROWS_OF = {"fire": RawRow, "volcano": VolcanoRow, "any": Any}
 
 
 def command(form: str, folder: Path, cores: int) -> list[str]:

@@ -40,8 +40,8 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
             )
         case "special_token":
             return (
-                "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers only, "
-                f"and tool calls in turns or keys of their own; the rows are in {quarantine}"
+                "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers "
+                f"only, and tool calls in turns or keys of their own; the rows are in {quarantine}"
             )
         case "bad_shape" if reasons[leading] >= NEARLY_ALL * asked_for:
             return (

@@ -6,6 +6,7 @@ developer, weight), Anthropic (messages: source, tool_use, tool_result, thinking
 tool_call), axolotl (parts with path, url, base64), Oumi (parts with content), ms-swift (tool_call, tool_response).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -48,6 +49,10 @@ CALL_PARTS = {"tool_use": ("id", "name", "input"), "tool_call": ("value",)}
 RESPONSE_PARTS = {"tool_result": ("tool_use_id", "content")}
 PARTS: dict[str, tuple[str, ...]] = TEXT_PARTS | THOUGHT_PARTS | PICTURE_PARTS | CALL_PARTS | RESPONSE_PARTS
 """The kinds of parts, with the keys that are read of them besides `type`."""
+
+WRITTEN_CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+WRITTEN_RESPONSE = re.compile(r"\s*<tool_response>(.*?)</tool_response>", re.DOTALL)
+"""Calls and responses written out in texts, as Hermes and Qwen's chat templates write them."""
 
 EMBEDDED = ("base64", "data")
 """The keys that hold a picture itself, as base64."""
@@ -126,16 +131,14 @@ class _Chat:
         content = turn.get(self.what)
         plain = len(turn) == 2
         if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
-            if self.responses:
-                self._respond()
-            self.calls = []
-            self.turns.append(Turn(speaker, content))
+            self._say(speaker, content)
             return
         first, responses = len(self.turns), len(self.responses)
         if speaker == "observation":
             pictures: list[str] = []
             text = self._content(content, pictures=pictures)
-            self.responses.append((turn.get("tool_call_id"), text, pictures))
+            written = _written(WRITTEN_RESPONSE, text) if not pictures else []
+            self.responses += [(turn.get("tool_call_id"), one, pictures) for one in written or [text]]
         elif speaker == "function_call":
             for call in _calls(content, self._place):
                 self._call(call)
@@ -183,7 +186,15 @@ class _Chat:
                 self.unread.append(UnreadKey(key, value, answers))
 
     def _say(self, speaker: Speaker, text: str) -> None:
-        self._respond()
+        before, mark, after = text.partition("<tool_call>") if speaker == "gpt" else (text, "", "")
+        if mark and (calls := _written(WRITTEN_CALL, mark + after)):
+            if before.strip():
+                self._say(speaker, before)
+            for call in calls:
+                self._call(_decoded(call, "bad_call", f"{self._place}: the call"))
+            return
+        if self.responses:
+            self._respond()
         self.calls = []
         self.turns.append(Turn(speaker, text))
 
@@ -325,6 +336,11 @@ def _is_path(name: str) -> bool:
     return name != "" and name[4:5] != ":"
 
 
+def _written(pattern: re.Pattern[str], text: str) -> list[str]:
+    """Return what is written out in a text, in the order there; [] if something else is there too."""
+    return [] if pattern.sub("", text).strip() else [one.strip() for one in pattern.findall(text)]
+
+
 def _calls(held: Any, place: str) -> list[Any]:
     """Return calls. held: one or a list, maybe as JSON."""
     if type(held) is str:
@@ -339,15 +355,13 @@ def _tools(held: Iterable[Any]) -> str:
         return ""
     if len(given) > 1:
         raise _Unusable("bad_tools", "tools are declared under two keys")
-    return _tools_in_text(given[0]) if type(given[0]) is str else _declared(given[0])
+    return _declared(given[0] if type(given[0]) is str else msgspec.json.encode(given[0]).decode())
 
 
 @lru_cache(maxsize=256)
-def _tools_in_text(text: str) -> str:
-    return _declared(_decoded(text, "bad_tools", "tools"))
-
-
-def _declared(tools: Any) -> str:
+def _declared(text: str) -> str:
+    """Return declarations in the form of rows. text: JSON; most rows have those of the row before."""
+    tools = _decoded(text, "bad_tools", "tools")
     listed = tools if type(tools) is list else [tools]
     return tools_text([_declaration(number, one) for number, one in enumerate(listed)])
 

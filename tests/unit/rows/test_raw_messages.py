@@ -147,6 +147,11 @@ CALLS = [
     ],
     [{"role": "tool_call", "content": f"[{SAID}, {SAID_OTHER}]"}, response("1"), response("2"), answer("Both.")],
     [
+        answer(f"<tool_call>\n{SAID}\n</tool_call>\n<tool_call>\n{SAID_OTHER}\n</tool_call>"),
+        response("<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"),
+        answer("Both."),
+    ],
+    [
         answer([{"type": "tool_call", "value": SAID}, {"type": "tool_call", "value": SAID_OTHER}]),
         response([{"type": "text", "value": "1"}]),
         response("2"),
@@ -165,6 +170,8 @@ def test_a_text_before_calls_is_a_turn_of_its_own() -> None:
     says = answer("I look.", function_call={"name": "see", "arguments": ""})
     turns = spoken(user(), says, response("1", role="function"), answer(), functions=[SEE])
     assert turns[1:3] == [("gpt", "I look."), ("function_call", SAID_OTHER)]
+    written = answer(f"I look.\n<tool_call>\n{SAID_OTHER}\n</tool_call>")
+    assert spoken(user(), written, response("1"), answer(), tools=TOOLS)[1:3] == turns[1:3]
     parts = answer([text("I look."), {"type": "tool_use", "id": "a", "name": "see", "input": {}}])
     result = user([{"type": "tool_result", "tool_use_id": "a", "content": "1"}])
     assert spoken(user(), parts, result, answer(), tools=TOOLS)[1:3] == turns[1:3]
@@ -290,10 +297,11 @@ def test_reasoning_before_a_call() -> None:
         answer("<think>a</think><think>b</think>A"),
         answer(THOUGHT, reasoning_content="Hm."),
         answer("<think>a <|im_end|></think>A"),
+        answer("<tool_call>{}</tool_call> A"),
     ],
 )
 def test_marks_elsewhere_are_rejected(said: Row) -> None:
-    assert fault(user(), said)[0] == "special_token"
+    assert fault(user(), said, tools=TOOLS)[0] == "special_token"
     assert fault(user(THOUGHT), answer())[0] == "special_token"
 
 
