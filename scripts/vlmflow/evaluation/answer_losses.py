@@ -27,7 +27,7 @@ from vlmflow.rows.chat import Turn
 from vlmflow.rows.messages import trained_messages_of
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.swift.tool_texts import write_tools_as_served
+from vlmflow.swift.row_encoder import encode_rows_as_served
 
 IGNORED = -100
 """The label of tokens that are not part of a trained answer."""
@@ -85,7 +85,7 @@ def main() -> None:
     how = msgspec.json.decode(settings, type=HowToMeasure)
     with quick_imports():
         refuse_remote_code()
-        write_tools_as_served()
+        encode_rows_as_served()
         from swift.arguments import BaseArguments
         from swift.utils import parse_args
         from transformers.utils.logging import disable_progress_bar

@@ -4,12 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn, dialogue_start, places_answered
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, THOUGHT, Turn, dialogue_start, places_answered
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.tools import as_written, declarations_of, json_text
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
-THOUGHT = "<think>"
 THOUGHT_END = "</think>"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 END = "<|im_end|>\n"

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.chat_form import THOUGHT, ChatForm
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.rows.chat import THOUGHT
 
 KEY = "models.NAME.template_differs"
 

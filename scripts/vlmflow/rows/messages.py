@@ -9,9 +9,9 @@ from msgspec import UNSET
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn, tags_in
-from vlmflow.rows.tools import call_of
+from vlmflow.rows.tools import CALLS, call_of
 
-TRAINED_ROLES = ROLES | {"function_call": "tool_call", "observation": "tool_response"}
+TRAINED_ROLES = ROLES | {CALLS: "tool_call", "observation": "tool_response"}
 """The names of the speakers in ms-swift (4.6, dataset/preprocessor/core.py)."""
 
 
@@ -30,7 +30,7 @@ def messages_of(turns: Sequence[Turn], pictures: Sequence[dict[str, Any]] = ()) 
     parts = iter(pictures)
     messages: list[dict[str, Any]] = []
     for turn in turns:
-        if turn.speaker != "function_call":
+        if turn.speaker != CALLS:
             messages.append({"role": ROLES[turn.speaker], "content": _content(turn.value, parts)})
             continue
         if not messages or messages[-1]["role"] != ROLES[turn.speaker]:

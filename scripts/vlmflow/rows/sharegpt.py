@@ -88,8 +88,10 @@ class ShareGptRow(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True
     scores: a teacher's score of each answer, 0 to 10; empty if the raw row has none.
     conversations: turns in the order of `chat.FOLLOWS`. Those of human and observation have a tag "<image>" for each
     picture, and no other text has one. If turns have `loss`, all of gpt and function_call do; those with false are
-    history and not trained, and the last one is trained. A turn of function_call is JSON, {"name": …, "arguments": …}.
-    tools: the declarations of the functions, a JSON list as a text; absent if there are none.
+    history and not trained, and the last one is trained. A turn of function_call is JSON, {"name": …, "arguments": …},
+    as `tools.call_text` writes it.
+    tools: the declarations of the functions, a JSON list as a text, as `tools.tools_text` writes it; absent if there
+    are none.
     """
 
     id: Text

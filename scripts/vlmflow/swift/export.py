@@ -9,8 +9,8 @@ import sys
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_encoder import encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
-from vlmflow.swift.tool_texts import write_tools_as_served
 
 
 def main() -> None:
@@ -19,7 +19,7 @@ def main() -> None:
     with quick_imports():
         refuse_remote_code()
         read_rows_by_type()
-        write_tools_as_served()
+        encode_rows_as_served()
         from swift.pipelines import export_main
 
     export_main(sys.argv[1:])

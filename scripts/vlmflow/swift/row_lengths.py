@@ -20,8 +20,8 @@ from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_encoder import encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
-from vlmflow.swift.tool_texts import write_tools_as_served
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
@@ -34,7 +34,7 @@ def main() -> None:
     with quick_imports():
         refuse_remote_code()
         read_rows_by_type()
-        write_tools_as_served()
+        encode_rows_as_served()
         from swift.arguments import BaseArguments
         from swift.dataset import load_dataset
         from swift.utils import parse_args

@@ -46,7 +46,7 @@ def _load_rows(kind: str, *, data_files: str, cache_dir: str, **others: Any) -> 
     return Dataset.from_generator(_rows, features, cache_dir, gen_kwargs=given, fingerprint=digest)
 
 
-def _rows(file: str, tools: bool) -> Iterator[dict[str, Any]]:
+def _rows(file: str, tools: bool = False) -> Iterator[dict[str, Any]]:
     decoder = msgspec.json.Decoder(_Row)
     with open(file, "rb") as lines:
         for line in lines:

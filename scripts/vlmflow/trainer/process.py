@@ -16,8 +16,8 @@ from typing import Any
 from vlmflow.core.process import descends_from, die_with_parent
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.row_encoder import encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
-from vlmflow.swift.tool_texts import write_tools_as_served
 from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.orders import read_orders
 
@@ -32,7 +32,7 @@ def main() -> None:
     with quick_imports():
         refuse_remote_code()
         read_rows_by_type()
-        write_tools_as_served()
+        encode_rows_as_served()
         import torch.distributed as dist
         from swift import sft_main
         from swift.template import Template

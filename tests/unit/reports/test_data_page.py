@@ -145,6 +145,16 @@ def test_an_attempt_that_is_not_trained_is_called_so(folder: Path, tmp_path: Pat
     assert "not trained" not in page_of(folder)
 
 
+def test_tools_and_calls_of_a_row_are_shown(folder: Path, tmp_path: Path) -> None:
+    copytree(folder, tmp_path / "page")
+    train = tmp_path / "page" / "data" / "fire" / "train.jsonl"
+    lines = train.read_bytes().replace(b'"from":"gpt"', b'"from":"function_call"')
+    train.write_bytes(lines.replace(b"]}\n", b'],"tools":"[see]"}\n'))
+    page = page_of(tmp_path / "page")
+    assert '<div class="turn" dir="auto"><b>tools</b>[see]' in page
+    assert '<div class="turn gpt" dir="auto"><b>function_call</b>' in page
+
+
 def test_every_count_of_the_account_is_on_the_page(folder: Path, browser: Browser, tmp_path: Path) -> None:
     page = put(tmp_path / "page.html", page_of(folder).encode())
     browser.open(page)

@@ -1,8 +1,8 @@
-"""Makes ms-swift write tools, and calls of them, as Qwen's own chat templates do.
+"""Makes ms-swift encode rows as servers give them to a model, and train what was asked for.
 
 Its agent template for Qwen (4.6, agent_template/hermes.py) begins a system prompt with two line feeds where there are
-only tools, and puts none between a text and the calls behind it. ms-swift also drops nulls of declarations: what Arrow
-adds, but ours are JSON texts until then.
+only tools, and puts none between a text and the calls behind it. It drops nulls of declarations: what Arrow adds, but
+ours are JSON texts until then. And an answer whose `loss` is true is trained although only last answers are to be.
 """
 
 from typing import Any
@@ -11,11 +11,12 @@ AGENT_TEMPLATE = "hermes"
 """The name of ms-swift's template for Qwen's tools; rows without tools do not use it."""
 
 
-def write_tools_as_served() -> None:
-    """Make ms-swift, in this process, give a model the tokens that a server gives to it, for rows with tools."""
+def encode_rows_as_served() -> None:
+    """Change ms-swift in this process; rows without tools and without `loss` are encoded as before."""
     from swift.agent_template import agent_template_map
     from swift.agent_template.hermes import HermesAgentTemplate
     from swift.dataset.preprocessor import core
+    from swift.loss_scale import LossScale
     from swift.template import base
 
     class AsServed(HermesAgentTemplate):
@@ -29,7 +30,7 @@ def write_tools_as_served() -> None:
                 pre_message["content"] += "\n"
             return tool_content
 
-    cut = base.Template._remove_history_thinking
+    cut, weighed = base.Template._remove_history_thinking, LossScale._inner_call
 
     def cut_thoughts(template: Any, inputs: Any) -> None:
         cut(template, inputs)  # it strips texts
@@ -37,7 +38,12 @@ def write_tools_as_served() -> None:
             if isinstance(message["content"], list) and not message["content"][0].endswith("\n"):
                 message["content"][0] += "\n"
 
+    def weigh_last_alone(scale: Any, context: Any, kind: Any, query: Any, loss: Any, weight: Any, is_last: bool) -> Any:
+        only_others = scale.base_strategy == "last_round" and not is_last
+        return weighed(scale, context, kind, query, False if only_others else loss, weight, is_last)
+
     base.Template._remove_history_thinking = cut_thoughts
+    LossScale._inner_call = weigh_last_alone
     agent_template_map[AGENT_TEMPLATE] = AsServed
     core.remove_arrow_padding = base.remove_arrow_padding = _unchanged
 
