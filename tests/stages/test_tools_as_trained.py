@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unicodedata import normalize
 
@@ -26,7 +27,7 @@ from vlmflow.rows.messages import messages_of, trained_messages_of
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.rows.tools import call_text, declarations_of, tools_text
 from vlmflow.serving.client import with_ids
-from vlmflow.serving.guarded import with_texts
+from vlmflow.serving.guarded import with_texts, with_unreadable
 from vlmflow.swift.child_process import environment
 from vlmflow.swift.row_encoder import AGENT_TEMPLATE, encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
@@ -259,6 +260,25 @@ def test_a_file_of_rows_is_read_with_its_tools(base: Base, tmp_path: Path) -> No
         template = base.template()
         read = [template.encode(row)["input_ids"] for row in found]
         assert read == [encoded(template, row)[0] for row in lines]
+
+
+@pytest.mark.parametrize(
+    ("written", "said", "calls"),
+    [
+        ('I look.\n<tool_call>\n{"name": "see", "arguments": {}}\n</tool_call>', "I look.", ["see"]),
+        *((text, text, []) for text in ('<tool_call>\n{"name": "see", "arg', "<tool_call>\n[1]\n</tool_call>")),
+        *((text, text, []) for text in ('<tool_call>\n{"name": "see"}\n</tool_call>', "No.")),
+    ],
+)
+def test_what_our_server_cannot_read_as_calls_is_a_text(base: Base, written: str, said: str, calls: list[str]) -> None:
+    """Also where an answer is cut in a call: an evaluation goes on."""
+    from transformers.cli.serving.utils import parse_assistant_message
+
+    model = SimpleNamespace(config=SimpleNamespace(model_type="qwen3_vl"))
+    ids, before = base.tokens(written + "<|im_end|>"), [base.tokens("<|im_start|>assistant\n")]
+    read = with_unreadable(parse_assistant_message)
+    text, _, found = read(base.processor, model, ids, input_ids=before, cleaned_content=written)
+    assert (text, [call.name for call in found or []]) == (said, calls)
 
 
 def test_a_chat_template_is_compared_at_calls_and_refused_without_tools(base: Base) -> None:

@@ -164,6 +164,21 @@ def with_texts(read: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[
     return reader
 
 
+def with_unreadable(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """Return transformers' reader of what a model wrote (5, `parse_assistant_message`), for calls that are none, too.
+
+    It raises an error for calls that are no JSON or lack a key, as those that `max_tokens` cut are; now they are texts.
+    """
+
+    def reader(*given: Any, cleaned_content: str = "", **others: Any) -> Any:
+        try:
+            return parse(*given, cleaned_content=cleaned_content, **others)
+        except (ValueError, TypeError, KeyError):
+            return cleaned_content, None, None
+
+    return reader
+
+
 def main() -> None:
     """Load the model, and serve it until a signal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -180,12 +195,13 @@ def main() -> None:
     if not key:
         sys.exit(f"there is no key: set {KEY}")
     import uvicorn  # only here: they take seconds, and a wrong call should say so at once
-    from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving import chat_completion
     from transformers.cli.serving.model_manager import ModelManager
     from transformers.cli.serving.utils import GenerationState
 
     manager = ModelManager(device=given.device, dtype=given.dtype, force_model=given.model)
-    kind = ChatCompletionHandler
+    chat_completion.parse_assistant_message = with_unreadable(chat_completion.parse_assistant_message)
+    kind = chat_completion.ChatCompletionHandler
     kind.get_processor_inputs_from_messages = staticmethod(with_texts(kind.get_processor_inputs_from_messages))
     handler = kind(model_manager=manager, generation_state=GenerationState())
     app = app_of(given.model, handler.handle_request, key, tuple(given.name))
