@@ -1,15 +1,14 @@
 """Makes ids and turns from raw rows, and changes their texts by the rules of docs/data.md."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import msgspec
 from msgspec import UnsetType
 
 from vlmflow.config.key_meanings import is_given
-from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, PlainTurn, Speaker, Turn, from_system
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, Turn, from_system
 
 
 class UnreadKey(NamedTuple):
@@ -33,13 +32,6 @@ class Reading(msgspec.Struct, gc=False):
     tools: str = ""
     unread: Sequence[UnreadKey] = ()
     source: str | None = None
-
-
-class RawTurn(Protocol):
-    """A turn of a raw row."""
-
-    speaker: str
-    text: str
 
 
 def row_id(split: str, number: int, row: bytes) -> str:
@@ -118,28 +110,6 @@ def untagged(question: str) -> tuple[str, frozenset[str]]:
 
 def _with_line_feeds(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def spoken(
-    key: str, turns: Sequence[RawTurn] | list[PlainTurn], speakers: Mapping[str, Speaker]
-) -> list[Turn] | Reject:
-    """Return the turns of a row, or why they cannot be used.
-
-    key: the row's key of the turns, for messages. turns: raw ones, or all of them already PlainTurn. speakers: the
-    allowed speakers of the form, with their names in a conversation.
-    """
-    if not turns:
-        return Reject("unbalanced_turns", f"{key} has no turns")
-    if type(turns[0]) is PlainTurn:
-        return turns  # type: ignore[return-value]  # all turns have the type of the first
-    made: list[Turn] = []
-    raw: Sequence[RawTurn] = turns  # type: ignore[assignment]  # all turns have the type of the first
-    for number, said in enumerate(raw):
-        speaker = speakers.get(said.speaker)
-        if speaker is None:
-            return Reject("wrong_role", f"{key}[{number}]: {said.speaker[:40]!r} is none of {', '.join(speakers)}")
-        made.append(Turn(speaker, said.text))
-    return made
 
 
 def question_and_answer(question: str, answer: str) -> Reading:
