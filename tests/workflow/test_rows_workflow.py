@@ -77,7 +77,7 @@ def write_raw_files(folder: Path) -> None:
     for row in volcano[30:]:
         row["conversations"][0]["value"] = row["conversations"][0]["value"].removesuffix("\n<image>")
     volcano[5]["conversations"].append({"from": "human", "value": "and nobody answers"})
-    volcano[7]["conversations"][0]["from"] = "user"
+    volcano[7]["conversations"][0]["from"] = "narrator"
     write_array(folder / "volcano-train.json", volcano)
     alpaca = [
         {"instruction": f"do {n}", "input": f"with {n}" if n % 2 else "", "output": f"done {n}", "text": "x"}
@@ -325,7 +325,7 @@ def test_every_stage_reports_its_speed(done: Path) -> None:
 def test_a_fixed_row_replaces_the_raw_row(done: Path) -> None:
     """An edited copy of the quarantine, named in the configuration: only that data set runs again."""
     quarantine = (done / "data" / "volcano" / "quarantine.jsonl").read_text()
-    (done / "mended.jsonl").write_text(quarantine.replace('"user"', '"human"'))
+    (done / "mended.jsonl").write_text(quarantine.replace('"narrator"', '"human"'))
     config = yaml.safe_load((done / "mine.yaml").read_text())
     config["datasets"]["volcano"]["mended"] = str(done / "mended.jsonl")
     (done / "mine.yaml").write_text(yaml.safe_dump(config))

@@ -59,9 +59,9 @@ class DatasetSettings(Settings):
     """The names of the raw form's keys in your file, as in {prompt: question, completion: answer}; not for fire."""
 
     ignore_keys: list[str] = []
-    """Keys to ignore although they change what a row means (system, history, tools, label, weight, chosen, rejected,
-    tool_calls of a turn, and others). The workflow does not read these keys; one with a value stops the conversion
-    unless it is named here. A key of a turn is `messages.weight`. Null, empty and neutral values (`tools: []`,
+    """Keys to ignore although they change what a row means (label, weight, chosen, rejected, objects, videos, and
+    others that the kind does not read). The workflow does not read these keys; one with a value stops the conversion
+    unless it is named here. A key of a turn is `messages.weight`. Null, empty and neutral values (`videos: []`,
     `weight: 1`, `label: true`) never stop the conversion; all other unread keys are only counted, in stats.json."""
 
     take: Take = None
@@ -227,11 +227,9 @@ class DatasetSettings(Settings):
         Others may hold what JSON cannot represent.
         """
         form = form_of(self.kind)
-        return (
-            None
-            if form.fixed or not form.keys
-            else [*self._names.values(), *form.joins, *form.meanings_of_rows(self.columns)]
-        )
+        if form.fixed or not form.keys:
+            return None
+        return [*form.names(self.columns).values(), *form.joins, *form.meanings_of_rows(self.columns)]
 
     @property
     def near_duplicates_to_drop(self) -> NearDuplicates:

@@ -83,8 +83,10 @@ def trained(weight: Any) -> bool | None:
 WEIGHT = Meaning("the weight of the answers in training; 0 and false mean none", is_not_one)
 MASKED = Meaning("true means that the answers are not trained", lambda value: is_given(value) and not is_bad(value))
 PARTS = Meaning("which parts of the answers are trained", is_given)
-PREFERENCE = Meaning("a better and a worse answer to one question, for preference training (DPO)", is_given)
-LABEL = Meaning("false marks the answer as a bad one, for KTO training", is_bad)
+PREFERENCE = Meaning(
+    "a better and a worse answer, for preference training (DPO); take: chosen trains the better one", is_given
+)
+LABEL = Meaning("false marks the answer as a bad one, for KTO training; take: true leaves it out", is_bad)
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given, turns=True)
 REGIONS = Meaning("regions of the pictures, for grounding", is_given)

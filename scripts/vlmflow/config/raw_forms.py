@@ -47,7 +47,7 @@ class RawForm:
     `prompt`; each is one training row. None if the form has `rows`, or if the kind is found in the rows.
     rows: for raw rows that are not just one conversation: takes `converted.HowToConvert`, returns a `converted.RowsOf`.
     turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
-    rounds: whether these objects are rounds instead, each a question with its answer.
+    rounds: whether these objects are rounds instead, each a question with its answer, and maybe with its source.
     speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
     sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
     meanings: the keys besides the turns that change what a row means if they are not read.

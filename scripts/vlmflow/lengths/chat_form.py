@@ -117,8 +117,10 @@ class ChatForm:
         if self.cuts_thoughts and not is_last:
             texts[0] = texts[0].split(THOUGHT_END)[-1].strip()
         wanted = self.empty_thoughts == "all" or (self.empty_thoughts == "last" and is_last)
-        if wanted and not texts[0].startswith(THOUGHT):
-            yield EMPTY_THOUGHT, trained[0] and self.trains_empty_thoughts
+        if wanted:
+            texts[0] = texts[0].removeprefix(EMPTY_THOUGHT)
+            if not texts[0].startswith(THOUGHT):
+                yield EMPTY_THOUGHT, trained[0] and self.trains_empty_thoughts
         for text, ending, each in zip(texts, [*["\n"] * (len(texts) - 1), END], trained, strict=True):
             yield text + ending, each
 

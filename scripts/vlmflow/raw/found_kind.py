@@ -60,8 +60,8 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
         return Found(kind)
     first = list(islice(rows, LOOKED_AT))
     possible = _possible(first, columns, take)
-    fixed = [one.kind for one in possible if form_of(one.kind).one_prompt or form_of(one.kind).fixed]
-    possible = [one for one in possible if one.kind not in fixed]
+    named = [one for one in possible if form_of(one.kind).one_prompt or form_of(one.kind).fixed]  # by people alone
+    possible = [one for one in possible if one not in named]
     if len(possible) > 1:
         names_of = "; ".join(f"{one.kind} ({', '.join(one.needs)})" for one in possible)
         raise VlmflowError(
@@ -71,8 +71,10 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
     if not possible:
         keys = ", ".join(map(repr, _keys_of(first)[:20])) or "no key"
         chosen = [] if take else _possible(first, columns, "chosen")
-        advice = f"kind: {fixed[0]}, with the settings that it needs; or " if fixed else ""
-        advice += f"kind: {chosen[0].kind} and take: chosen; or " if chosen and not fixed else ""
+        advice = f"kind: {chosen[0].kind} and take: chosen; or " if chosen else ""
+        for one in named:
+            needs = ["prompt: …"] if form_of(one.kind).one_prompt else []
+            advice = f"{', '.join([f'kind: {one.kind}', *needs, *one.drops.values()])}; or "
         raise VlmflowError(
             f"{rows}: kind auto finds no kind for its rows; the first one has {keys}",
             f"write {advice}the kind in datasets.NAME.kind, and other names of its keys in columns (docs/data.md)",

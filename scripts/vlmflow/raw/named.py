@@ -95,6 +95,7 @@ def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None)
     own = picture_keys(names)
     in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
     in_turns = _in_turns(form_of(kind), names, take) if kind else None
+    has_source = kind is not None and form_of(kind).rounds
 
     def named(row: bytes) -> Named | None:
         try:
@@ -103,7 +104,7 @@ def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None)
             if not pictures and in_any_case.search(row):
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
-            said = in_turns(row) if in_turns else NOTHING
+            said = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING
             pictures = pictures or list(said.pictures)
         except (ValueError, RecursionError):
             return None

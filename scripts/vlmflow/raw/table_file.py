@@ -22,6 +22,9 @@ from vlmflow.raw.json_file import JsonRows, Places
 from vlmflow.raw.signatures import ANOTHER_FILE
 
 BATCH_ROWS = 256
+BATCH_PICTURES = 32
+"""Rows that are in memory at a time, in tables without and with pictures in them."""
+
 TEXT = "text"
 """What messages call the content of a text column; every column of CSV is one."""
 
@@ -117,9 +120,11 @@ class ParquetRows(TableRows):
                 self.unread_columns = [name for name in self.columns if name not in readable]
                 self._pictures = [name for name in readable if self.columns[name] in (BYTES, f"list of {BYTES}")]
                 self._progress.total = table.metadata.num_rows
-                for batch in table.iter_batches(BATCH_ROWS, columns=readable, use_threads=False):
+                size = BATCH_PICTURES if self._pictures else BATCH_ROWS
+                for batch in table.iter_batches(size, columns=readable, use_threads=False):
                     yield from self._rows_of(batch)
                     self._progress.advance(len(batch))
+                pa.default_memory_pool().release_unused()  # else each process of the stage is as large
         except (OSError, pa.ArrowException) as error:
             raise VlmflowError(f"{self.path}: {error}", "fetch or write the file again") from None
 

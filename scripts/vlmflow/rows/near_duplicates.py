@@ -18,10 +18,11 @@ from vlmflow.rows.questions import question_key, question_of
 from vlmflow.rows.sharegpt import ShareGptRow
 
 
-class SearchedRow(ConvertedRow, gc=False):
-    """A converted row, or a validated one of a mixture, which has no number of a raw row."""
+class SearchedRow(ConvertedRow, kw_only=True, gc=False):
+    """A converted row, or a validated one of a mixture, which has no facts about a raw row."""
 
     raw_row: int = 0
+    score_field_differs: bool = False
 
 
 class NearDuplicate(msgspec.Struct):

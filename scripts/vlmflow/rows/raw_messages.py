@@ -6,6 +6,7 @@ developer, weight), Anthropic (messages: source, tool_use, tool_result, thinking
 tool_call), axolotl (parts with path, url, base64), Oumi (parts with content), ms-swift (tool_call, tool_response).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 from msgspec import UNSET
 
 from vlmflow.config.key_meanings import is_given, trained
-from vlmflow.raw.embedded import name_of
+from vlmflow.raw.embedded import SHORTEST, name_of, path_of
 from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG, Speaker, Turn, with_thought
 from vlmflow.rows.raw_text import Reading, UnreadKey
 from vlmflow.rows.rejects import Reject
@@ -37,6 +38,8 @@ SPEAKERS: dict[str, Speaker] = {
     "function": "observation",
     "function_response": "observation",
     "observation": "observation",
+    "observations": "observation",
+    "ipython": "observation",
 }
 """Every maker's words for who speaks."""
 
@@ -49,7 +52,11 @@ RESPONSE_PARTS = {"tool_result": ("tool_use_id", "content")}
 PARTS: dict[str, tuple[str, ...]] = TEXT_PARTS | THOUGHT_PARTS | PICTURE_PARTS | CALL_PARTS | RESPONSE_PARTS
 """The kinds of parts, with the keys that are read of them besides `type`."""
 
-EMBEDDED = ("base64", "data")
+WRITTEN_CALL = re.compile(r"\s*<tool_call>(.*?)</tool_call>", re.DOTALL)
+WRITTEN_RESPONSE = re.compile(r"\s*<tool_response>(.*?)</tool_response>", re.DOTALL)
+"""Calls and responses written out in texts, as Hermes and Qwen's chat templates write them."""
+
+EMBEDDED = ("bytes", "base64", "data")
 """The keys that hold a picture itself, as base64."""
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -58,8 +65,8 @@ LOSS_KEYS = ("loss", "weight", "train", "training", "loss_weight")
 """The keys of a turn that say whether it is trained."""
 
 OF_ASSISTANT = (*THOUGHT_KEYS, *CALL_KEYS)
-INNER_KEYS = ("url", "path", "data", "type", "media_type")
-"""The keys that are read of an object that stands for a picture."""
+INNER_KEYS = ("bytes", "data", "url", "path")
+"""The keys of an object that stands for a picture; the first that is given counts."""
 
 
 class _Unusable(Exception):
@@ -89,12 +96,13 @@ class _Chat:
     """A chat that is being read, turn by turn.
 
     turns, pictures, unread: see Reading. calls: the ids of the calls in a row that are read last. responses: their
-    responses so far: id, text, pictures. number: that of the turn; -1 is the system prompt beside the turns.
+    responses so far: id, text, pictures. number: that of the turn; -1 is the system prompt beside the turns. beside:
+    how many pictures that are named beside the turns were shown so far.
     """
 
     def __init__(self, key: str, who: str, what: str) -> None:
         self.key, self.who, self.what = key, who, what
-        self.number = -1
+        self.number, self.beside = -1, 0
         self.turns: list[Turn] = []
         self.pictures: list[str] = []
         self.unread: list[UnreadKey] = []
@@ -126,16 +134,14 @@ class _Chat:
         content = turn.get(self.what)
         plain = len(turn) == 2
         if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
-            if self.responses:
-                self._respond()
-            self.calls = []
-            self.turns.append(Turn(speaker, content))
+            self._say(speaker, content)
             return
         first, responses = len(self.turns), len(self.responses)
         if speaker == "observation":
             pictures: list[str] = []
             text = self._content(content, pictures=pictures)
-            self.responses.append((turn.get("tool_call_id"), text, pictures))
+            written = _written(WRITTEN_RESPONSE, text) if not pictures else []
+            self.responses += [(turn.get("tool_call_id"), one, pictures) for one in written or [text]]
         elif speaker == "function_call":
             for call in _calls(content, self._place):
                 self._call(call)
@@ -183,7 +189,15 @@ class _Chat:
                 self.unread.append(UnreadKey(key, value, answers))
 
     def _say(self, speaker: Speaker, text: str) -> None:
-        self._respond()
+        before, mark, after = text.partition("<tool_call>") if speaker == "gpt" else (text, "", "")
+        if mark and (calls := _written(WRITTEN_CALL, mark + after)):
+            if before.strip():
+                self._say(speaker, before)
+            for call in calls:
+                self._call(_decoded(call, "bad_call", f"{self._place}: the call"))
+            return
+        if self.responses:
+            self._respond()
         self.calls = []
         self.turns.append(Turn(speaker, text))
 
@@ -256,7 +270,10 @@ class _Chat:
                 raise _Unusable("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
             if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
-                names += _picture(part, keys, place)
+                named = _picture(part, keys, place)
+                if not named:
+                    self._beside(part, place)
+                names += named
             elif kind in TEXT_PARTS:
                 texts.append(_text(part, keys, place))
             elif kind in THOUGHT_PARTS and answers and not texts:
@@ -277,6 +294,13 @@ class _Chat:
             self._keys_of_part(part, keys, answers)
         return _answer(thoughts, texts) if thoughts else "".join(texts)
 
+    def _beside(self, part: Mapping[str, Any], place: str) -> None:
+        """Count a picture that is named beside the turns; if its part says which one it is, it must be the next."""
+        index = part.get("index", self.beside)
+        if index is not None and index != self.beside:
+            raise _Unusable("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
+        self.beside += 1
+
     def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:
         """Note the keys of a part that are not read, and those of an object that stands for its picture."""
         for key, value in part.items():
@@ -285,7 +309,8 @@ class _Chat:
             if key not in keys:
                 self.unread.append(UnreadKey(f"{self.what}.{key}", value, answers))
             elif type(value) is dict and keys is PICTURE_KEYS:
-                inner = ((name, one) for name, one in value.items() if one is not None and name not in INNER_KEYS)
+                known = (*INNER_KEYS, "type", "media_type")
+                inner = ((name, one) for name, one in value.items() if one is not None and name not in known)
                 self.unread += [UnreadKey(f"{self.what}.{key}.{name}", one, answers) for name, one in inner]
 
 
@@ -308,21 +333,23 @@ def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[s
         return []
     (key, held), *others = given
     if type(held) is dict:
-        inner = [(name, value) for name in ("url", "path", "data") if (value := held.get(name)) is not None]
-        (key, held), *others = [*inner, *others] or [(key, None)]
+        key, held = next(((name, value) for name in INNER_KEYS if (value := held.get(name))), (key, None))
     if others or type(held) is not str or not held:
         raise _Unusable("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
-    if key in EMBEDDED or held[:5] == "data:":
-        try:
-            return [name_of(held)]
-        except ValueError as error:
-            raise _Unusable("bad_shape", f"{place}: {error}") from None
-    return [held.removeprefix("file://")]
+    try:
+        return [name_of(held) if key in EMBEDDED else path_of(held.removeprefix("file://"))]
+    except ValueError as error:
+        raise _Unusable("bad_picture", f"{place}: {error}") from None
 
 
 def _is_path(name: str) -> bool:
-    """Return whether a picture's name surely needs no change: it is no data URL, and no file URL."""
-    return name != "" and name[4:5] != ":"
+    """Return whether a picture's name surely is a path as it is: no base64, no data URL, and no file URL."""
+    return 0 < len(name) <= SHORTEST and name[4:5] != ":"
+
+
+def _written(pattern: re.Pattern[str], text: str) -> list[str]:
+    """Return what is written out in a text, in the order there; [] if something else is there too."""
+    return [] if pattern.sub("", text).strip() else [one.strip() for one in pattern.findall(text)]
 
 
 def _calls(held: Any, place: str) -> list[Any]:
@@ -339,21 +366,21 @@ def _tools(held: Iterable[Any]) -> str:
         return ""
     if len(given) > 1:
         raise _Unusable("bad_tools", "tools are declared under two keys")
-    return _tools_in_text(given[0]) if type(given[0]) is str else _declared(given[0])
+    return _declared(given[0] if type(given[0]) is str else msgspec.json.encode(given[0]).decode())
 
 
 @lru_cache(maxsize=256)
-def _tools_in_text(text: str) -> str:
-    return _declared(_decoded(text, "bad_tools", "tools"))
-
-
-def _declared(tools: Any) -> str:
+def _declared(text: str) -> str:
+    """Return declarations in the form of rows. text: JSON; most rows have those of the row before."""
+    tools = _decoded(text, "bad_tools", "tools")
     listed = tools if type(tools) is list else [tools]
     return tools_text([_declaration(number, one) for number, one in enumerate(listed)])
 
 
 def _declaration(number: int, held: Any) -> dict[str, Any]:
     """Return a declaration in OpenAI's form. held: in this form, or a function alone, or in Anthropic's."""
+    if type(held) is str:
+        held = _decoded(held, "bad_tools", f"tools[{number}]")
     if type(held) is not dict or not isinstance(held.get("name", held.get("function")), str | dict):
         raise _Unusable("bad_tools", f"tools[{number}] declares no function")
     if "function" in held:

@@ -20,6 +20,11 @@ EXAMPLES = {
     "01-messages.jsonl": ("messages", "messages"),
     "02-messages-system.jsonl": ("messages", "messages"),
     "03-messages-several-pictures.json": ("messages", "messages"),
+    "04-sharegpt-system-tools-beside.json": ("sharegpt", "conversations"),
+    "07-openai-two-pictures.jsonl": ("messages", "messages"),
+    "10-anthropic-tools.jsonl": ("messages", "messages"),
+    "14-oumi.jsonl": ("messages", "messages"),
+    "18-swift-tool-pictures.jsonl": ("messages", "messages"),
     "20-query-response-history.jsonl": ("query_response", "query, response"),
     "21-alpaca-system-history.json": ("alpaca", "instruction, output"),
     "22-trl-prompt-completion-lists.jsonl": ("messages", "messages"),
@@ -28,10 +33,14 @@ EXAMPLES = {
     "25-llava-interleave-m4.json": ("sharegpt", "conversations"),
     "40-hub-image-column.parquet": ("sharegpt", "conversations"),
     "41-cauldron-finevision.parquet": ("texts", "texts"),
+    "42-trl-vision.parquet": ("messages", "messages"),
     "44-pandas-bytes.parquet": ("vqa", "question, answer"),
+    "45-pandas-base64.csv": ("vqa", "question, answer"),
     "46-pandas.jsonl": ("messages", "messages"),
     "47-pandas-messages.parquet": ("messages", "messages"),
     "49-datasets-json-column.parquet": ("messages", "messages"),
+    "70-array-in-jsonl.jsonl": ("messages", "messages"),
+    "72-data-key.json": ("messages", "messages"),
 }
 
 
@@ -68,8 +77,14 @@ def test_other_makers_files_are_found_out(tmp_path: Path, name: str) -> None:
         (
             "32-text.jsonl",
             "finds no kind for its rows; the first one has 'text'",
-            "write kind: text, with the settings that it needs",
+            "write kind: text, prompt: …; or the kind",
         ),
+        (
+            "19-swift-grounding.jsonl",
+            "finds messages, which would lose what rows have under objects",
+            "ignore_keys: [obj",
+        ),
+        ("31-video.jsonl", "finds messages, which would lose what rows have under videos", "ignore_keys: [videos]"),
         (
             "43-hub-vqa.parquet",
             "finds vqa, which would lose what rows have under answers",
@@ -78,7 +93,7 @@ def test_other_makers_files_are_found_out(tmp_path: Path, name: str) -> None:
         (
             "62-imagefolder/metadata.jsonl",
             "finds no kind for its rows; the first one has 'file_name', 'text'",
-            "kind: text",
+            "kind: text, prompt: …, columns: {image: file_name}; or the kind",
         ),
     ],
 )
@@ -144,6 +159,8 @@ def test_pictures_may_have_another_name_but_other_keys_have_their_own(tmp_path: 
     rows = [{"question": "What?", "answer": "It.", "file": f"{n}.png"} for n in range(2)]
     found = converted_rows(tmp_path, rows, kind="auto", columns={"image": "file"})
     assert found.named == ["0.png", "1.png"]
+    with pytest.raises(ValueError, match=r"ignore_keys: .* applies to every kind but auto"):
+        converted_rows(tmp_path, rows, kind="auto", ignore_keys=["system"])
     with pytest.raises(ValueError, match="rows of kind auto have: image, images, source"):
         converted_rows(tmp_path, rows, kind="auto", columns={"answer": "reply"})
 

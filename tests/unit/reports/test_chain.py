@@ -240,14 +240,17 @@ def test_pictures_of_the_rows_are_compared(merged: Path, capsys: pytest.CaptureF
     fitted, store = directory / "fitted" / "mine", directory / "stores" / "pictures" / "fire"
     for folder in (fitted, store, directory / "images" / "fire"):
         folder.mkdir(parents=True)
-    rows = {"train.jsonl": b'{"images": ["a.png"]}\n', "val.jsonl": b'{"images": []}\n'}
+    rows = {"train.jsonl": b'{"images": ["a.png"]}\n', "val.jsonl": b'{"images": ["b.png"]}\n'}
     for name, content in rows.items():
         (fitted / name).write_bytes(content)
-    (store / "a.png").write_bytes(b"picture")
+    for name in ("a.png", "b.png"):
+        (store / name).write_bytes(b"picture")
     manifest = directory / "images" / "fire" / "train.jsonl"
     entry = {"name": "a.png", "sha256": of(b"picture"), "rewritten": None}
     digests = {name: of(content) for name, content in rows.items()}
-    digests |= {"pictures": pictures_digest({"a.png": KnownPicture(**entry)})}
+    of_val = entry | {"name": "b.png"}  # of a validation file, or of a mixture
+    known = {"a.png": KnownPicture(**entry), "b.png": KnownPicture(**of_val)}
+    digests |= {"pictures": pictures_digest(known)}
     split = FittedSplit(9, 0, 0, LENGTHS)
     write_account(fitted / "account.json", FittedRows("fire", "trajectory", 64, split, split, digests))
     change(merged, lambda record: record["training"]["digests"].update(data="".join(digests.values())))
@@ -258,7 +261,8 @@ def test_pictures_of_the_rows_are_compared(merged: Path, capsys: pytest.CaptureF
 
     assert found() == f"not here  pictures of these rows: {manifest}"
     manifest.write_text(json.dumps(entry))
-    assert found() == "ok        pictures of these rows: 1 of 1 files"
+    (directory / "images" / "fire" / "val.jsonl").write_text(json.dumps(of_val))
+    assert found() == "ok        pictures of these rows: 2 of 2 files"
     (store / "a.png").write_bytes(b"another")
     assert not main(merged, directory)
     assert f"{store}/a.png: expected {of(b'picture')}, found {of(b'another')}" in capsys.readouterr().out

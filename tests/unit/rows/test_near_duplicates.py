@@ -83,7 +83,8 @@ def test_pairs_are_found_whether_their_rows_are_dropped_or_not(
     assert {name: (tmp_path / "out" / f"{name}.jsonl").read_bytes() for name in kept} == kept
 
 
-def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("facts", [{"raw_row": 0, "score_field_differs": False}, {}], ids=["converted", "mixed"])
+def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path, facts: dict[str, Any]) -> None:
     def row(name: str, *turns: str) -> dict[str, Any]:
         speakers = ["human", "gpt"] * 2 if len(turns) % 2 == 0 else ["system", "human", "gpt"]
         talk = [{"from": speaker, "value": value} for speaker, value in zip(speakers, turns, strict=False)]
@@ -99,7 +100,7 @@ def test_rows_without_a_picture_are_compared_by_their_questions(tmp_path: Path) 
         ],
         "test": [row("e1", "who are you", "w")],
     }.items():
-        own = {"raw_row": 0, "score_field_differs": False} if name == "train" else {}
+        own = facts if name == "train" else {}
         put(tmp_path / f"{name}.jsonl", b"".join(json.dumps(one | own).encode() + b"\n" for one in rows))
     put(tmp_path / "none.jsonl", b"")
     pairs = tmp_path / "pairs.jsonl"

@@ -85,6 +85,7 @@ def fault(*messages: Row, **more: Any) -> tuple[str, str]:
         {"type": "image_url", "value": "a.jpg"},
         {"type": "image_path", "content": "a.jpg"},
         {"type": "image", "image": {"path": "a.jpg", "bytes": None}},
+        {"type": "image", "index": 0, "image": "a.jpg"},
         {"type": "image", "source": {"type": "url", "url": "a.jpg"}},
         {"type": "image", "text": None, "image": "a.jpg"},
     ],
@@ -100,6 +101,9 @@ def test_every_makers_picture_is_a_tag_in_its_place(part: Row) -> None:
     [
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
         {"type": "image", "base64": BASE64},
+        {"type": "image", "image": {"bytes": BASE64, "path": "a.png"}},
+        {"type": "image", "image": BASE64},
+        {"type": "image_url", "image_url": f"DATA:image/png;base64,{BASE64}"},
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": BASE64}},
     ],
 )
@@ -124,6 +128,10 @@ def test_a_picture_without_a_name_is_named_beside() -> None:
     row = read(user([{"type": "image"}, {"type": "image", "text": None}, text("Q")]), answer(), images=["a", "b"])
     assert (row.conversations[0].value, row.images) == ("<image><image>Q", ["a", "b"])
     assert fault(user([{"type": "image"}, text("Q")]), answer(), images=["a", "b"])[0] == "image_tag"
+    one, other = ({"type": "image", "index": index, "text": None} for index in range(2))
+    assert read(user([one, other, text("Q", index=None)]), answer(), images=["a", "b"]).images == ["a", "b"]
+    reason, detail = fault(user([other, one, text("Q")]), answer(), images=["a", "b"])
+    assert (reason, detail) == ("bad_shape", "messages[0].content[0] shows picture 1 of the row, not 0, the next one")
     named = user([{"type": "image", "image": "a"}, text("Q")])
     assert fault(named, answer(), images=["b"]) == ("bad_shape", "pictures are named in the turns and beside them")
 
@@ -147,6 +155,11 @@ CALLS = [
     ],
     [{"role": "tool_call", "content": f"[{SAID}, {SAID_OTHER}]"}, response("1"), response("2"), answer("Both.")],
     [
+        answer(f"<tool_call>\n{SAID}\n</tool_call>\n<tool_call>\n{SAID_OTHER}\n</tool_call>"),
+        response("<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</tool_response>"),
+        answer("Both."),
+    ],
+    [
         answer([{"type": "tool_call", "value": SAID}, {"type": "tool_call", "value": SAID_OTHER}]),
         response([{"type": "text", "value": "1"}]),
         response("2"),
@@ -165,6 +178,8 @@ def test_a_text_before_calls_is_a_turn_of_its_own() -> None:
     says = answer("I look.", function_call={"name": "see", "arguments": ""})
     turns = spoken(user(), says, response("1", role="function"), answer(), functions=[SEE])
     assert turns[1:3] == [("gpt", "I look."), ("function_call", SAID_OTHER)]
+    written = answer(f"I look.\n<tool_call>\n{SAID_OTHER}\n</tool_call>")
+    assert spoken(user(), written, response("1"), answer(), tools=TOOLS)[1:3] == turns[1:3]
     parts = answer([text("I look."), {"type": "tool_use", "id": "a", "name": "see", "input": {}}])
     result = user([{"type": "tool_result", "tool_use_id": "a", "content": "1"}])
     assert spoken(user(), parts, result, answer(), tools=TOOLS)[1:3] == turns[1:3]
@@ -175,6 +190,7 @@ def test_a_text_before_calls_is_a_turn_of_its_own() -> None:
     [
         [{"type": "function", "function": SEE}],
         json.dumps([SEE]),
+        [json.dumps(SEE)],
         [SEE],
         {"type": "function", "function": SEE},
         [{"name": "see", "input_schema": SEE["parameters"]}],
@@ -290,10 +306,11 @@ def test_reasoning_before_a_call() -> None:
         answer("<think>a</think><think>b</think>A"),
         answer(THOUGHT, reasoning_content="Hm."),
         answer("<think>a <|im_end|></think>A"),
+        answer("<tool_call>{}</tool_call> A"),
     ],
 )
 def test_marks_elsewhere_are_rejected(said: Row) -> None:
-    assert fault(user(), said)[0] == "special_token"
+    assert fault(user(), said, tools=TOOLS)[0] == "special_token"
     assert fault(user(THOUGHT), answer())[0] == "special_token"
 
 

@@ -8,10 +8,17 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from converted_rows import converted_rows
 from real_rows import example_of_a_form
+from vlmflow.config.raw_forms import form_of, kinds
 from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.named import reader
+from vlmflow.raw.rewritten import rewriter
+from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.rejects import Reject
 
 COLOURS = ["red", "green", "blue", "black", "orange", "purple"]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -43,16 +50,21 @@ def test_of_kto_rows_those_of_good_answers_are_taken(tmp_path: Path) -> None:
     assert found.rejects == dict.fromkeys((1, 3, 5), "not_taken")
 
 
-@pytest.mark.parametrize("name", ["26-dpo.json", "27-trl-preference.jsonl"])
-def test_preference_rows_stop_without_a_choice(tmp_path: Path, name: str) -> None:
-    kind = "sharegpt" if name.startswith("26") else "messages"
-    rows = (
-        [json.loads(line) for line in example_of_a_form(name).read_text().splitlines()] if kind == "messages" else None
-    )
-    rows = rows or json.loads(example_of_a_form(name).read_text())
-    answered = [row | ({"messages": CHAT} if kind == "messages" else {"conversations": TALK}) for row in rows]
-    with pytest.raises(VlmflowError, match="rejected: 6 of 6 rows"):
-        converted_rows(tmp_path, answered, kind=kind)
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("26-dpo.json", "sharegpt", "rejected: 6 of 6 rows"),
+        ("27-trl-preference.jsonl", "messages", "rejected: 6 of 6 rows"),
+        ("27-trl-preference.jsonl", "prompt_completion", "chosen: 6 of 6 rows"),
+        ("28-kto.json", "messages", "label: 3 of 6 rows"),
+    ],
+)
+def test_preference_rows_stop_without_a_choice(tmp_path: Path, name: str, kind: str, said: str) -> None:
+    """Whatever else is wrong with them; the message names the choice."""
+    with pytest.raises(VlmflowError) as raised:
+        converted_rows(tmp_path, example_of_a_form(name), kind=kind)
+    assert said in raised.value.cause
+    assert ("take: true" if "label" in said else "take: chosen") in raised.value.cause
 
 
 GOOD, BAD = {"role": "assistant", "content": "It."}, {"role": "assistant", "content": "No."}
@@ -182,3 +194,24 @@ def test_tables_have_the_columns_of_a_choice(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([{"instruction": 1, "output": "It."}]), table)
     with pytest.raises(VlmflowError, match="column 'instruction' holds int64, not a text"):
         converted_rows(tmp_path, table, kind="alpaca")
+
+
+VALUES = st.sampled_from(["", "[", "[1]", '[{"role": "user"}]', "x", "null", None, 1, [], [1], {}, CHAT, CHAT[0], TALK])
+HELD = VALUES | st.lists(VALUES, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "value"]), VALUES)
+ROWS = st.dictionaries(
+    st.sampled_from(["messages", "conversations", "prompt", "completion", "chosen", "rejected", "history", "output"]),
+    HELD,
+)
+
+
+@given(row=ROWS, kind=st.sampled_from([kind for kind in kinds() if form_of(kind).read]), noise=st.binary(max_size=2))
+def test_no_row_makes_the_rewriting_raise(row: dict[str, Any], kind: str, noise: bytes) -> None:
+    """Nor the search for a kind, nor the reading of pictures, which rewrite a row by the same function."""
+    form = form_of(kind)
+    for raw in (json.dumps(row).encode(), json.dumps(row).encode()[:20] + noise):
+        made = form_rows(kind, None, {}, "p", None, take="chosen")("id", 0, raw)
+        assert isinstance(made, list | Reject)
+        reader(form.names({}), kind, "chosen")(raw)
+        rewritten = rewriter(form, form.names({}), "chosen")
+        once = rewritten(raw)
+        assert rewritten(once) is once

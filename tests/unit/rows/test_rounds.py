@@ -7,9 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from converted_rows import converted_rows
 from real_rows import example_of_a_form
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.row_settings import RowLimits
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.embedded import name_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
@@ -92,6 +95,42 @@ def test_captions_answer_the_prompt() -> None:
     rows = converted("text", example_of_a_form("62-imagefolder") / "metadata.jsonl", **named)
     assert [talk(row) for row in rows] == [["human: <image>\nWhat is this?", f"gpt: a {c} disc"] for c in COLOURS]
     assert [row.images for row in rows] == [[name] for name in FILES]
+
+
+ABOUT = ["human: <image>\nWhat is this?", "gpt: {}"]
+PAIR = ["human: <image>\n<image>\nWhat is the first?", "gpt: {}.", "human: And the second?", "gpt: {}."]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "columns", "turns"),
+    [
+        ("40-hub-image-column.parquet", "sharegpt", {}, [ABOUT[0], "gpt: A {} disc."]),
+        ("41-cauldron-finevision.parquet", "texts", {}, PAIR),
+        ("43-hub-vqa.parquet", "vqa", {"answer": "answer"}, ABOUT),
+        ("43-hub-vqa.parquet", "vqa", {"answer": "answers"}, ABOUT),
+        ("44-pandas-bytes.parquet", "vqa", {}, ABOUT),
+        ("45-pandas-base64.csv", "vqa", {}, ABOUT),
+    ],
+)
+def test_tables_with_pictures_become_rows(
+    tmp_path: Path, name: str, kind: str, columns: dict[str, str], turns: list[str]
+) -> None:
+    """The pictures are those in the folder beside, by their content."""
+    found = converted_rows(tmp_path, example_of_a_form(name), kind=kind, columns=columns)
+    shown = len(turns) // 2
+    colours = [[colour, NEXT[colour]][:shown] for colour in COLOURS]
+    said = [
+        [turn.format(*named[number // 2 : number // 2 + 1]) for number, turn in enumerate(turns)] for named in colours
+    ]
+    assert found.talks == said
+    content = {c: (example_of_a_form("pictures") / file).read_bytes() for c, file in zip(COLOURS, FILES, strict=True)}
+    assert [row.images for row in found.rows] == [[name_of(content[colour]) for colour in named] for named in colours]
+    assert {row.source for row in found.rows} == {"x" if kind == "texts" else "unknown"}
+
+
+def test_two_columns_of_answers_stop_and_ask_for_columns(tmp_path: Path) -> None:
+    with pytest.raises(VlmflowError, match=r"answers: 6 of 6 rows, .*`columns: \{answer: …\}` chooses"):
+        converted_rows(tmp_path, example_of_a_form("43-hub-vqa.parquet"), kind="vqa")
 
 
 ASK = {"instruction": "What?", "output": "It."}

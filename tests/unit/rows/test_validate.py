@@ -1,6 +1,8 @@
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -282,15 +284,70 @@ def test_a_picture_with_its_own_name_gets_the_same_line_faster() -> None:
 
 def text_files(folder: Path, prompts: list[str], answers: list[str]) -> SplitFiles:
     """Convert rows of a prompt and a completion, without pictures."""
-    raw = folder / "train.jsonl"
-    folder.mkdir(parents=True)
     rows = [{"prompt": prompt, "completion": answer} for prompt, answer in zip(prompts, answers, strict=True)]
+    return converted_files(folder, "train", rows)
+
+
+def converted_files(folder: Path, split: str, rows: list[dict[str, Any]]) -> SplitFiles:
+    """Convert rows of a prompt and a completion."""
+    raw = folder / f"{split}.jsonl"
+    folder.mkdir(parents=True, exist_ok=True)
     raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = SplitFiles("train", [raw], folder / "converted", folder / "rejects")
-    make = form_rows("prompt_completion", "text", {}, None, "Be brief.")
-    with open_rows([raw], "train") as opened:
-        convert(opened, files.converted, files.rejects, "train", make, RowChoice(), processes=1)
+    files = SplitFiles(split, [raw], folder / f"{split}.converted", folder / f"{split}.rejects")
+    make = form_rows("prompt_completion", None, {}, None, "Be brief.")
+    with open_rows([raw], split) as opened:
+        convert(opened, files.converted, files.rejects, split, make, RowChoice(), processes=1)
     return files
+
+
+def about(*pictures: str, answer: str = "It.") -> dict[str, Any]:
+    """Return a row about these pictures."""
+    return {"prompt": "What?", "completion": answer, "images": list(pictures)}
+
+
+MIXED = SplitRules(0.2, 1, 1.0, RowLimits(), test_share=0.2, modality=None)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("raw", [["train"], ["train", "test"], ["train", "val"], ["train", "val", "test"]])
+def test_no_picture_is_in_two_splits(tmp_path: Path, seed: int, raw: list[str]) -> None:
+    """Rows of one to three of 240 pictures: what is left of train shares none with test or val, and all rows count."""
+    rng = Random(seed)
+    rows = [
+        about(*rng.choices([f"{n}.png" for n in range(240)], k=rng.randint(1, 3)), answer=f"{n}") for n in range(90)
+    ]
+    parts = [rows[number :: len(raw)] for number in range(len(raw))]
+    files = [converted_files(tmp_path / "in", split, part) for split, part in zip(raw, parts, strict=True)]
+    stats = validate(files, tmp_path / "out", replace(MIXED, seed=seed), processes=1)
+    shown = {
+        split: {name for row in lines(tmp_path / "out" / f"{split}.jsonl") for name in row["images"]}
+        for split in ("train", "val", "test")
+    }
+    assert all(shown.values())
+    assert not shown["train"] & shown["test"] | shown["train"] & shown["val"] | shown["val"] & shown["test"]
+    assert sum(counts.rows_in for counts in stats.splits.values()) == 90
+    assert all(counts.kept + sum(counts.rejected.values()) == counts.rows_in for counts in stats.splits.values())
+
+
+def test_rows_with_the_same_set_of_pictures_are_one_group(tmp_path: Path) -> None:
+    """Whatever the order, which tells duplicates apart."""
+    rows = [about(*pair, answer="It.") for n in range(20) for pair in ([f"{n}a", f"{n}b"], [f"{n}b", f"{n}a"])]
+    stats = validate([converted_files(tmp_path / "in", "train", [*rows, rows[0]])], tmp_path / "out", MIXED, 1)
+    assert stats.train.rejected == {"duplicate": 1}
+    for split in ("train", "val", "test"):
+        sets = Counter(frozenset(row["images"]) for row in lines(tmp_path / "out" / f"{split}.jsonl"))
+        assert set(sets.values()) == {2}
+
+
+def test_a_row_that_shares_one_of_its_pictures_says_which(tmp_path: Path) -> None:
+    rows = {"train": [about("a", "b"), about("c", "d"), about("e")], "val": [about("d")], "test": [about("x", "b")]}
+    files = [converted_files(tmp_path / "in", split, held) for split, held in rows.items()]
+    validate(files, tmp_path / "out", MIXED, 1)
+    rejected = [(row["reason"], row["detail"]) for row in lines(tmp_path / "out" / "quarantine.jsonl")]
+    assert rejected == [
+        ("in_test_split", "b is a picture of the test split"),
+        ("in_val_split", "d is a picture of the validation split"),
+    ]
 
 
 def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Protocol
 
-from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
 from vlmflow.config.raw_forms import RawForm
 
 
@@ -12,8 +11,8 @@ class Row(Protocol):
 
 FORM = RawForm(
     kinds=("auto",),
-    row="found in the first rows; the log says which kind it is, and why",
+    row="one of `messages`, `sharegpt` and others, found in the first rows; see below",
     content=Row,
-    meanings=OF_CONVERSATIONS | HISTORY,
+    settings=("take",),
     pictures_in_turns=True,
 )

@@ -1,4 +1,4 @@
-"""Other makers' forms, as ms-swift's own preprocessors read them; where it is wrong, its deviation is asserted."""
+"""Rounds, prompts and JSON in texts: read as ms-swift's own preprocessors read them, but where it is wrong."""
 
 import json
 import random
