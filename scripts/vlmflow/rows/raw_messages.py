@@ -256,10 +256,6 @@ class _Chat:
             if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
                 texts.append(text)
                 continue
-            if kind == "image" and len(part) == 2 and type(name := part.get("image")) is str and _is_path(name):
-                texts.append(IMAGE_TAG)
-                names.append(name)
-                continue
             place = f"{self._place}.{self.what}[{number}]"
             if kind is None:
                 kind = next((name for name in ("text", "image", "image_url") if part.get(name) is not None), None)
@@ -341,7 +337,7 @@ def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[s
         raise _Unusable("bad_picture", f"{place}: {error}") from None
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
     """Return whether a picture's name surely is a path as it is: no base64, no data URL, and no file URL."""
     return 0 < len(name) <= SHORTEST and name[4:5] != ":"
 
