@@ -80,11 +80,14 @@ def _source_name(named: str) -> str:
     return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
 
 
-def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None) -> Callable[[bytes], Named | None]:
+def reader(
+    names: Mapping[str, str], kind: str | None = None, take: Take = None, frames: int | None = None
+) -> Callable[[bytes], Named | None]:
     """Return the function that reads a raw row's pictures and source, and nothing else of it.
 
     names: the names of `image`, `images` and `source` in the file; one that is not there is not read. kind: that of the
-    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take: see `rewriter`.
+    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take, frames: see
+    `rewriter`.
 
     The function returns None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
@@ -94,11 +97,13 @@ def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None)
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
     in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
-    in_turns = _in_turns(form_of(kind), names, take) if kind else None
+    in_turns = _in_turns(form_of(kind), names, take) if kind and form_of(kind).pictures_in_turns else None
+    with_frames = rewriter(form_of(kind), names, take, frames) if kind and frames else None
     has_source = kind is not None and form_of(kind).rounds
 
     def named(row: bytes) -> Named | None:
         try:
+            row = with_frames(row) if with_frames else row
             found = decode(row)
             pictures = pictures_of(found.image, found.images)
             if not pictures and in_any_case.search(row):
