@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,14 @@ def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     assert isinstance(found, Reject)
     assert found.reason == "bad_picture"
     assert text[:20] in found.detail
+
+
+@pytest.mark.parametrize("end", [" " * 200_000 + ".", "\n" * 200_000 + "!", "=" * 200_000])
+def test_a_text_that_is_nearly_base64_takes_no_longer_than_its_length(end: str) -> None:
+    text = "/9j/" + "A" * 60 + end
+    begun = time.process_time()
+    assert path_of(text) == text
+    assert time.process_time() - begun < 1
 
 
 ASKED = ["human: <image>\nWhat is this?"]
