@@ -84,7 +84,8 @@ def path_of(text: str) -> str:
 
     Raises ValueError if a data URL is not base64.
     """
-    if len(text) > SHORTEST and (text[:5].lower() == "data:" or BASE64.fullmatch(text)):
+    is_data_url = text[4:5] == ":" and text[:4].lower() == "data"
+    if is_data_url or (len(text) > SHORTEST and BASE64.fullmatch(text)):
         return name_of(text)
     return text
 

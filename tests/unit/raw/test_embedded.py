@@ -63,7 +63,13 @@ def test_a_picture_has_its_name_by_content_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["data:image/png," + "x" * 60, "data:image/png;base64,!" + "x" * 60, "data:image/png;base64," + "a" * 61]
+    "text",
+    [
+        "data:image/png,",
+        "data:image/png," + "x" * 60,
+        "data:image/png;base64,!" + "x" * 60,
+        "data:image/png;base64," + "a" * 61,
+    ],
 )
 def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     make = form_rows("prompt_completion", None, {}, None, None)
@@ -79,6 +85,15 @@ def test_a_text_that_is_nearly_base64_takes_no_longer_than_its_length(end: str) 
     begun = time.process_time()
     assert path_of(text) == text
     assert time.process_time() - begun < 1
+
+
+def test_one_empty_picture_of_several_rejects_its_row() -> None:
+    """The others would be shown at the wrong tags."""
+    make = form_rows("prompt_completion", None, {}, None, None)
+    for pictures in (["a.png", ""], [{"bytes": None, "path": None}, "a.png"]):
+        found = make("id", 0, json.dumps(TALK | {"images": pictures}).encode())
+        empty = pictures.index("") if "" in pictures else 0
+        assert found == Reject("bad_picture", f"picture {empty} of 2 is empty")
 
 
 ASKED = ["human: <image>\nWhat is this?"]
