@@ -336,7 +336,7 @@ def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[s
     if others or type(held) is not str or not held:
         raise _Unusable("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
     try:
-        return [name_of(held) if key in EMBEDDED else path_of(held.removeprefix("file://"))]
+        return [name_of(held) if key in EMBEDDED else path_of(held)]
     except ValueError as error:
         raise _Unusable("bad_picture", f"{place}: {error}") from None
 
