@@ -1,6 +1,6 @@
 """Converts raw rows of every form to ShareGPT rows.
 
-Unless its form is `fixed`, a raw row may also have `image` (a path) or `images` (a list of paths), in any letter case,
+Unless its form is `fixed`, a raw row may also have `image` or `images`, each one picture or a list, in any letter case,
 and `source`.
 """
 
