@@ -224,10 +224,10 @@ def _wrong_tags(row: ShareGptRow) -> Reject | None:
     for number, turn in enumerate(row.conversations):
         if turn.speaker not in SHOWS_PICTURES and IMAGE_TAG in turn.value:
             return Reject("stray_tag", f"turn {number} is from {turn.speaker} and holds {IMAGE_TAG}")
-    return other_number(tags_in(row.conversations), len(row.images))
+    return wrong_number_of_tags(tags_in(row.conversations), len(row.images))
 
 
-def other_number(tags: int, pictures: int) -> Reject | None:
+def wrong_number_of_tags(tags: int, pictures: int) -> Reject | None:
     """Return the rejection of a row with more or fewer picture tags than pictures; None if they are equal."""
     if tags == pictures:
         return None
