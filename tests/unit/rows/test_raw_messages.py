@@ -11,7 +11,8 @@ import pytest
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.raw_messages import PARTS, SPEAKERS
+from vlmflow.rows.raw_messages import SPEAKERS
+from vlmflow.rows.raw_parts import PARTS
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import first_fault
 
