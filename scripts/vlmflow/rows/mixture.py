@@ -103,12 +103,12 @@ def _take(
     counts: _Counts,
     writer: MixtureWriter,
 ) -> None:
-    """Write the rows of one split of a data set. held: what earlier splits hold. own: gets what this one holds."""
+    """Write the rows of one split of a data set. held: the parts that earlier splits have. own: gets those of this."""
     copies = _copies(member, held, seed) if split == "train" else lambda row: 1
     for copy in range(1, _most_copies(member) + 1 if split == "train" else 2):
         for number, row in enumerate(member.rows(split)):
-            holds = member.holds(row)
-            reject = _shared(member, row, holds, held)
+            parts = member.parts_of(row)
+            reject = _shared(member, row, parts, held)
             drawn = 0 if reject else copies(row)
             if copy <= drawn:
                 writer.write(member, split, row, copy)
@@ -118,7 +118,7 @@ def _take(
             counts.rows_in += 1
             counts.named.update(row.images)
             if split != "train":
-                own.update(holds)
+                own.update(parts)
             if reject:
                 writer.reject(member, split, number, row, reject)
                 counts.rejected[reject.reason] += 1
@@ -130,10 +130,10 @@ def _take(
                 counts.attempts[int(row.attempts[-1])] += 1
 
 
-def _shared(member: Member, row: ShareGptRow, holds: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
-    """Return why a row is in no split: an earlier one holds one of its pictures, or its prompt. held: by split."""
+def _shared(member: Member, row: ShareGptRow, parts: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
+    """Return why a row is in no split: an earlier one has one of its pictures, or its prompt. held: parts, by split."""
     for split, taken in held.items():
-        if what := shared(row.images, holds, taken):
+        if what := shared(row.images, parts, taken):
             return Reject(f"in_{split}_split", f"{member.name}: {what} of the mixture's {split} split")
     return None
 
@@ -155,7 +155,7 @@ def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callab
         below = math.ceil((amount.share - whole) * 2**BITS)
         return lambda row: whole + (place(row) < below)
     assert amount.rows is not None
-    left = (row for row in member.rows("train") if not _shared(member, row, member.holds(row), held))
+    left = (row for row in member.rows("train") if not _shared(member, row, member.parts_of(row), held))
     smallest = heapq.nsmallest(amount.rows, map(place, left))
     if len(smallest) < amount.rows:
         raise VlmflowError(

@@ -53,7 +53,7 @@ CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """The control characters of ASCII but tab and line feed: no turn may contain them."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
-"""Patterns that no text of a row with a picture may contain, by the reason of the reject."""
+"""Patterns that no text of a row with pictures may contain but its picture tags, by the reason of the reject."""
 
 MARKS_WITHOUT_PICTURE = {reason: pattern for reason, pattern in MARKS.items() if pattern is not STRAY_TAG}
 """In a row without a picture the template replaces no tag, so a text may speak of HTML's."""
