@@ -2,10 +2,10 @@
 # module of scripts/vlmflow/rows/forms/.
 #
 # Needs: the raw rows of a split; an edited quarantine, if its rows should replace raw ones.
-# Makes: converted/{dataset}/{split}.jsonl, the training rows of each usable raw row, in their order, with the number
-#        of the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are unusable or not requested
-#        (another modality or source, not drawn); converted/{dataset}/{split}.unread.json, the unread keys, each with
-#        its number of rows.
+# Makes: converted/{dataset}/{split}.jsonl, the training rows of each usable raw row, in their order, with the number of
+#        the raw row; converted/{dataset}/{split}.rejects.jsonl, the raw rows that are unusable or not requested
+#        (another modality, source or label, not drawn); converted/{dataset}/{split}.unread.json, the unread keys, each
+#        with its number of rows.
 # Holds: every raw row is in exactly one of the two files; the same bytes on any number of cores; no key that changes a
 #        row's meaning stays unread, unless ignore_keys names it.
 

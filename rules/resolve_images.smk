@@ -4,7 +4,8 @@
 #        account of the fetched pictures.
 # Makes: images/{dataset}/{split}.jsonl, a line for every distinct path that the rows name: which picture it is, or why
 #        it cannot be used. The picture store, stores.pictures/{dataset}/, is not a declared output: it has a link for
-#        every usable picture, or an upright RGB copy if its pixels had to be rewritten.
+#        every usable picture, or an upright RGB copy if its pixels had to be rewritten. Pictures that are in the rows
+#        themselves are written to stores.pictures/.embedded/, the first root.
 #        With cluster.pods_per_stage = N, each of N pods takes every N-th path, and join_images joins their manifests.
 # Holds: every picture that has a name was decoded to the last pixel; nothing outside the roots is read; the same bytes
 #        on any number of cores and pods. The files below the roots are not watched: after you add pictures there, force

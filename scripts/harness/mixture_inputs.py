@@ -19,10 +19,10 @@ class MixtureInputs:
 
     def with_pictures(self, members: Mapping[str, DatasetSettings], pattern: str) -> list[str]:
         """Return files of every raw split of those data sets that have pictures."""
-        with_pictures = [name for name, member in members.items() if member.has_manifests]
         return [
             pattern.format(member=name, split=split)
-            for name in with_pictures
+            for name, member in members.items()
+            if member.has_manifests
             for split in splits_of(self._settings, name)
         ]
 
@@ -58,9 +58,7 @@ class MixtureInputs:
     def account_of_searched(self, wildcards: Any) -> str:
         """The account with their digest."""
         mixture = wildcards.dataset in self._settings.mixtures
-        return str(
-            f"data/{wildcards.dataset}/stats.json" if mixture else f"converted/{wildcards.dataset}/train.unread.json"
-        )
+        return f"data/{wildcards.dataset}/stats.json" if mixture else f"converted/{wildcards.dataset}/train.unread.json"
 
 
 def splits_of(settings: Config, dataset: str) -> list[str]:

@@ -21,8 +21,7 @@ class DatasetSettings(Settings):
     """One data set: where its raw files and pictures are, and how rows are made from them."""
 
     kind: Literal[*kinds()]  # type: ignore[valid-type]  # the kinds are found when this is imported
-    """The raw form; docs/data.md shows a row of each. All but fire may name a picture (`image`, or `images` with one
-    name) and a `source`."""
+    """The raw form; docs/data.md shows a row of each."""
 
     train: str | Annotated[list[str], Field(min_length=1)]
     """The raw train split: hf://datasets/OWNER/NAME/FILE (pinned in pins.yaml, or with its commit:

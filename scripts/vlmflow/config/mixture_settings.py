@@ -120,7 +120,7 @@ class MixtureSettings(Settings):
 
     @property
     def source_licences(self) -> dict[str, str]:
-        """The licences of single sources, by the sources' names in the mixture (`rows/mixture`)."""
+        """The licences of single sources, by the sources' names in the mixture (`rows/mixture_names`)."""
         return {
             f"{name}/{source}": licence
             for name, member in self._members.items()

@@ -59,7 +59,8 @@ class RawForm:
     settings: the settings of a data set that this form has, but not every form.
     fixed: rows are as their one owner publishes them: all have a picture, and no key has another name in a file.
     one_prompt: all rows have the same prompt, the setting `prompt`.
-    pictures_in_turns: whether the turns may name pictures themselves, besides the keys of ANY_ROW.
+    pictures_in_turns: whether pictures and source may stand elsewhere than under the keys of ANY_ROW: in the turns, or
+    where another kind has them that the rows are found to be of.
     moves_tags: the kinds in which the tag of a single picture moves to a line of its own before the first question, as
     their makers' trainer moves it.
     feedback: the kinds in which the human's later turns are feedback on the answer before, and the last answer is

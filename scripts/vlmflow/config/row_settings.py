@@ -39,7 +39,7 @@ class RowLimits(Settings):
     """Limits on the size of rows, which keep one broken row from wasting a day of training."""
 
     max_turns: Annotated[int, Field(ge=2, le=MOST), EXPONENT_FORM] = 64
-    """Turns in one conversation, human and gpt together; for FIRE, in a whole trajectory, in both forms."""
+    """Turns in one conversation, of all speakers together; for FIRE, in a whole trajectory, in both forms."""
 
     max_turn_chars: Positive = 20_000
     """Characters in one turn, and in the declarations of a row's tools."""

@@ -1,13 +1,13 @@
 """The floating-point operations of rows in training and evaluation. A multiplication with its addition counts as two.
 
-A row has L tokens, T of them trained, and a picture of P patches. For each, forward and backward:
+A row has L tokens, T of them trained, and n pictures with P patches together. For each, forward and backward:
 
     decoder     (2 + 2) · D · L    D: weights of the linear layers that a token goes through; backward to activations
     adapter     (2 + 4) · A · L    A: weights of the adapter; backward to activations and weights
     attention   (2 + 4) · H · L²   H: layers × width of all queries; queries by keys, and the result by values, each
                                    over the causal half
     output      (2 + 2) · O · T    O: vocabulary × width; only trained tokens need logits
-    vision      2 · V · P + 2 · M · P / 4 + 4 · W · P²
+    vision      2 · V · P + 2 · M · P / 4 + 4 · W · P² / n
                                    V: weights of patch embedding and blocks, M: of the mergers, W: depth × width
 
 A part that is trained needs 2 more for its weights, and 2 for the gradient that reaches it. Gradient checkpointing

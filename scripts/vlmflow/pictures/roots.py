@@ -110,14 +110,13 @@ class PictureRoots:
         return Located(name, *found)
 
     def _below_a_root(self, path: str) -> tuple[str, str | None]:
-        """Return an absolute path, also one with `file://`, as a path below the first root that has it, and this root.
+        """Return an absolute path as a path below the first root that has it, and this root.
 
         Any other path is returned as it is, with None.
         """
-        place = path.removeprefix("file://")
-        if not place.startswith("/"):
+        if not path.startswith("/"):
             return path, None
-        place = "/" + "/".join(part for part in place.split("/") if part not in ("", "."))
+        place = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
         for written, root in zip(self._written, self._roots, strict=True):
             for folder in (written, root):
                 if place.startswith(inside := os.path.join(folder, "")):

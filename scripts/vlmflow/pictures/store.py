@@ -3,6 +3,7 @@
     <pictures>/<data set>/coco/train2017/000000000009.jpg           link to the file in its root
     <pictures>/<data set>/chartqa/train/png/x.png.rgb.png           link to the rewritten copy
     <pictures>/<mixture>/<data set>                                 link to the store of a data set that it mixes
+    <pictures>/.embedded/embedded/<ab>/<sha256>.png                 picture out of a data file (`raw/embedded`)
     <pictures>/.rewritten/<sha256 of the original>.1.<its own sha256>.png    plain RGB, upright
 
 A rewritten copy is named after the digests of the original and of its own bytes: it is made once for all data sets, and

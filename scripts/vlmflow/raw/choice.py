@@ -27,11 +27,10 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
     as one of them, so that its error becomes visible. If all rows of all sources are used, this function reads
     none of them: the decoder checks their modality. The same files and choice leave out the same rows.
     """
-    takes_some = choice.take is True
     if choice.takes_all:
         return lambda number: ""
     marks = bytearray(len(rows))
-    if takes_some:
+    if choice.take is True:
         not_taken = LEFT_OUT.index("not_taken")
         for number, row in enumerate(rows):
             if not _is_good(row):

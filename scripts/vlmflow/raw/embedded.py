@@ -80,14 +80,14 @@ def _keep(content: bytes, file: Path) -> None:
 
 
 def path_of(text: str) -> str:
-    """Return what a row names as a picture: the path itself, or the name of a picture that the text is.
+    """Return what a row names as a picture: a path, without `file://`, or the name of a picture that the text is.
 
     Raises ValueError if a data URL is not base64.
     """
     is_data_url = text[4:5] == ":" and text[:4].lower() == "data"
     if is_data_url or (len(text) > SHORTEST and BASE64.fullmatch(text)):
         return name_of(text)
-    return text
+    return text.removeprefix("file://")
 
 
 def _decoded(text: str) -> bytes:

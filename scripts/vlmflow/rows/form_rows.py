@@ -1,6 +1,6 @@
 """Converts raw rows of every form to ShareGPT rows.
 
-Unless its form is `fixed`, a raw row may also have `image` (a path) or `images` (a list of paths), in any letter case,
+Unless its form is `fixed`, a raw row may also have `image` or `images`, each one picture or a list, in any letter case,
 and `source`.
 """
 
@@ -37,7 +37,7 @@ from vlmflow.rows.chat import (
 from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
 from vlmflow.rows.raw_text import JOINED, NO_RULE, THOUGHTS, UNTRAINED_END, cleaned, untagged
 from vlmflow.rows.rejects import LEFT_OUT, Reject
-from vlmflow.rows.sharegpt import other_number
+from vlmflow.rows.sharegpt import wrong_number_of_tags
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
 
@@ -262,7 +262,7 @@ def _in_place(turns: list[Turn], first: int, pictures: int) -> frozenset[str] | 
     if pictures == 1 and turns[first].value.startswith(FIRST_LINE):  # nearly all rows; the check sees any other tag
         return NO_RULE
     if tags := tags_in(turns):
-        return other_number(tags, pictures) or NO_RULE
+        return wrong_number_of_tags(tags, pictures) or NO_RULE
     turns[first].value = FIRST_LINE * pictures + turns[first].value
     return NO_RULE
 

@@ -1,7 +1,7 @@
 """Chooses the pictures, or the prompts of rows without pictures, that are held out of the train split."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -53,8 +53,8 @@ class HeldOut:
 
     def near_test(self, verdict: Verdict) -> Reject | None:
         """Return why a row is in no split: it has what a test row has, or nearly. None if it has not."""
-        if shared := _shared(verdict, self.in_test):
-            return Reject("in_test_split", f"{shared} of the test split")
+        if what := shared(verdict.pictures, verdict.parts, self.in_test):
+            return Reject("in_test_split", f"{what} of the test split")
         for number, digest in enumerate(verdict.parts):
             if found := self.near.get(digest):
                 like = f"the test split's picture with sha256 {found.sha256.hex()}"
@@ -73,16 +73,19 @@ class HeldOut:
             return rejected
         if verdict.group in self.val:
             return "val"
-        if shared := _shared(verdict, self.in_val):
-            return Reject("in_val_split", f"{shared} of the validation split")
+        if what := shared(verdict.pictures, verdict.parts, self.in_val):
+            return Reject("in_val_split", f"{what} of the validation split")
         return "train"
 
 
-def _shared(verdict: Verdict, others: Set[bytes]) -> str:
-    """Return the first picture, or the prompt, that a row shares with a split, for people; "" if there is none."""
-    for number, part in enumerate(verdict.parts):
+def shared(pictures: Sequence[str], parts: Sequence[bytes], others: Set[bytes]) -> str:
+    """Return the first picture, or the prompt, that a row shares with a split, for people; "" if there is none.
+
+    pictures, parts: of the row (`row_check.Verdict`). others: the parts of the split's rows.
+    """
+    for number, part in enumerate(parts):
         if part in others:
-            return f"{verdict.pictures[number]} is a picture" if verdict.pictures else "its prompt is one"
+            return f"{pictures[number]} is a picture" if pictures else "its prompt is one"
     return ""
 
 

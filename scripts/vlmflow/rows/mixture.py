@@ -4,10 +4,11 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from vlmflow.config.mixture_settings import amount_of
 from vlmflow.core.errors import VlmflowError
@@ -15,6 +16,7 @@ from vlmflow.core.integrity import digests_of
 from vlmflow.core.printable import counted
 from vlmflow.pictures.image_manifest import contents_digest, read_picture_manifest
 from vlmflow.pictures.picture_counts import picture_counts
+from vlmflow.rows.holdout import shared
 from vlmflow.rows.mixture_files import SPLITS, MixtureWriter
 from vlmflow.rows.mixture_member import Member
 from vlmflow.rows.mixture_names import id_in_mixture, source_in_mixture
@@ -22,6 +24,8 @@ from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import MIXTURE, MemberStats, RawFile, RulesUsed, SplitCounts, Stats
 from vlmflow.rows.unread_keys import Found
+
+Key = TypeVar("Key", str, int)
 
 BITS = 128
 """Of the hash that draws rows."""
@@ -43,7 +47,12 @@ class _Counts:
     attempts: Counter[int] = field(default_factory=Counter)
 
     def of_split(self) -> SplitCounts:
-        return SplitCounts(self.rows_in, self.kept, dict(sorted(self.rejected.items())))
+        return SplitCounts(self.rows_in, self.kept, _summed([self.rejected]))
+
+
+def _summed(tables: Iterable[Counter[Key]]) -> dict[Key, int]:
+    """Return the sum of some tables, sorted by key."""
+    return dict(sorted(sum(tables, Counter[Key]()).items()))
 
 
 def mix_rows(members: Sequence[Member], folder: Path, manifests: Mapping[str, Path], seed: int) -> Stats:
@@ -94,12 +103,12 @@ def _take(
     counts: _Counts,
     writer: MixtureWriter,
 ) -> None:
-    """Write the rows of one split of a data set. held: what earlier splits hold. own: gets what this one holds."""
+    """Write the rows of one split of a data set. held: the parts that earlier splits have. own: gets those of this."""
     copies = _copies(member, held, seed) if split == "train" else lambda row: 1
     for copy in range(1, _most_copies(member) + 1 if split == "train" else 2):
         for number, row in enumerate(member.rows(split)):
-            holds = member.holds(row)
-            reject = _shared(member, row, holds, held)
+            parts = member.parts_of(row)
+            reject = _shared(member, row, parts, held)
             drawn = 0 if reject else copies(row)
             if copy <= drawn:
                 writer.write(member, split, row, copy)
@@ -109,7 +118,7 @@ def _take(
             counts.rows_in += 1
             counts.named.update(row.images)
             if split != "train":
-                own.update(holds)
+                own.update(parts)
             if reject:
                 writer.reject(member, split, number, row, reject)
                 counts.rejected[reject.reason] += 1
@@ -121,13 +130,11 @@ def _take(
                 counts.attempts[int(row.attempts[-1])] += 1
 
 
-def _shared(member: Member, row: ShareGptRow, holds: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
-    """Return why a row is in no split: an earlier one holds one of its pictures, or its prompt. held: by split."""
+def _shared(member: Member, row: ShareGptRow, parts: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
+    """Return why a row is in no split: an earlier one has one of its pictures, or its prompt. held: parts, by split."""
     for split, taken in held.items():
-        for place, one in enumerate(holds):
-            if one in taken:
-                what = f"{row.images[place]} is a picture" if row.images else "its prompt is one"
-                return Reject(f"in_{split}_split", f"{member.name}: {what} of the mixture's {split} split")
+        if what := shared(row.images, parts, taken):
+            return Reject(f"in_{split}_split", f"{member.name}: {what} of the mixture's {split} split")
     return None
 
 
@@ -148,7 +155,7 @@ def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callab
         below = math.ceil((amount.share - whole) * 2**BITS)
         return lambda row: whole + (place(row) < below)
     assert amount.rows is not None
-    left = (row for row in member.rows("train") if not _shared(member, row, member.holds(row), held))
+    left = (row for row in member.rows("train") if not _shared(member, row, member.parts_of(row), held))
     smallest = heapq.nsmallest(amount.rows, map(place, left))
     if len(smallest) < amount.rows:
         raise VlmflowError(
@@ -177,13 +184,12 @@ def _stats(
         return [counts[member.name][split] for member in members]
 
     def sum_of(split: str) -> SplitCounts:
-        rejected = sum((one.rejected for one in of_all(split)), Counter[str]())
         kept = sum(one.kept for one in of_all(split))
-        return SplitCounts(sum(one.rows_in for one in of_all(split)), kept, dict(sorted(rejected.items())))
+        rejected = _summed(one.rejected for one in of_all(split))
+        return SplitCounts(sum(one.rows_in for one in of_all(split)), kept, rejected)
 
     named = [f"{name}.jsonl" for name in (*SPLITS, "quarantine")]
     limits = [member.stats.settings.row_limits for member in members]
-    last_answer_only = all(member.stats.last_answer_only for member in members)
     timestep = all(member.stats.form == "timestep" for member in members)
     return Stats(
         dataset=folder.name,
@@ -199,21 +205,16 @@ def _stats(
             max_reject_share=0.0,
             row_limits={key: max(one[key] for one in limits) for key in limits[0]},
             test_share=0.0,
-            train_on="last" if last_answer_only and not timestep else "all",
+            train_on="last" if writer.last_answer_only and not timestep else "all",
         ),
         members={member.name: _of_member(member, counts[member.name]) for member in members},
         train=sum_of("train"),
         val=sum_of("val"),
         test=sum_of("test"),
         examples={split: sum(one.written for one in of_all(split)) for split in SPLITS},
-        kept_by_source={
-            split: dict(sorted(sum((one.sources for one in of_all(split)), Counter[str]()).items())) for split in SPLITS
-        },
-        kept_by_attempts={
-            split: dict(sorted(sum((one.attempts for one in of_all(split)), Counter[int]()).items()))
-            for split in SPLITS
-        },
-        trained_characters=dict(sorted(writer.trained.items())),
+        kept_by_source={split: _summed(one.sources for one in of_all(split)) for split in SPLITS},
+        kept_by_attempts={split: _summed(one.attempts for one in of_all(split)) for split in SPLITS},
+        trained_characters=_summed([writer.trained]),
         mended_rows=dict.fromkeys(SPLITS, 0),
         score_field_differs=dict.fromkeys(SPLITS, 0),
         pictures={split: picture_counts(read_picture_manifest(manifests[split])) for split in SPLITS},

@@ -25,23 +25,24 @@ SPLITS = ("train", "val", "test")
 class MixtureWriter:
     """Writes the mixture's files.
 
-    named: by split, the pictures in its rows with the number of rows. trained: see `RowStats.trained_characters`.
+    last_answer_only: whether the mixture trains the last answers alone. named: by split, the pictures in its rows with
+    the number of rows. trained: see `RowStats.trained_characters`.
     """
 
     def __init__(self, folder: Path, stack: ExitStack, last_answer_only: bool) -> None:
-        """Begin the files in `folder`. last_answer_only: whether the mixture trains the last answers alone."""
+        """Begin the files in `folder`."""
         self._stack = stack
         self._files: dict[str, IO[bytes]] = {
             name: stack.enter_context(whole_file(folder / f"{name}.jsonl")) for name in (*SPLITS, "quarantine")
         }
-        self._last_answer_only = last_answer_only
+        self.last_answer_only = last_answer_only
         self.named: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
         self.trained: Counter[int] = Counter()
 
     def write(self, member: Member, split: str, row: ShareGptRow, copy: int) -> None:
         """Write a row to a split under its names in the mixture."""
         images = [picture_in_mixture(member.name, name) for name in row.images]
-        if member.stats.last_answer_only and not self._last_answer_only:
+        if member.stats.last_answer_only and not self.last_answer_only:
             row = _with_last_trained(row)
         row = msgspec.structs.replace(
             row, id=id_in_mixture(member.name, row.id, copy), source=source_in_mixture(member.name, row.source)
@@ -49,7 +50,7 @@ class MixtureWriter:
         self._files[split].write(as_line(row, images) + b"\n")
         self.named[split].update(set(images))
         if split == "train":
-            self.trained.update(trained_characters(row, self._last_answer_only))
+            self.trained.update(trained_characters(row, self.last_answer_only))
 
     def reject(self, member: Member, split: str, number: int, row: ShareGptRow, reject: Reject) -> None:
         """Write a row that is kept out to the quarantine. number: its place in its file, from 0."""

@@ -1,4 +1,4 @@
-"""A data set of a mixture: its validated rows, and what they hold that no other split may have."""
+"""A data set of a mixture: its validated rows, and what no other split may have of them."""
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -44,8 +44,8 @@ class Member:
         """Yield the rows of a split."""
         return lines_of(self.file(split), ShareGptRow)
 
-    def holds(self, row: ShareGptRow) -> list[bytes]:
-        """Return what no two splits may share: the SHA-256 of a row's pictures, or of its prompt if it has none.
+    def parts_of(self, row: ShareGptRow) -> list[bytes]:
+        """Return what no two splits may share of a row (`row_check.Grouped.parts`).
 
         Raises VlmflowError if no image manifest has a picture.
         """

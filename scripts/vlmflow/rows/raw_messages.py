@@ -7,18 +7,30 @@ tool_call), axolotl (parts with path, url, base64), Oumi (parts with content), m
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
-import msgspec
-from msgspec import UNSET
-
 from vlmflow.config.key_meanings import is_given, trained
-from vlmflow.raw.embedded import SHORTEST, name_of, path_of
 from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG, Speaker, Turn, with_thought
+from vlmflow.rows.raw_parts import (
+    CALL_PARTS,
+    INNER_KEYS,
+    PARTS,
+    PICTURE_KEYS,
+    PICTURE_PARTS,
+    RESPONSE_PARTS,
+    TEXT_PARTS,
+    THOUGHT_PARTS,
+    ChatError,
+    calls_in,
+    declared,
+    decoded,
+    kind_of,
+    pictures_of_part,
+    text_of,
+)
 from vlmflow.rows.raw_text import Reading, UnreadKey
 from vlmflow.rows.rejects import Reject
-from vlmflow.rows.tools import call_text, tools_text
+from vlmflow.rows.tools import call_text
 
 SPEAKERS: dict[str, Speaker] = {
     "system": "system",
@@ -42,20 +54,8 @@ SPEAKERS: dict[str, Speaker] = {
 }
 """Every maker's words for who speaks."""
 
-TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), ("text", "value", "content"))
-THOUGHT_PARTS = dict.fromkeys(("thinking", "reasoning"), ("thinking", "reasoning", "text", "value", "content"))
-PICTURE_KEYS = ("image", "image_url", "image_path", "path", "url", "base64", "value", "content", "source")
-PICTURE_PARTS = dict.fromkeys(("image", "image_url", "image_path", "input_image"), PICTURE_KEYS)
-CALL_PARTS = {"tool_use": ("id", "name", "input"), "tool_call": ("value",)}
-RESPONSE_PARTS = {"tool_result": ("tool_use_id", "content")}
-PARTS: dict[str, tuple[str, ...]] = TEXT_PARTS | THOUGHT_PARTS | PICTURE_PARTS | CALL_PARTS | RESPONSE_PARTS
-"""The kinds of parts, with the keys that are read of them besides `type`."""
-
 WRITTEN_CALL, WRITTEN_RESPONSE = "<tool_call>", "<tool_response>"
 """Before calls and responses that are written out in texts, as Hermes and Qwen's chat templates write them."""
-
-EMBEDDED = ("bytes", "base64", "data")
-"""The keys that hold a picture itself, as base64."""
 
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 CALL_KEYS = ("tool_calls", "function_call")
@@ -63,16 +63,6 @@ LOSS_KEYS = ("loss", "weight", "train", "training", "loss_weight")
 """The keys of a turn that say whether it is trained."""
 
 OF_ASSISTANT = (*THOUGHT_KEYS, *CALL_KEYS)
-INNER_KEYS = ("bytes", "data", "url", "path")
-"""The keys of an object that stands for a picture; the first that is given counts."""
-
-
-class _Unusable(Exception):
-    """Why a row cannot be used. reason: a key of rejects.REASONS. detail: for people."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reject = Reject(reason, detail)
 
 
 def reading_of(key: str, turns: Sequence[Any], who: str, what: str, system: Any, *tools: Any) -> Reading | Reject:
@@ -84,7 +74,7 @@ def reading_of(key: str, turns: Sequence[Any], who: str, what: str, system: Any,
     """
     try:
         return _Chat(key, who, what).read(turns, system, tools)
-    except _Unusable as error:
+    except ChatError as error:
         return error.reject
     except RecursionError:
         return Reject("bad_shape", f"{key}: values are too deep")
@@ -109,15 +99,15 @@ class _Chat:
 
     def read(self, turns: Sequence[Any], system: Any, tools: Iterable[Any]) -> Reading:
         if not turns:
-            raise _Unusable("unbalanced_turns", f"{self.key} has no turns")
+            raise ChatError("unbalanced_turns", f"{self.key} has no turns")
         if system and is_given(system):
             self._say("system", self._content(system))
         for self.number, turn in enumerate(turns):
             if type(turn) is not dict:
-                raise _Unusable("bad_shape", f"{self._place} is {_kind(turn)}, not an object")
+                raise ChatError("bad_shape", f"{self._place} is {kind_of(turn)}, not an object")
             self._turn(turn)
         self._respond()
-        return Reading(self.turns, self.pictures, _tools(tools), self.unread)
+        return Reading(self.turns, self.pictures, declared(tools), self.unread)
 
     @property
     def _place(self) -> str:
@@ -127,8 +117,8 @@ class _Chat:
         named = turn.get(self.who)
         speaker = SPEAKERS.get(named) if type(named) is str else None
         if speaker is None:
-            shown = repr(named[:40]) if type(named) is str else _kind(named)
-            raise _Unusable("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
+            shown = repr(named[:40]) if type(named) is str else kind_of(named)
+            raise ChatError("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
         content = turn.get(self.what)
         plain = len(turn) == 2
         if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
@@ -141,7 +131,7 @@ class _Chat:
             written = _written(WRITTEN_RESPONSE, text) if not pictures else []
             self.responses += [(turn.get("tool_call_id"), one, pictures) for one in written or [text]]
         elif speaker == "function_call":
-            for call in _calls(content, self._place):
+            for call in calls_in(content, self._place):
                 self._call(call)
         elif speaker == "gpt" and not plain:
             self._answer(turn, content)
@@ -157,8 +147,8 @@ class _Chat:
         place = self._place
         given: list[Any] = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
         if len(given) > 1 or any(type(thought) is not str for thought in given):
-            raise _Unusable("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
-        calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in _calls(held, place)]
+            raise ChatError("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
+        calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in calls_in(held, place)]
         first = len(self.turns)
         absent = content is None and bool(calls or given)
         text = "" if absent else self._content(content, answers=True)
@@ -192,7 +182,7 @@ class _Chat:
             if before.strip():
                 self._say(speaker, before)
             for call in calls:
-                self._call(_decoded(call, "bad_call", f"{self._place}: the call"))
+                self._call(decoded(call, "bad_call", f"{self._place}: the call"))
             return
         if self.responses:
             self._respond()
@@ -206,12 +196,12 @@ class _Chat:
         held: Any = call.get("function", call) if type(call) is dict else None
         name = held.get("name") if type(held) is dict else None
         if held is None or type(name) is not str:
-            raise _Unusable("bad_call", f"{place}: a call names no function")
+            raise ChatError("bad_call", f"{place}: a call names no function")
         arguments = held.get("arguments", held.get("input"))
         if type(arguments) is str:
-            arguments = _decoded(arguments, "bad_call", f"{place}: the arguments of {name[:40]!r}") if arguments else {}
+            arguments = decoded(arguments, "bad_call", f"{place}: the arguments of {name[:40]!r}") if arguments else {}
         if type(arguments or {}) is not dict:
-            raise _Unusable("bad_call", f"{place}: arguments of {name[:40]!r} are {_kind(arguments)}, not an object")
+            raise ChatError("bad_call", f"{place}: arguments of {name[:40]!r} are {kind_of(arguments)}, not an object")
         self.calls.append(call.get("id"))
         self.turns.append(Turn("function_call", call_text(name, arguments or {})))
 
@@ -223,10 +213,10 @@ class _Chat:
             ids, calls = [str(one[0]) for one in self.responses], list(map(str, self.calls))
             places = {call: place for place, call in enumerate(calls)}
             if len(places) < len(calls) or sorted(ids) != sorted(calls):
-                raise _Unusable("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
+                raise ChatError("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
             ordered = sorted(self.responses, key=lambda one: places[str(one[0])])
             if ordered != self.responses and any(IMAGE_TAG in text and not names for _, text, names in ordered):
-                raise _Unusable("bad_call", "responses with picture tags are not in the order of their calls")
+                raise ChatError("bad_call", "responses with picture tags are not in the order of their calls")
             self.responses = ordered
         for _, text, pictures in self.responses:
             self.turns.append(Turn("observation", text))
@@ -244,14 +234,14 @@ class _Chat:
         if type(content) is str:
             return content
         if type(content) is not list:
-            held = _kind(content)
-            raise _Unusable("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
+            held = kind_of(content)
+            raise ChatError("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
         names = self.pictures if pictures is None else pictures
         texts: list[str] = []
         thoughts: list[str] = []
         for number, part in enumerate(content):
             if type(part) is not dict:
-                raise _Unusable("bad_shape", f"{self._place}.{self.what}[{number}] is {_kind(part)}, not an object")
+                raise ChatError("bad_shape", f"{self._place}.{self.what}[{number}] is {kind_of(part)}, not an object")
             kind = part.get("type")
             if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
                 texts.append(text)
@@ -261,23 +251,23 @@ class _Chat:
                 kind = next((name for name in ("text", "image", "image_url") if part.get(name) is not None), None)
             keys = PARTS.get(kind) if type(kind) is str else None
             if keys is None:
-                shown = repr(kind[:40]) if type(kind) is str else _kind(kind)
-                raise _Unusable("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
+                shown = repr(kind[:40]) if type(kind) is str else kind_of(kind)
+                raise ChatError("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
             if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
-                named = _picture(part, keys, place)
+                named = pictures_of_part(part, keys, place)
                 if not named:
                     self._beside(part, place)
                 names += named
             elif kind in TEXT_PARTS:
-                texts.append(_text(part, keys, place))
+                texts.append(text_of(part, keys, place))
             elif kind in THOUGHT_PARTS and answers and not texts:
-                thoughts.append(_text(part, keys, place))
+                thoughts.append(text_of(part, keys, place))
             elif kind in CALL_PARTS and answers:
-                if text := _answer(thoughts, texts):
+                if text := _with_thoughts(thoughts, texts):
                     self._say("gpt", text)
                 thoughts, texts = [], []
-                for call in _calls(part["value"], place) if "value" in part else [part]:
+                for call in calls_in(part["value"], place) if "value" in part else [part]:
                     self._call(call)
             elif kind in RESPONSE_PARTS and responses:
                 shown_in: list[str] = []
@@ -285,15 +275,15 @@ class _Chat:
                 self.responses.append((part.get("tool_use_id"), text, shown_in))
             else:
                 what = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
-                raise _Unusable("wrong_role", f"{place}: a part of type {kind} {what}")
+                raise ChatError("wrong_role", f"{place}: a part of type {kind} {what}")
             self._keys_of_part(part, keys, answers)
-        return _answer(thoughts, texts) if thoughts else "".join(texts)
+        return _with_thoughts(thoughts, texts)
 
     def _beside(self, part: Mapping[str, Any], place: str) -> None:
         """Count a picture that is named beside the turns; if its part says which one it is, it must be the next."""
         index = part.get("index", self.beside)
         if index is not None and index != self.beside:
-            raise _Unusable("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
+            raise ChatError("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
         self.beside += 1
 
     def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:
@@ -309,37 +299,10 @@ class _Chat:
                 self.unread += [UnreadKey(f"{self.what}.{key}.{name}", one, answers) for name, one in inner]
 
 
-def _answer(thoughts: Sequence[str], texts: Sequence[str]) -> str:
+def _with_thoughts(thoughts: Sequence[str], texts: Sequence[str]) -> str:
+    """Return the texts of an answer's parts as one, behind its thoughts."""
     text, thought = "".join(texts), "\n".join(thoughts)
     return with_thought(thought, text) if thought.strip() else text
-
-
-def _text(part: Mapping[str, Any], keys: Sequence[str], place: str) -> str:
-    given = [text for key in keys if type(text := part.get(key)) is str]
-    if len(given) != 1:
-        raise _Unusable("bad_shape", f"{place}: a part of type {part.get('type')} has not one text ({', '.join(keys)})")
-    return given[0]
-
-
-def _picture(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[str]:
-    """Return the name of a part's picture; [] if it is named beside the turns."""
-    given = [(key, held) for key in keys if (held := part.get(key)) is not None]
-    if not given:
-        return []
-    (key, held), *others = given
-    if type(held) is dict:
-        key, held = next(((name, value) for name in INNER_KEYS if (value := held.get(name))), (key, None))
-    if others or type(held) is not str or not held:
-        raise _Unusable("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
-    try:
-        return [name_of(held) if key in EMBEDDED else path_of(held.removeprefix("file://"))]
-    except ValueError as error:
-        raise _Unusable("bad_picture", f"{place}: {error}") from None
-
-
-def is_path(name: str) -> bool:
-    """Return whether a picture's name surely is a path as it is: no base64, no data URL, and no file URL."""
-    return 0 < len(name) <= SHORTEST and name[4:5] != ":"
 
 
 def _written(mark: str, text: str) -> list[str]:
@@ -348,58 +311,6 @@ def _written(mark: str, text: str) -> list[str]:
     if rest or not all(one.startswith(mark) for one in found):
         return []
     return [one.removeprefix(mark) for one in found]
-
-
-def _calls(held: Any, place: str) -> list[Any]:
-    """Return calls. held: one or a list, maybe as JSON."""
-    if type(held) is str:
-        held = _decoded(held, "bad_call", f"{place}: the call")
-    return held if type(held) is list else [held]
-
-
-def _tools(held: Iterable[Any]) -> str:
-    """Return the declarations of a row as a text; "" if there are none."""
-    given = [tools for tools in held if tools and is_given(tools)]
-    if not given:
-        return ""
-    if len(given) > 1:
-        raise _Unusable("bad_tools", "tools are declared under two keys")
-    return _declared(given[0] if type(given[0]) is str else msgspec.json.encode(given[0]).decode())
-
-
-@lru_cache(maxsize=16)
-def _declared(text: str) -> str:
-    """Return declarations in the form of rows. text: JSON; most rows have those of the row before."""
-    tools = _decoded(text, "bad_tools", "tools")
-    listed = tools if type(tools) is list else [tools]
-    return tools_text([_declaration(number, one) for number, one in enumerate(listed)])
-
-
-def _declaration(number: int, held: Any) -> dict[str, Any]:
-    """Return a declaration in OpenAI's form. held: in this form, or a function alone, or in Anthropic's."""
-    if type(held) is str:
-        held = _decoded(held, "bad_tools", f"tools[{number}]")
-    if type(held) is not dict or not isinstance(held.get("name", held.get("function")), str | dict):
-        raise _Unusable("bad_tools", f"tools[{number}] declares no function")
-    if "function" in held:
-        return held
-    function = {("parameters" if key == "input_schema" else key): value for key, value in held.items() if key != "type"}
-    return {"type": "function", "function": function}
-
-
-def _decoded(text: str, reason: str, what: str) -> Any:
-    try:
-        return msgspec.json.decode(text.encode())
-    except (ValueError, RecursionError) as error:
-        raise _Unusable(reason, f"{what}: {error}") from None
-
-
-def _kind(value: Any) -> str:
-    """Return what a JSON value is, for people."""
-    if value is None or value is UNSET:
-        return "null"
-    names = {bool: "a boolean", str: "a text", list: "a list", dict: "an object"}
-    return names.get(type(value), "a number")
 
 
 def _listed(ids: Sequence[str]) -> str:

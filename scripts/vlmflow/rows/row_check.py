@@ -1,4 +1,4 @@
-"""Checks each converted row by itself, on all cores: schema, rules, picture."""
+"""Checks each converted row by itself, on all cores: schema, rules, pictures."""
 
 import hashlib
 from collections import Counter

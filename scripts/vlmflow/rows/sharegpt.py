@@ -53,7 +53,7 @@ CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 """The control characters of ASCII but tab and line feed: no turn may contain them."""
 
 MARKS = {"stray_tag": STRAY_TAG, "special_token": SPECIAL_TOKEN, "control_character": CONTROL_CHARACTER}
-"""Patterns that no text of a row with a picture may contain, by the reason of the reject."""
+"""Patterns that no text of a row with pictures may contain but its picture tags, by the reason of the reject."""
 
 MARKS_WITHOUT_PICTURE = {reason: pattern for reason, pattern in MARKS.items() if pattern is not STRAY_TAG}
 """In a row without a picture the template replaces no tag, so a text may speak of HTML's."""
@@ -224,10 +224,10 @@ def _wrong_tags(row: ShareGptRow) -> Reject | None:
     for number, turn in enumerate(row.conversations):
         if turn.speaker not in SHOWS_PICTURES and IMAGE_TAG in turn.value:
             return Reject("stray_tag", f"turn {number} is from {turn.speaker} and holds {IMAGE_TAG}")
-    return other_number(tags_in(row.conversations), len(row.images))
+    return wrong_number_of_tags(tags_in(row.conversations), len(row.images))
 
 
-def other_number(tags: int, pictures: int) -> Reject | None:
+def wrong_number_of_tags(tags: int, pictures: int) -> Reject | None:
     """Return the rejection of a row with more or fewer picture tags than pictures; None if they are equal."""
     if tags == pictures:
         return None

@@ -12,7 +12,7 @@ from itertools import groupby
 from operator import and_, attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import msgspec
 
@@ -32,9 +32,6 @@ from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.row_counts import Account
 from vlmflow.rows.stats import RawFile, RowStats
 from vlmflow.rows.unread_keys import Found, UnreadKeys
-
-if TYPE_CHECKING:  # it imports numpy, which takes as long as all other imports here
-    pass
 
 log = logging.getLogger("vlmflow")
 

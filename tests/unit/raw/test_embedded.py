@@ -59,7 +59,7 @@ def test_a_picture_has_its_name_by_content_however_it_is_written() -> None:
     ):
         assert path_of(text) == name
     for path in ("a/b.png", "/9j/" + "a" * 80 + ".jpg", "https://x.org/a.png"):
-        assert path_of(path) == path
+        assert path_of(path) == path_of(f"file://{path}") == path
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms import messages
-from vlmflow.rows.raw_messages import PARTS, SPEAKERS, reading_of
+from vlmflow.rows.raw_messages import SPEAKERS, reading_of
+from vlmflow.rows.raw_parts import PARTS
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import first_fault
 

@@ -6,7 +6,8 @@ import msgspec
 
 from vlmflow.config.raw_forms import RawForm
 from vlmflow.rows.chat import IMAGE_TAG, Turn
-from vlmflow.rows.raw_messages import SPEAKERS, is_path, reading_of
+from vlmflow.rows.raw_messages import SPEAKERS, reading_of
+from vlmflow.rows.raw_parts import is_path
 from vlmflow.rows.raw_text import Reading
 from vlmflow.rows.rejects import Reject
 
