@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +21,7 @@ from vlmflow.pictures.picture_counts import picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
+from vlmflow.raw.embedded import EMBEDDED
 from vlmflow.raw.found_kind import settled
 from vlmflow.raw.named import reader
 from vlmflow.raw.split import open_rows
@@ -118,11 +118,18 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
 
     key: the configuration's key of the roots.
 
-    Raises VlmflowError if no picture is usable: the roots are then probably wrong.
+    Raises VlmflowError if no picture is usable, and not all are in the data: the roots are then probably wrong.
     """
-    entries = iter(entries)
-    first = next(entries, None)
-    counts = picture_counts(chain([first] if first else [], entries))
+    first: PictureEntry | None = None
+
+    def seen() -> Iterator[PictureEntry]:
+        nonlocal first
+        for entry in entries:
+            if first is None and not EMBEDDED.fullmatch(entry.path):
+                first = entry
+            yield entry
+
+    counts = picture_counts(seen())
     rewritten = sum(counts.rewritten.values())
     LOGGER.info("%d pictures named, %d usable, of which %d rewritten", counts.named, counts.usable, rewritten)
     for differs, count in counts.other_names.items():

@@ -237,13 +237,13 @@ def _decoder(
     The search for such a key takes as long as the whole conversion of a row. It is needed only if `MARKS` finds another
     number than that of the row's keys.
 
-    kind: a type without optional keys in the types of its objects. objects: by unread key with an object or a list,
-    how many keys are there in all. otherwise: decodes the rows that are not of this type.
+    kind: a type without optional keys in the types of its objects, but for those in lists. objects: by unread key with
+    an object or a list, how many keys are there in all. otherwise: decodes the rows that are not of this type.
     """
     fields = {one.encode_name: one for one in msgspec.structs.fields(kind)}
     optional = [one.name for one in fields.values() if one.default is UNSET]
     values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
-    lists: list[tuple[Callable[[Any], Any], int]] = []
+    lists: list[tuple[Callable[[Any], Any], int, list[str]]] = []
     inner: list[tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = []
     anything: list[Callable[[Any], Any]] = []
     given: list[Callable[[Any], Any]] = []
@@ -254,11 +254,12 @@ def _decoder(
         if holds is Any or get_origin(holds) is dict:
             (given if one.default is UNSET else anything).append(attrgetter(one.name))
         elif isinstance(holds, type) and issubclass(holds, msgspec.Struct):
-            keys = len(msgspec.structs.fields(holds))
+            keys = msgspec.structs.fields(holds)
             if holds is one.type:
-                most += keys
+                most += len(keys)
             else:
-                lists.append((attrgetter(one.name), keys))
+                may_lack = [key.name for key in keys if key.default is UNSET]
+                lists.append((attrgetter(one.name), len(keys), may_lack))
                 inner += [(attrgetter(one.name), attrgetter(name), parts) for name, parts in _parts_in(holds)]
 
     loose = [*anything, *given]
@@ -272,10 +273,12 @@ def _decoder(
             return otherwise(row)
         absent = values(raw).count(UNSET)
         marks = most - absent
-        for held, keys in lists:
+        for held, keys, may_lack in lists:
             marks += keys * len(held(raw))
-        for held, parts, keys in inner:
-            marks += keys * sum(len(one) for one in map(parts, held(raw)) if type(one) is list)
+            for name in may_lack:
+                marks -= [getattr(one, name) for one in held(raw)].count(UNSET)
+        for held, parts, number in inner:
+            marks += number * sum(len(one) for one in map(parts, held(raw)) if type(one) is list)
         for held in anything if absent == len(optional) else loose:
             if type(value := held(raw)) in CONTAINERS:
                 marks += _keys_in(value)

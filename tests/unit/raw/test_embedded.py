@@ -17,6 +17,7 @@ from converted_rows import converted_rows
 from drawn_pictures import drawn, encoded
 from real_rows import example_of_a_form
 from vlmflow.config.row_settings import PictureLimits, RowChoice
+from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.embedded import EMBEDDED, name_of, path_of
@@ -168,6 +169,17 @@ def test_what_is_no_picture_rejects_only_its_rows(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist([TALK | row for row in rows]), tmp_path / "rows.parquet")
     found = resolved(tmp_path / "rows.parquet", tmp_path)
     assert list(found.values()) == [None, "unknown_format", "unknown_format"]
+
+
+def test_pictures_in_the_data_that_are_all_damaged_reject_only_their_rows(tmp_path: Path) -> None:
+    """Other rows may have no picture, and no root would help."""
+    rows = [TALK, TALK | {"image": base64_of(RED[:90])}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert resolved(tmp_path / "rows.jsonl", tmp_path) == {name_of(RED[:90]): "undecodable"}
+    rows.append(TALK | {"image": "a.png"})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(VlmflowError, match=r"none of 2 pictures can be used; 'a\.png': missing"):
+        resolved(tmp_path / "rows.jsonl", tmp_path)
 
 
 def test_texts_of_pictures_become_files(tmp_path: Path) -> None:

@@ -80,6 +80,15 @@ def test_no_value_of_a_key_in_a_turn_or_row_is_lost(row: str) -> None:
     assert made.reason == "duplicate_key"
 
 
+@pytest.mark.parametrize("first", ['"user": "q", "source": "s"', '"user": "q"'])
+def test_a_key_of_a_round_that_may_be_missing_hides_no_key_given_twice(first: str) -> None:
+    make = form_rows("texts", None, {}, None, None)
+    sound, twice = '{"user": "q", "assistant": "a"}', '{"user": "q", "user": "r", "assistant": "a"}'
+    assert not isinstance(make("id", 0, f'{{"texts": [{{{first}, "assistant": "a"}}, {sound}]}}'.encode()), Reject)
+    made = make("id", 0, f'{{"texts": [{{{first}, "assistant": "a"}}, {twice}]}}'.encode())
+    assert made == Reject("duplicate_key", "the key 'user' is given twice")
+
+
 @pytest.mark.parametrize(
     ("at", "more"),
     [
