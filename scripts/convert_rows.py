@@ -80,6 +80,7 @@ def main(
             settings.row_limits,
             settings.trajectories,
             choice.take,
+            choice.frames,
         )
         refuse_columns(rows, kind, modality, columns, choice.take)
         found = convert(rows, converted, rejects, split, make, settled(choice, rows), threads)

@@ -56,6 +56,7 @@ def main(
         paths = named_paths(raw, split, choice, mended)
     paths = dict(items_of(part, paths.items()))
     if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
+        out_of_rows.mkdir(parents=True, exist_ok=True)  # rows may also name files that are called so in other roots
         roots = [str(out_of_rows), *roots]
         if not all_used:
             with embedded.kept_in(out_of_rows, own):

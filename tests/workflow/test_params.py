@@ -55,6 +55,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
     "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
     "datasets.volcano.take": ("chosen", {"convert_rows", *LOOKING}),
+    "datasets.volcano.frames_as_pictures": (8, {"convert_rows", *LOOKING}),
     "datasets.fire.ignore_keys": (["weight"], {"convert_rows"}),
     "datasets.fire.sources": (["gqa"], {"convert_rows", *LOOKING}),
     "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),

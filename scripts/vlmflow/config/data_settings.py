@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
 from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits, Take
-from vlmflow.config.settings import EXPONENT_FORM, Count, Number, Positive, Seed, Settings, Share
+from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Number, Positive, Seed, Settings, Share
 from vlmflow.config.source import files_of, split_sample
 
 RAW_SPLITS = ("train", "val", "test")
@@ -68,6 +68,10 @@ class DatasetSettings(Settings):
     `rejected_response`), as the answer to `prompt` or to the turns; the worse one is ignored, and counted. true: rows
     whose `label` or `kto_tag` is true (KTO); the others are left out, and counted. null: such keys stop the
     conversion."""
+
+    frames_as_pictures: Annotated[int, Field(ge=1, le=MOST), EXPONENT_FORM] | None = None
+    """Videos whose frames are files (`videos: [[1.jpg, 2.jpg, …]]`): use so many frames of each as pictures, evenly
+    drawn, in place of its tag. null: videos stop the conversion, as do those of other forms always."""
 
     prompt: Annotated[str, Field(min_length=1)] | None = None
     """Kind text: the human's question before every text, as in "Describe the picture."; other kinds have their own."""
@@ -207,7 +211,7 @@ class DatasetSettings(Settings):
         """
         counts = [self.max_samples, *(split_sample(address)[1] for address in self._named(split))]
         samples = min((count for count in counts if count is not None), default=None)
-        in_turns = form_of(self.kind).pictures_in_turns
+        in_turns = form_of(self.kind).pictures_in_turns or self.frames_as_pictures is not None
         return RowChoice(
             sources=self.sources,
             samples=samples,
@@ -216,6 +220,7 @@ class DatasetSettings(Settings):
             names={key: name for key, name in self._names.items() if in_turns or key in ANY_ROW},
             kind=self.kind if in_turns else None,
             take=self.take,
+            frames=self.frames_as_pictures,
             read_columns=self.read_columns,
         )
 

@@ -90,7 +90,7 @@ LABEL = Meaning("false marks the answer as a bad one, for KTO training; take: tr
 TOOLS = Meaning("the tools that answers may call", is_given)
 SYSTEM = Meaning("the system prompt", is_given, turns=True)
 REGIONS = Meaning("regions of the pictures, for grounding", is_given)
-MEDIA = Meaning("videos or audio that the row is about", is_given)
+MEDIA = Meaning("videos or audio that the row is about; frames_as_pictures reads frames in files", is_given)
 
 WEIGHTS = (
     "weight",

@@ -83,7 +83,7 @@ class RawForm:
     answer: str | None = None
     joins: tuple[str, ...] = ()
     lists_are: str | None = None
-    settings: tuple[str, ...] = ("ignore_keys", "take")
+    settings: tuple[str, ...] = ("ignore_keys", "take", "frames_as_pictures")
     fixed: bool = False
     one_prompt: bool = False
     pictures_in_turns: bool = False

@@ -76,6 +76,9 @@ class RowChoice(Settings):
     take: Take = None
     """The answers of preference data that are used; see docs/data.md."""
 
+    frames: int | None = None
+    """See `data_settings.DatasetSettings.frames_as_pictures`."""
+
     read_columns: list[str] | None = None
     """The columns to read from a parquet file; null for all."""
 

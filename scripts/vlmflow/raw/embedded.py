@@ -7,11 +7,11 @@ in a folder that is the first picture root; each picture is there once.
 import base64
 import binascii
 import hashlib
-import os
 import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from vlmflow.core.files import naming
 
@@ -26,20 +26,21 @@ SUFFIXES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": 
 
 DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
-BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/\s]{60,}={0,2}\s*")
+BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/\s]{60,}+={0,2}+\s*+")
 """Base64 of JPEG, PNG, GIF, WEBP, BMP or TIFF from its first byte on. A path has a dot."""
 
 SHORTEST = 60
 """Any picture is longer, in characters."""
 
-_kept_in: tuple[Path, Container[str] | None] | None = None
+_kept_in: tuple[Path, Container[str] | None, set[str]] | None = None
+"""The root, the names of the pictures to write or None for all, and those that are there."""
 
 
 @contextmanager
 def kept_in(root: Path, wanted: Container[str] | None = None) -> Iterator[None]:
     """Write the pictures that this process meets to files below `root`. wanted: the names of those; None for all."""
     global _kept_in
-    _kept_in = root, wanted
+    _kept_in = root, wanted, set()
     try:
         yield
     finally:
@@ -56,19 +57,22 @@ def name_of(content: bytes | str) -> str:
     digest = hashlib.sha256(content).hexdigest()
     suffix = next((suffix for first, suffix in SUFFIXES.items() if content.startswith(first)), "bin")
     name = f"embedded/{digest[:2]}/{digest}.{suffix}"
-    if _kept_in is not None and (_kept_in[1] is None or name in _kept_in[1]):
-        _keep(content, _kept_in[0] / name)
+    if _kept_in is not None:
+        root, wanted, there = _kept_in
+        if name not in there and (wanted is None or name in wanted):
+            _keep(content, root / name)
+            there.add(name)
     return name
 
 
 def _keep(content: bytes, file: Path) -> None:
-    """Write a picture whole or not at all; one that lost its end when a machine failed is written again."""
+    """Write a picture whole or not at all; one that was damaged or changed since is written again."""
     try:
-        if file.stat().st_size == len(content):
+        if file.stat().st_size == len(content) and file.read_bytes() == content:
             return
     except FileNotFoundError:
         pass
-    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part = file.with_name(f".{file.name}.{token_hex(8)}")  # other pods have the same process ids
     with naming(part):
         part.parent.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
@@ -80,7 +84,8 @@ def path_of(text: str) -> str:
 
     Raises ValueError if a data URL is not base64.
     """
-    if len(text) > SHORTEST and (text[:5].lower() == "data:" or BASE64.fullmatch(text)):
+    is_data_url = text[4:5] == ":" and text[:4].lower() == "data"
+    if is_data_url or (len(text) > SHORTEST and BASE64.fullmatch(text)):
         return name_of(text)
     return text.removeprefix("file://")
 

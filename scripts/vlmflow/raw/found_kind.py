@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from vlmflow.config.key_meanings import LABEL, PREFERENCE, folded
-from vlmflow.config.raw_forms import RawForm, form_of, kinds, may_be_null
+from vlmflow.config.raw_forms import RawForm, form_of, kinds, may_be_null, picture_keys
 from vlmflow.config.row_settings import RowChoice, Take
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.named import raw_type
 from vlmflow.raw.rewritten import rewriter
-from vlmflow.raw.row_keys import OBJECT
+from vlmflow.raw.row_keys import OBJECT, spelled
 from vlmflow.raw.split import RawRows
 
 LOOKED_AT = 200
@@ -136,7 +136,8 @@ def _dropped(
     """Return the unread keys of a row that change what it means, or name pictures, each with the advice for it."""
     meanings = {folded(key): (key, meaning) for key, meaning in form.meanings_of_rows(columns).items()}
     dropped = {}
-    for key in [key for key in keys if key not in names.values()]:
+    pictures = spelled(keys, picture_keys(names))
+    for key in [key for key in keys if key not in names.values() and key not in pictures]:
         value = _value(keys[key])
         known, meaning = meanings.get(folded(key), ("", None))
         if meaning and meaning.has(value):

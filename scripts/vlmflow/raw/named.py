@@ -45,7 +45,7 @@ class _NamedInRow(Protocol):
 def pictures_of(image: PictureNames, images: PictureNames) -> list[str]:
     """Return the pictures that a row has under `image` and `images`; those in both count once.
 
-    Raises ValueError if a picture in the row itself is not base64.
+    Raises ValueError if a picture in the row itself is not base64, or if some of a list are empty.
     """
     if type(image) is str and not images and image[:1] != "[":
         return [path_of(image)] if image else []
@@ -60,6 +60,9 @@ def _paths(cell: PictureNames) -> list[str]:
         cell = msgspec.json.decode(cell, type=list[str | PictureCell])
     pictures = cell if isinstance(cell, list) else [cell]
     named = [(one.bytes or one.path) if isinstance(one, PictureCell) else one for one in pictures]
+    if any(named) and not all(named):
+        empty = next(number for number, name in enumerate(named) if not name)
+        raise ValueError(f"picture {empty} of {len(named)} is empty")
     return [path_of(name) for name in named if name]
 
 
@@ -80,11 +83,14 @@ def _source_name(named: str) -> str:
     return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
 
 
-def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None) -> Callable[[bytes], Named | None]:
+def reader(
+    names: Mapping[str, str], kind: str | None = None, take: Take = None, frames: int | None = None
+) -> Callable[[bytes], Named | None]:
     """Return the function that reads a raw row's pictures and source, and nothing else of it.
 
     names: the names of `image`, `images` and `source` in the file; one that is not there is not read. kind: that of the
-    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take: see `rewriter`.
+    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take, frames: see
+    `rewriter`.
 
     The function returns None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
@@ -94,11 +100,13 @@ def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None)
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
     in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
-    in_turns = _in_turns(form_of(kind), names, take) if kind else None
+    in_turns = _in_turns(form_of(kind), names, take) if kind and form_of(kind).pictures_in_turns else None
+    with_frames = rewriter(form_of(kind), names, take, frames) if kind and frames else None
     has_source = kind is not None and form_of(kind).rounds
 
     def named(row: bytes) -> Named | None:
         try:
+            row = with_frames(row) if with_frames else row
             found = decode(row)
             pictures = pictures_of(found.image, found.images)
             if not pictures and in_any_case.search(row):

@@ -1,29 +1,40 @@
-"""Rows that write the same in another way, brought into their form: turns as JSON in a text, in two lists, or chosen.
+"""Rows that write the same in another way, brought into their form: JSON in texts, two lists, chosen answers, frames.
 
 Conversion, resolving and sampling rewrite a row by the same function before they decode it.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 
 import msgspec
 from msgspec import Raw
 
 from vlmflow.config.key_meanings import is_given
-from vlmflow.config.raw_forms import RawForm, holds_list, may_be_null
+from vlmflow.config.raw_forms import PICTURES, RawForm, holds_list, may_be_null
 from vlmflow.config.row_settings import Take
 from vlmflow.raw.row_keys import OBJECT
 
 Row = dict[str, Raw]
 
+VIDEOS = "videos"
+VIDEO_TAG, IMAGE_TAG = "<video>", "<image>"
+TAGS = re.compile(f"{VIDEO_TAG}|{IMAGE_TAG}")
+FRAMES = msgspec.json.Decoder(list[list[str]]).decode
+"""Each video as the files of its frames, as ms-swift takes them."""
+NAMES = msgspec.json.Decoder(list[str] | str | None).decode
 LIST = msgspec.json.Decoder(list[Raw]).decode
 NULL = Raw(b"null")
 
 
-def rewriter(form: RawForm, names: Mapping[str, str], take: Take = None) -> Callable[[bytes], bytes]:
+def rewriter(
+    form: RawForm, names: Mapping[str, str], take: Take = None, frames: int | None = None
+) -> Callable[[bytes], bytes]:
     """Return the function that brings a row into its form; it returns the very same object if there is nothing to do.
 
     names: the keys that are read, with their names in the file; also those of `form.joins`, if they differ. take: the
-    chosen answer becomes the last turn, or the form's answer.
+    chosen answer becomes the last turn, or the form's answer. frames: how many frames of each video become pictures;
+    None for none.
     """
     lists = {names[key]: may_be_null(holds) for key, holds in form.keys.items() if key in names and holds_list(holds)}
     turns = names[form.turns] if form.turns else ""
@@ -37,6 +48,8 @@ def rewriter(form: RawForm, names: Mapping[str, str], take: Take = None) -> Call
             if take == "chosen":
                 changed |= _with_chosen(keys, turns, joins, answer)
             changed |= _with_joined(keys, turns, joins)
+            if frames:
+                changed |= _with_frames(keys, turns, [names[key] for key in PICTURES if key in names], frames)
         except (ValueError, RecursionError):
             return row
         return msgspec.json.encode(keys) if changed else row
@@ -84,6 +97,45 @@ def _with_joined(keys: Row, turns: str, joins: list[str]) -> bool:
         return False
     keys[turns] = Raw(msgspec.json.encode([one for key in joins for one in LIST(keys.pop(key))]))
     return True
+
+
+def _with_frames(keys: Row, turns: str, pictures: list[str], most: int) -> bool:
+    """Put frames of the row's videos among its pictures: `most` of each at most, evenly drawn.
+
+    A row stays, and so stops, if its videos are no lists of files, or are not as many as their tags. pictures: the keys
+    of pictures, the last of which gets all.
+    """
+    if VIDEOS not in keys:
+        return False
+    try:
+        videos = FRAMES(keys[VIDEOS])
+        held = [NAMES(keys[key]) or [] for key in pictures if key in keys]
+    except msgspec.ValidationError:
+        return False
+    shown = [name for names in held for name in ([names] if isinstance(names, str) else names)]
+    drawn = [_evenly(video, most) for video in videos]
+    text = bytes(keys.get(turns, b"")).decode()
+    tags = TAGS.findall(text)
+    if tags and (tags.count(IMAGE_TAG), tags.count(VIDEO_TAG)) != (len(shown), len(drawn)):
+        return False
+    if tags:
+        of_image, of_video, placed = iter(shown), iter(drawn), []
+        for tag in tags:
+            placed.append([next(of_image)] if tag == IMAGE_TAG else next(of_video))
+        tagged = iter(placed)
+        keys[turns] = Raw(TAGS.sub(lambda tag: IMAGE_TAG * len(next(tagged)), text).encode())
+        shown, drawn = [], placed
+    for key in (VIDEOS, *pictures):
+        keys.pop(key, None)
+    keys[pictures[-1]] = Raw(msgspec.json.encode([*shown, *chain.from_iterable(drawn)]))
+    return True
+
+
+def _evenly(frames: list[str], most: int) -> list[str]:
+    """Return at most so many frames, evenly drawn, the first and the last among them."""
+    if len(frames) <= most:
+        return frames
+    return [frames[round(place * (len(frames) - 1) / max(most - 1, 1))] for place in range(most)]
 
 
 def _given(keys: Row, key: str) -> bool:

@@ -55,12 +55,13 @@ def form_rows(
     limits: RowLimits = DEFAULT_LIMITS,
     trajectories: TrainingForm = WHOLE_TRAJECTORIES,
     take: Take = None,
+    frames: int | None = None,
 ) -> MakeRows:
     """Return the converter of raw rows of one kind.
 
     columns: the names of the form's keys in the file, if they differ. ignore_keys: keys that would change what a row
     means (see `config.key_meanings`), but do not stop the conversion. system_prompt: the text of `HowToConvert.system`;
-    take: see `data_settings.DatasetSettings`, of which only "chosen" counts here; the others are in `HowToConvert`.
+    take, frames: see `raw/rewritten`; the others are in `HowToConvert`.
     """
     form = form_of(kind)
     if take == "chosen":
@@ -78,14 +79,15 @@ def form_rows(
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
     unread = Unread((sound_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
-    rewritten = rewriter(form, names | dict(columns), take)
+    rewritten = rewriter(form, names | dict(columns), take, frames)
+    rewrites_all = take == "chosen" or frames is not None
     turns = names[form.turns] if form.turns else ""
     rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, turns, kind in form.moves_tags)
 
     def make(identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
         try:
             shape: Shape | None
-            if take == "chosen" and (again := rewritten(row)) is not row:
+            if rewrites_all and (again := rewritten(row)) is not row:
                 fault = key_fault(row, pictures)
                 return Reject("duplicate_key", fault) if fault else make(identity, number, again)
             shape = unread.shape

@@ -24,7 +24,6 @@ from vlmflow.rows.raw_parts import (
     calls_in,
     declared,
     decoded,
-    is_path,
     kind_of,
     pictures_of_part,
     text_of,
@@ -246,10 +245,6 @@ class _Chat:
             kind = part.get("type")
             if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
                 texts.append(text)
-                continue
-            if kind == "image" and len(part) == 2 and type(name := part.get("image")) is str and is_path(name):
-                texts.append(IMAGE_TAG)
-                names.append(name)
                 continue
             place = f"{self._place}.{self.what}[{number}]"
             if kind is None:

@@ -8,7 +8,7 @@ key by key again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, get_args, get_origin
@@ -244,6 +244,7 @@ def _decoder(
     optional = [one.name for one in fields.values() if one.default is UNSET]
     values = attrgetter(*(optional if len(optional) > 1 else [one.name for one in fields.values()]))
     lists: list[tuple[Callable[[Any], Any], int]] = []
+    inner: list[tuple[Callable[[Any], Any], Callable[[Any], Any], int]] = []
     anything: list[Callable[[Any], Any]] = []
     given: list[Callable[[Any], Any]] = []
     unread = [(attrgetter(fields[key].name), marks) for key, marks in objects.items()]
@@ -258,6 +259,7 @@ def _decoder(
                 most += keys
             else:
                 lists.append((attrgetter(one.name), keys))
+                inner += [(attrgetter(one.name), attrgetter(name), parts) for name, parts in _parts_in(holds)]
 
     loose = [*anything, *given]
 
@@ -272,6 +274,8 @@ def _decoder(
         marks = most - absent
         for held, keys in lists:
             marks += keys * len(held(raw))
+        for held, parts, keys in inner:
+            marks += keys * sum(len(one) for one in map(parts, held(raw)) if type(one) is list)
         for held in anything if absent == len(optional) else loose:
             if type(value := held(raw)) in CONTAINERS:
                 marks += _keys_in(value)
@@ -283,6 +287,18 @@ def _decoder(
         return raw
 
     return decode
+
+
+def _parts_in(kind: type[msgspec.Struct]) -> Iterator[tuple[str, int]]:
+    """Yield the fields of a type that may hold lists of objects, with the number of keys that each object has."""
+    for field in msgspec.structs.fields(kind):
+        for holds in get_args(field.type):
+            if get_origin(holds) is list:
+                objects = get_args(get_args(holds)[0])
+                (keys,) = {
+                    len(msgspec.structs.fields(one)) + (one.__struct_config__.tag is not None) for one in objects
+                }
+                yield field.name, keys
 
 
 def _keys_in(value: Iterable[Any]) -> int:

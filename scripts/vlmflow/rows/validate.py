@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import reduce
 from itertools import groupby
-from operator import attrgetter
+from operator import and_, attrgetter
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -152,8 +153,8 @@ def validate(
             take("val", lambda verdict: drawn.near_test(verdict) or "val")
         take("train", drawn.place)
         kept = accounts["train"].kept
-        if not (writer.examples["train"] and writer.examples["val"]) and len(checked["train"].groups) == 1:
-            raise VlmflowError(f"{files['train'].converted}: {_what_all_share(checked['train'])}", ALL_SHARE)
+        if not (writer.examples["train"] and writer.examples["val"]) and (shared := _what_all_share(checked["train"])):
+            raise VlmflowError(f"{files['train'].converted}: all usable rows share {shared}", ALL_SHARE)
         for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
             if not writer.examples[name]:
                 raise VlmflowError(
@@ -173,10 +174,13 @@ ALL_SHARE = (
 
 
 def _what_all_share(checked: CheckedRows) -> str:
-    """Return what all usable rows have in common, for people. checked: rows of a single group."""
+    """Return what all usable rows have in common, for people; "" if they have nothing."""
+    shared = reduce(and_, (checked.parts_of([group]) for group in checked.groups))
+    if not shared:
+        return ""
     first = next(verdict for verdict in checked if verdict.reject is None)
-    pictures = " and ".join(first.pictures)
-    return f"all usable rows share {f'the picture {pictures}' if pictures else 'one prompt'}"
+    names = [name for name, part in zip(first.pictures, first.parts, strict=False) if part in shared]
+    return f"the picture {' and '.join(names)}" if names else "one prompt"
 
 
 def _checked(

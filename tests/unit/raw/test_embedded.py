@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,15 @@ def base64_of(content: bytes) -> str:
     return base64.b64encode(content).decode()
 
 
-def resolved(raw: Path, folder: Path, choice: RowChoice | None = None) -> dict[str, str | None]:
+def resolved(
+    raw: Path, folder: Path, choice: RowChoice | None = None, roots: Sequence[str] = ()
+) -> dict[str, str | None]:
     """Return the reason, or None, of every picture that is found."""
     resolve_images.main(
         raw=[raw],
         manifest=folder / "train.jsonl",
         dataset="own",
-        roots=[],
+        roots=list(roots),
         store=folder / "store",
         limits=PictureLimits(),
         choice=choice,
@@ -59,7 +63,13 @@ def test_a_picture_has_its_name_by_content_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["data:image/png," + "x" * 60, "data:image/png;base64,!" + "x" * 60, "data:image/png;base64," + "a" * 61]
+    "text",
+    [
+        "data:image/png,",
+        "data:image/png," + "x" * 60,
+        "data:image/png;base64,!" + "x" * 60,
+        "data:image/png;base64," + "a" * 61,
+    ],
 )
 def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     make = form_rows("prompt_completion", None, {}, None, None)
@@ -67,6 +77,23 @@ def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     assert isinstance(found, Reject)
     assert found.reason == "bad_picture"
     assert text[:20] in found.detail
+
+
+@pytest.mark.parametrize("end", [" " * 200_000 + ".", "\n" * 200_000 + "!", "=" * 200_000])
+def test_a_text_that_is_nearly_base64_takes_no_longer_than_its_length(end: str) -> None:
+    text = "/9j/" + "A" * 60 + end
+    begun = time.process_time()
+    assert path_of(text) == text
+    assert time.process_time() - begun < 1
+
+
+def test_one_empty_picture_of_several_rejects_its_row() -> None:
+    """The others would be shown at the wrong tags."""
+    make = form_rows("prompt_completion", None, {}, None, None)
+    for pictures in (["a.png", ""], [{"bytes": None, "path": None}, "a.png"]):
+        found = make("id", 0, json.dumps(TALK | {"images": pictures}).encode())
+        empty = pictures.index("") if "" in pictures else 0
+        assert found == Reject("bad_picture", f"picture {empty} of 2 is empty")
 
 
 ASKED = ["human: <image>\nWhat is this?"]
@@ -158,11 +185,12 @@ def test_only_the_pictures_of_drawn_rows_are_written(tmp_path: Path) -> None:
     assert str(file).endswith(name)
 
 
-def test_a_file_that_lost_its_end_is_written_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [RED[:9], RED[:-9] + b"\0" * 9])
+def test_a_damaged_file_is_written_again(tmp_path: Path, damaged: bytes) -> None:
     pq.write_table(pa.Table.from_pylist([TALK | {"image": RED}]), tmp_path / "rows.parquet")
     file = tmp_path / "store" / ".embedded" / name_of(RED)
     file.parent.mkdir(parents=True)
-    file.write_bytes(RED[:9])
+    file.write_bytes(damaged)
     assert resolved(tmp_path / "rows.parquet", tmp_path) == {name_of(RED): None}
     assert file.read_bytes() == RED
 
@@ -172,3 +200,14 @@ def test_reading_rows_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pq.write_table(pa.Table.from_pylist([TALK | {"image": RED}]), tmp_path / "rows.parquet")
     assert named_paths([tmp_path / "rows.parquet"]) == {name_of(RED): 1}
     assert [place.name for place in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_rows_may_name_files_that_are_called_like_pictures_in_the_data(tmp_path: Path) -> None:
+    """As rows do that were published with their pictures."""
+    missing = f"embedded/ab/{'a' * 64}.png"
+    rows = [TALK | {"image": name} for name in (name_of(RED), missing)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "root" / name_of(RED)).parent.mkdir(parents=True)
+    (tmp_path / "root" / name_of(RED)).write_bytes(RED)
+    found = resolved(tmp_path / "rows.jsonl", tmp_path, roots=[str(tmp_path / "root")])
+    assert found == {name_of(RED): None, missing: "missing"}

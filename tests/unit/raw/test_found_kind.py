@@ -165,6 +165,13 @@ def test_pictures_may_have_another_name_but_other_keys_have_their_own(tmp_path: 
         converted_rows(tmp_path, rows, kind="auto", columns={"answer": "reply"})
 
 
+def test_keys_of_pictures_count_in_any_letter_case(tmp_path: Path) -> None:
+    row = {"question": "What?", "answer": "It.", "Image": "a/1.png"}
+    made = converted_rows(tmp_path, [row], kind="auto")
+    assert [row.images for row in made.rows] == [["a/1.png"]]
+    assert made.unread["found_kind"].startswith("vqa")
+
+
 def test_all_columns_of_a_table_are_seen(tmp_path: Path) -> None:
     table = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist([{"question": "What?", "answer": "It.", "picture": "a.jpg", "n": 1}]), table)

@@ -4,14 +4,19 @@ import base64
 import hashlib
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.converted import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.raw_messages import SPEAKERS
+from vlmflow.rows.forms import messages
+from vlmflow.rows.raw_messages import SPEAKERS, reading_of
 from vlmflow.rows.raw_parts import PARTS
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import first_fault
@@ -392,3 +397,28 @@ def test_sharegpt_has_calls_and_declarations_beside() -> None:
     plain = [{"from": "user", "value": "Q"}, {"from": "chatgpt", "value": "A", "reasoning": "Hm,\nyes."}]
     assert spoken(*plain, kind="sharegpt") == [("human", "Q"), ("gpt", THOUGHT)]
     assert fault(*SHAREGPT[:2], kind="sharegpt")[0] == "bad_call"  # it declares no tool
+
+
+DRAWN = st.lists(
+    st.builds(lambda text: {"type": "text", "text": text}, st.text(max_size=5))
+    | st.builds(lambda name: {"type": "image", "image": name}, st.sampled_from(["a.png", "data:,x", "file:///b", ""])),
+    max_size=3,
+)
+
+
+@given(
+    turns=st.lists(
+        st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "system"]), "content": st.text() | DRAWN}),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_plain_turns_say_the_same_in_the_quick_way(turns: list[dict[str, Any]]) -> None:
+    """Turns that are texts, or texts and paths of pictures, are decoded as such; all others as JSON."""
+    quick = msgspec.json.decode(msgspec.json.encode(turns), type=list[messages.Plain])
+    raw = SimpleNamespace(messages=quick, **dict.fromkeys(("system", "tools", "functions"), msgspec.UNSET))
+    said, whole = messages.read(raw, None), reading_of("messages", turns, "role", "content", msgspec.UNSET)
+    if isinstance(said, Reject) or isinstance(whole, Reject):
+        assert said == whole
+    else:
+        assert (said.turns, said.pictures) == (whole.turns, whole.pictures)

@@ -215,3 +215,38 @@ def test_no_row_makes_the_rewriting_raise(row: dict[str, Any], kind: str, noise:
         rewritten = rewriter(form, form.names({}), "chosen")
         once = rewritten(raw)
         assert rewritten(once) is once
+
+
+WATCHED = {"role": "user", "content": "<video>Then <image>?"}
+FRAMES = [f"v/{number}.jpg" for number in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("row", "text", "images"),
+    [
+        ({"videos": [FRAMES], "images": ["a.jpg"]}, "<image><image><image>Then <image>?", [*FRAMES[::4], "a.jpg"]),
+        ({"videos": [FRAMES[:2]], "image": "a.jpg"}, "<image><image>Then <image>?", [*FRAMES[:2], "a.jpg"]),
+    ],
+)
+def test_frames_take_the_place_of_their_video(
+    tmp_path: Path, row: dict[str, Any], text: str, images: list[str]
+) -> None:
+    rows = [{"messages": [WATCHED, {"role": "assistant", "content": "Yes."}]} | row]
+    made = converted_rows(tmp_path, rows, kind="messages", frames_as_pictures=3)
+    assert made.talks == [[f"human: {text}", "gpt: Yes."]]
+    assert made.rows[0].images == images
+    assert made.named == list(dict.fromkeys(images))
+
+
+def test_frames_without_a_tag_come_before_the_question(tmp_path: Path) -> None:
+    rows = [{"prompt": "What?", "completion": "It.", "videos": [FRAMES]}]
+    made = converted_rows(tmp_path, rows, kind="prompt_completion", frames_as_pictures=1)
+    assert made.talks == [["human: <image>\nWhat?", "gpt: It."]]
+    assert made.named == made.rows[0].images == FRAMES[:1]
+
+
+@pytest.mark.parametrize("videos", [["v.mp4"], [FRAMES, FRAMES]])
+def test_other_videos_stop_as_before(tmp_path: Path, videos: list[Any]) -> None:
+    rows = [{"messages": [WATCHED, {"role": "assistant", "content": "Yes."}], "images": ["a.jpg"], "videos": videos}]
+    with pytest.raises(VlmflowError, match="videos: 1 of 1 rows"):
+        converted_rows(tmp_path, rows, kind="messages", frames_as_pictures=3)

@@ -308,6 +308,12 @@ def about(*pictures: str, answer: str = "It.") -> dict[str, Any]:
 MIXED = SplitRules(0.2, 1, 1.0, RowLimits(), test_share=0.2, modality=None)
 
 
+def test_a_picture_that_all_rows_have_beside_others_is_named(tmp_path: Path) -> None:
+    rows = [about(*sorted(["logo", f"{number}"])) for number in range(9)]
+    with pytest.raises(VlmflowError, match=r"all usable rows share the picture logo\n.*val"):
+        validate([converted_files(tmp_path / "in", "train", rows)], tmp_path / "out", MIXED, 1)
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("raw", [["train"], ["train", "test"], ["train", "val"], ["train", "val", "test"]])
 def test_no_picture_is_in_two_splits(tmp_path: Path, seed: int, raw: list[str]) -> None:

@@ -5,17 +5,30 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import IMAGE_TAG, Turn
 from vlmflow.rows.raw_messages import SPEAKERS, reading_of
+from vlmflow.rows.raw_parts import is_path
 from vlmflow.rows.raw_text import Reading
 from vlmflow.rows.rejects import Reject
 
 
+class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):
+    """A text in a turn of parts."""
+
+    text: str
+
+
+class ImagePart(msgspec.Struct, tag_field="type", tag="image", forbid_unknown_fields=True, gc=False):
+    """A picture in a turn of parts. image: its path."""
+
+    image: str
+
+
 class Plain(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """A turn that is a text. role: the speaker."""
+    """A turn that is a text, or of such parts. role: the speaker."""
 
     role: Literal["user", "assistant", "system"]
-    content: str
+    content: str | list[TextPart | ImagePart]
 
 
 class Row(Protocol):
@@ -31,10 +44,31 @@ def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return what a row says."""
     turns: list[Any] = raw.messages
     if turns and type(turns[0]) is Plain:
-        if raw.system is raw.tools is raw.functions is msgspec.UNSET:
-            return Reading([Turn(SPEAKERS[turn.role], turn.content) for turn in turns])
+        if raw.system is raw.tools is raw.functions is msgspec.UNSET and (found := _plain(turns)):
+            return found
         turns = msgspec.to_builtins(turns)
     return reading_of("messages", turns, "role", "content", raw.system, raw.tools, raw.functions)
+
+
+def _plain(turns: list[Plain]) -> Reading | None:
+    """Return what plain turns say; None if a picture may be more than a path, or a part has no text."""
+    made: list[Turn] = []
+    pictures: list[str] = []
+    for turn in turns:
+        content = turn.content
+        if type(content) is list:
+            texts = []
+            for part in content:
+                if type(part) is TextPart:
+                    texts.append(part.text)
+                elif is_path(part.image):  # type: ignore[union-attr]  # it is the other kind of part
+                    texts.append(IMAGE_TAG)
+                    pictures.append(part.image)  # type: ignore[union-attr]
+                else:
+                    return None
+            content = "".join(texts)
+        made.append(Turn(SPEAKERS[turn.role], content))  # type: ignore[arg-type]  # it is a text now
+    return Reading(made, pictures)
 
 
 FORM = RawForm(
