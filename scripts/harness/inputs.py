@@ -135,7 +135,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return self._of_splits("images/{dataset}/{split}.jsonl", wildcards)
 
     def hashes(self, wildcards: Any) -> list[str]:
-        """The picture hashes of every raw split of wildcard `dataset`, or of what it mixes; none without pictures or test.
+        """The picture hashes of every raw split of wildcard `dataset`, or what it mixes; none without pictures or test.
 
         If test is taken from the raw train split, the hashes of train include its pictures.
         """
