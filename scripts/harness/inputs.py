@@ -135,7 +135,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return self._of_splits("images/{dataset}/{split}.jsonl", wildcards)
 
     def hashes(self, wildcards: Any) -> list[str]:
-        """The picture hashes of every raw split of wildcard `dataset`; none without pictures or test split.
+        """The picture hashes of every raw split of wildcard `dataset`, or what it mixes; none without pictures or test.
 
         If test is taken from the raw train split, the hashes of train include its pictures.
         """
@@ -192,13 +192,13 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return [str(self.data(f"{split}.jsonl")(wildcards)) for split in run.evaluation.splits]
 
     def raw_gold(self, split: str) -> InputFunction:
-        """The raw files of one split of the data set of wildcard `run`; none if raw rows have no gold answers."""
+        """The raw files of one split of what wildcard `run` trains on that have gold answers (`_with_gold`)."""
         return lambda wildcards: [
             file for dataset in self._with_gold(wildcards) for file in raw_files(self._settings, dataset, split)
         ]
 
     def mended_gold(self, wildcards: Any) -> list[Any]:
-        """The files of mended rows of the same data set."""
+        """The files of mended rows of the same data sets."""
         return [file for dataset in self._with_gold(wildcards) for file in self._mended(dataset)]
 
     def _with_gold(self, wildcards: Any) -> list[str]:

@@ -53,8 +53,8 @@ def _checked(value: Any) -> Any:
 class MixtureSettings(Settings):
     """A mixture of other data sets, which is a data set itself: runs, pages and targets take it as any other.
 
-    Val and test are those of its data sets together. A train row is left out if its picture, or without one its prompt,
-    is in the test or val rows of any of them.
+    Val and test are those of its data sets together. A train row is left out if any of its pictures, or without
+    one its prompt, is in the test or val rows of any of them.
     """
 
     mix: dict[Name, Annotated[str, Field(pattern=AMOUNT), BeforeValidator(_checked)]]

@@ -26,8 +26,8 @@ WRONG_TO = 5
 class Case:
     """A row that can be evaluated.
 
-    group: the digest of its picture, or without one of its question. pictures: the SHA-256 of its pictures. wrong: the
-    answer with which its last, right one is compared (`with_right_last`); None if there is none.
+    group: see `halves.group_of`. pictures: the SHA-256 of its pictures. wrong: the answer with which its last, right
+    one is compared (`with_right_last`); None if there is none.
     """
 
     row: ShareGptRow

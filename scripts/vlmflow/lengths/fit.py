@@ -213,7 +213,7 @@ def _outcome(split: str, length: RowLength, row: ShareGptRow, shorter: Shortened
 def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorten:
     """Return a function that drops a row's oldest attempts, one by one, until it fits.
 
-    The question with its picture, and the last answer (the target), always stay: a row that is too long with these
+    The question with its pictures, and the last answer (the target), always stay: a row that is too long with these
     alone does not fit. Use it for the timestep form, whose earlier attempts are history and not trained.
     limits: the limits of the data set's rows.
 

@@ -31,6 +31,8 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
             return f"if the rows have pictures, remove {settings}.modality, and set {settings}.image_roots"
         case "source_left_out":
             return f"name sources that the rows have, {_some(sources)}, or remove this key: {settings}.sources"
+        case "not_taken":
+            return f"remove {settings}.take: no row has a label that calls its answer a good one"
         case "no_good_attempt":
             return f"lower {settings}.min_score: no attempt of these rows has that score"
         case "picture_path_outside":

@@ -21,7 +21,7 @@ FEWEST_TO_HALVE = 200
 
 
 def group_of(row: ShareGptRow, pictures: Mapping[str, str], one_prompt: bool = False) -> str:
-    """Return the digest of a row's pictures, or without one of its question: rows with the same are alike.
+    """Return the digest of the set of a row's pictures, or without one of its question: rows with the same are alike.
 
     pictures: the SHA-256 of every picture, by its name in the store. one_prompt: all questions are the same, so the
     first answer belongs to it.
@@ -29,7 +29,7 @@ def group_of(row: ShareGptRow, pictures: Mapping[str, str], one_prompt: bool = F
     start = dialogue_start(row.conversations)
     asked = " ".join(turn.value for turn in row.conversations[start : start + 1 + one_prompt])
     question = " ".join(asked.split()).casefold()
-    content = "\0".join(pictures[name] for name in row.images) if row.images else question
+    content = "\0".join(sorted({pictures[name] for name in row.images})) if row.images else question
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -20,7 +20,7 @@ from vlmflow.rows.raw_parts import (
     RESPONSE_PARTS,
     TEXT_PARTS,
     THOUGHT_PARTS,
-    ChatError,
+    BadChat,
     calls_in,
     declared,
     decoded,
@@ -74,7 +74,7 @@ def reading_of(key: str, turns: Sequence[Any], who: str, what: str, system: Any,
     """
     try:
         return _Chat(key, who, what).read(turns, system, tools)
-    except ChatError as error:
+    except BadChat as error:
         return error.reject
     except RecursionError:
         return Reject("bad_shape", f"{key}: values are too deep")
@@ -99,12 +99,12 @@ class _Chat:
 
     def read(self, turns: Sequence[Any], system: Any, tools: Iterable[Any]) -> Reading:
         if not turns:
-            raise ChatError("unbalanced_turns", f"{self.key} has no turns")
+            raise BadChat("unbalanced_turns", f"{self.key} has no turns")
         if system and is_given(system):
             self._say("system", self._content(system))
         for self.number, turn in enumerate(turns):
             if type(turn) is not dict:
-                raise ChatError("bad_shape", f"{self._place} is {kind_of(turn)}, not an object")
+                raise BadChat("bad_shape", f"{self._place} is {kind_of(turn)}, not an object")
             self._turn(turn)
         self._respond()
         return Reading(self.turns, self.pictures, declared(tools), self.unread)
@@ -118,7 +118,7 @@ class _Chat:
         speaker = SPEAKERS.get(named) if type(named) is str else None
         if speaker is None:
             shown = repr(named[:40]) if type(named) is str else kind_of(named)
-            raise ChatError("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
+            raise BadChat("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
         content = turn.get(self.what)
         plain = len(turn) == 2
         if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
@@ -147,7 +147,7 @@ class _Chat:
         place = self._place
         given: list[Any] = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
         if len(given) > 1 or any(type(thought) is not str for thought in given):
-            raise ChatError("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
+            raise BadChat("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
         calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in calls_in(held, place)]
         first = len(self.turns)
         absent = content is None and bool(calls or given)
@@ -196,12 +196,12 @@ class _Chat:
         held: Any = call.get("function", call) if type(call) is dict else None
         name = held.get("name") if type(held) is dict else None
         if held is None or type(name) is not str:
-            raise ChatError("bad_call", f"{place}: a call names no function")
+            raise BadChat("bad_call", f"{place}: a call names no function")
         arguments = held.get("arguments", held.get("input"))
         if type(arguments) is str:
             arguments = decoded(arguments, "bad_call", f"{place}: the arguments of {name[:40]!r}") if arguments else {}
         if type(arguments or {}) is not dict:
-            raise ChatError("bad_call", f"{place}: arguments of {name[:40]!r} are {kind_of(arguments)}, not an object")
+            raise BadChat("bad_call", f"{place}: arguments of {name[:40]!r} are {kind_of(arguments)}, not an object")
         self.calls.append(call.get("id"))
         self.turns.append(Turn("function_call", call_text(name, arguments or {})))
 
@@ -213,10 +213,10 @@ class _Chat:
             ids, calls = [str(one[0]) for one in self.responses], list(map(str, self.calls))
             places = {call: place for place, call in enumerate(calls)}
             if len(places) < len(calls) or sorted(ids) != sorted(calls):
-                raise ChatError("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
+                raise BadChat("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
             ordered = sorted(self.responses, key=lambda one: places[str(one[0])])
             if ordered != self.responses and any(IMAGE_TAG in text and not names for _, text, names in ordered):
-                raise ChatError("bad_call", "responses with picture tags are not in the order of their calls")
+                raise BadChat("bad_call", "responses with picture tags are not in the order of their calls")
             self.responses = ordered
         for _, text, pictures in self.responses:
             self.turns.append(Turn("observation", text))
@@ -235,13 +235,13 @@ class _Chat:
             return content
         if type(content) is not list:
             held = kind_of(content)
-            raise ChatError("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
+            raise BadChat("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
         names = self.pictures if pictures is None else pictures
         texts: list[str] = []
         thoughts: list[str] = []
         for number, part in enumerate(content):
             if type(part) is not dict:
-                raise ChatError("bad_shape", f"{self._place}.{self.what}[{number}] is {kind_of(part)}, not an object")
+                raise BadChat("bad_shape", f"{self._place}.{self.what}[{number}] is {kind_of(part)}, not an object")
             kind = part.get("type")
             if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
                 texts.append(text)
@@ -252,7 +252,7 @@ class _Chat:
             keys = PARTS.get(kind) if type(kind) is str else None
             if keys is None:
                 shown = repr(kind[:40]) if type(kind) is str else kind_of(kind)
-                raise ChatError("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
+                raise BadChat("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
             if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
                 named = pictures_of_part(part, keys, place)
@@ -275,7 +275,7 @@ class _Chat:
                 self.responses.append((part.get("tool_use_id"), text, shown_in))
             else:
                 what = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
-                raise ChatError("wrong_role", f"{place}: a part of type {kind} {what}")
+                raise BadChat("wrong_role", f"{place}: a part of type {kind} {what}")
             self._keys_of_part(part, keys, answers)
         return _with_thoughts(thoughts, texts)
 
@@ -283,7 +283,7 @@ class _Chat:
         """Count a picture that is named beside the turns; if its part says which one it is, it must be the next."""
         index = part.get("index", self.beside)
         if index is not None and index != self.beside:
-            raise ChatError("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
+            raise BadChat("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
         self.beside += 1
 
     def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:

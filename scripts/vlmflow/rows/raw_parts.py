@@ -1,6 +1,6 @@
 """What chats consist of, as their makers write it (see `raw_messages`): parts, pictures, calls, declarations of tools.
 
-place: where something is in a row, for messages. All functions raise ChatError for what is not as any maker writes it.
+place: where something is in a row, for messages. All functions raise BadChat for what is not as any maker writes it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ AS_BASE64 = ("bytes", "base64", "data")
 """The keys that hold a picture itself, as base64."""
 
 
-class ChatError(Exception):
+class BadChat(Exception):
     """Why a row cannot be used. reason: a key of rejects.REASONS. detail: for people."""
 
     def __init__(self, reason: str, detail: str) -> None:
@@ -43,7 +43,7 @@ def text_of(part: Mapping[str, Any], keys: Sequence[str], place: str) -> str:
     """Return the text of a part, which has just one of these keys."""
     given = [text for key in keys if type(text := part.get(key)) is str]
     if len(given) != 1:
-        raise ChatError("bad_shape", f"{place}: a part of type {part.get('type')} has not one text ({', '.join(keys)})")
+        raise BadChat("bad_shape", f"{place}: a part of type {part.get('type')} has not one text ({', '.join(keys)})")
     return given[0]
 
 
@@ -56,11 +56,11 @@ def pictures_of_part(part: Mapping[str, Any], keys: Sequence[str], place: str) -
     if type(held) is dict:
         key, held = next(((name, value) for name in INNER_KEYS if (value := held.get(name))), (key, None))
     if others or type(held) is not str or not held:
-        raise ChatError("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
+        raise BadChat("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
     try:
         return [name_of(held) if key in AS_BASE64 else path_of(held)]
     except ValueError as error:
-        raise ChatError("bad_picture", f"{place}: {error}") from None
+        raise BadChat("bad_picture", f"{place}: {error}") from None
 
 
 def is_path(name: str) -> bool:
@@ -81,7 +81,7 @@ def declared(held: Iterable[Any]) -> str:
     if not given:
         return ""
     if len(given) > 1:
-        raise ChatError("bad_tools", "tools are declared under two keys")
+        raise BadChat("bad_tools", "tools are declared under two keys")
     return _in_form(given[0] if type(given[0]) is str else msgspec.json.encode(given[0]).decode())
 
 
@@ -98,7 +98,7 @@ def _declaration(number: int, held: Any) -> dict[str, Any]:
     if type(held) is str:
         held = decoded(held, "bad_tools", f"tools[{number}]")
     if type(held) is not dict or not isinstance(held.get("name", held.get("function")), str | dict):
-        raise ChatError("bad_tools", f"tools[{number}] declares no function")
+        raise BadChat("bad_tools", f"tools[{number}] declares no function")
     if "function" in held:
         return held
     function = {("parameters" if key == "input_schema" else key): value for key, value in held.items() if key != "type"}
@@ -110,7 +110,7 @@ def decoded(text: str, reason: str, what: str) -> Any:
     try:
         return msgspec.json.decode(text.encode())
     except (ValueError, RecursionError) as error:
-        raise ChatError(reason, f"{what}: {error}") from None
+        raise BadChat(reason, f"{what}: {error}") from None
 
 
 def kind_of(value: Any) -> str:

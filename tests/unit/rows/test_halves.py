@@ -36,6 +36,8 @@ def test_rows_of_the_same_picture_or_question_are_one_group() -> None:
     same = {"a.jpg": "1" * 64, "copy.jpg": "1" * 64, "b.jpg": "2" * 64}
     a, copy, b = (group_of(row(number, "c", images=[name]), same) for number, name in enumerate(same))
     assert a == copy != b
+    both, turned = (group_of(row(1, "c", images=names), same) for names in (["a.jpg", "b.jpg"], ["b.jpg", "copy.jpg"]))
+    assert both == turned not in {a, b}, "the set of a row's pictures counts, as in the splits"
     assert group_of(row(1, "c"), {}) == group_of(row(1, "d"), {}) != group_of(row(2, "c"), {})
 
 

@@ -46,6 +46,7 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
             {"modality": "image"},
             "remove datasets.mine.modality; if a picture is under another",
         ),
+        ([TEXT | {"label": False}] * 4, {"take": True}, "remove datasets.mine.take: no row has a label"),
         ([PICTURE] * 40, {"modality": "text"}, "remove datasets.mine.modality, and set datasets.mine.image_roots"),
         (
             [TEXT] * 30 + [TEXT | {"source": "gamma"}] * 9,
