@@ -422,3 +422,11 @@ def test_plain_turns_say_the_same_in_the_quick_way(turns: list[dict[str, Any]]) 
         assert said == whole
     else:
         assert (said.turns, said.pictures) == (whole.turns, whole.pictures)
+
+
+def test_pictures_in_the_turns_of_sharegpt_are_rejected_by_name() -> None:
+    turns = [{"from": "human", "value": [{"type": "image", "image": "a.png"}]}, {"from": "gpt", "value": "It."}]
+    make = form_rows("sharegpt", None, {}, None, None)
+    found = make("id", 0, json.dumps({"conversations": turns}).encode())
+    assert isinstance(found, Reject)
+    assert found.detail == "pictures are named in the turns; this kind reads them under `image` or `images`"

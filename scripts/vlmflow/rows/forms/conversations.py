@@ -35,7 +35,10 @@ def read(raw: Row, prompt: str | None) -> Reading | Reject:
         if raw.system is raw.tools is msgspec.UNSET:
             return Reading(turns)
         turns = msgspec.to_builtins(turns)
-    return reading_of("conversations", turns, "from", "value", raw.system, raw.tools)
+    found = reading_of("conversations", turns, "from", "value", raw.system, raw.tools)
+    if isinstance(found, Reading) and found.pictures:  # resolving looks for pictures beside the turns alone
+        return Reject("bad_shape", "pictures are named in the turns; this kind reads them under `image` or `images`")
+    return found
 
 
 FORM = RawForm(
