@@ -50,7 +50,7 @@ def pictures_of(image: PictureNames, images: PictureNames) -> list[str]:
     if type(image) is str and not images and image[:1] != "[":
         return [path_of(image)] if image else []
     ones, others = _paths(image), _paths(images)
-    return others if all(name in others for name in ones) else ones + others
+    return others if set(ones).issubset(others) else ones + others
 
 
 def _paths(cell: PictureNames) -> list[str]:
