@@ -96,7 +96,8 @@ def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None)
     made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
-    in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
+    any_of = b"|".join(re.escape(name.encode()) for name in own)
+    in_other_case = re.compile(b'"(?!(?:%s)")(?i:%s)"' % (any_of, any_of))
     in_turns = _in_turns(form_of(kind), names, take) if kind else None
     has_source = kind is not None and form_of(kind).rounds
 
@@ -104,7 +105,7 @@ def reader(names: Mapping[str, str], kind: str | None = None, take: Take = None)
         try:
             found = decode(row)
             pictures = pictures_of(found.image, found.images)
-            if not pictures and in_any_case.search(row):
+            if in_other_case.search(row):
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
             said = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING

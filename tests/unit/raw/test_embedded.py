@@ -96,6 +96,11 @@ def test_many_pictures_that_are_named_twice_take_no_longer_than_their_number() -
     assert time.process_time() - begun < 2
 
 
+def test_pictures_under_both_keys_are_found_in_any_letter_case(tmp_path: Path) -> None:
+    made = converted_rows(tmp_path, [TALK | {"image": "a.png", "IMAGES": ["b.png"]}], kind="prompt_completion")
+    assert (made.rows[0].images, made.named) == (["a.png", "b.png"], ["a.png", "b.png"])
+
+
 def test_one_empty_picture_of_several_rejects_its_row() -> None:
     """The others would be shown at the wrong tags."""
     make = form_rows("prompt_completion", None, {}, None, None)
