@@ -81,7 +81,7 @@ def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     assert text[:20] in found.detail
 
 
-@pytest.mark.parametrize("end", [" " * 200_000 + ".", "\n" * 200_000 + "!", "=" * 200_000])
+@pytest.mark.parametrize("end", [" " * 40_000 + ".", "\n" * 40_000 + "!", "=" * 40_000])
 def test_a_text_that_is_nearly_base64_takes_no_longer_than_its_length(end: str) -> None:
     text = "/9j/" + "A" * 60 + end
     begun = time.process_time()
