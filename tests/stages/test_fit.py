@@ -40,9 +40,8 @@ def timestep(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "quick.yaml").write_text("datasets: {fire-timestep: {system_prompt: Look closely.}}")
     snakemake(folder, "data/fire-timestep/stats.json")
     for split in ("train", "val"):
-        rows = measure_rows(folder / "data" / "fire-timestep" / f"{split}.jsonl", counter(folder), 1)
-        lines = [json.dumps({field: getattr(row, field) for field in row.__struct_fields__}) for row in rows]
-        (folder / f"{split}.lengths.jsonl").write_text("\n".join(lines) + "\n")
+        rows = list(measure_rows(folder / "data" / "fire-timestep" / f"{split}.jsonl", counter(folder), 1))
+        (folder / f"{split}.lengths.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(rows))
     return folder
 
 

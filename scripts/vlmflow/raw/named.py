@@ -50,7 +50,7 @@ def pictures_of(image: PictureNames, images: PictureNames) -> list[str]:
     if type(image) is str and not images and image[:1] != "[":
         return [path_of(image)] if image else []
     ones, others = _paths(image), _paths(images)
-    return others if all(name in others for name in ones) else ones + others
+    return others if set(ones).issubset(others) else ones + others
 
 
 def _paths(cell: PictureNames) -> list[str]:
@@ -99,7 +99,8 @@ def reader(
     made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
     decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
-    in_any_case = re.compile(b'"(?:%s)"' % b"|".join(re.escape(name.encode()) for name in own), re.IGNORECASE)
+    any_of = b"|".join(re.escape(name.encode()) for name in own)
+    in_other_case = re.compile(b'"(?!(?:%s)")(?i:%s)"' % (any_of, any_of))
     in_turns = _in_turns(form_of(kind), names, take) if kind and form_of(kind).pictures_in_turns else None
     with_frames = rewriter(form_of(kind), names, take, frames) if kind and frames else None
     has_source = kind is not None and form_of(kind).rounds
@@ -109,7 +110,7 @@ def reader(
             row = with_frames(row) if with_frames else row
             found = decode(row)
             pictures = pictures_of(found.image, found.images)
-            if not pictures and in_any_case.search(row):
+            if in_other_case.search(row):
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
             said = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING

@@ -42,7 +42,7 @@ REASONS = {
     "too_many_turns": "the conversation has more turns than the limit",
     "turn_too_long": "a turn, or the declarations of the tools, have more characters than the limit",
     "too_many_pictures": "the row has more pictures than the limit",
-    "bad_picture": "a picture in the row itself is empty, or not base64",
+    "bad_picture": "a picture in the row itself is not base64, or one of several is empty",
     "picture_unresolved": "the picture's path is not in the image manifest",
     "duplicate": "an earlier row has the same conversation and the same pictures, or none",
     "in_test_split": "a picture, or the prompt of a row without one, is also in a test split",

@@ -14,6 +14,7 @@ from vlmflow.config.reference import reference_page, with_kinds
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.rejects import REASONS
 from workflow_runs import ROOT
 
 BASE = {
@@ -551,6 +552,11 @@ def test_a_mixture_has_what_its_data_sets_have_together() -> None:
     config["datasets"]["blend"] = {"mix": {"fire": "all"}}
     blend = check_config(config, []).datasets["blend"]
     assert (blend.form, blend.licence) == ("timestep", "cc-by-4.0")
+
+
+def test_the_documentation_names_every_reason_of_a_reject() -> None:
+    data = (ROOT / "docs" / "data.md").read_text()
+    assert [reason for reason in REASONS if f"`{reason}`" not in data] == []
 
 
 def test_the_pages_made_from_the_model_are_up_to_date() -> None:

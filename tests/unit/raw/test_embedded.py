@@ -21,6 +21,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.embedded import EMBEDDED, name_of, path_of
+from vlmflow.raw.named import pictures_of
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
 
@@ -80,12 +81,24 @@ def test_a_data_url_that_is_not_base64_rejects_only_its_row(text: str) -> None:
     assert text[:20] in found.detail
 
 
-@pytest.mark.parametrize("end", [" " * 200_000 + ".", "\n" * 200_000 + "!", "=" * 200_000])
+@pytest.mark.parametrize("end", [" " * 40_000 + ".", "\n" * 40_000 + "!", "=" * 40_000])
 def test_a_text_that_is_nearly_base64_takes_no_longer_than_its_length(end: str) -> None:
     text = "/9j/" + "A" * 60 + end
     begun = time.process_time()
     assert path_of(text) == text
     assert time.process_time() - begun < 1
+
+
+def test_many_pictures_that_are_named_twice_take_no_longer_than_their_number() -> None:
+    names = [f"{number}.png" for number in range(100_000)]
+    begun = time.process_time()
+    assert pictures_of(names, names[::-1]) == names[::-1]
+    assert time.process_time() - begun < 2
+
+
+def test_pictures_under_both_keys_are_found_in_any_letter_case(tmp_path: Path) -> None:
+    made = converted_rows(tmp_path, [TALK | {"image": "a.png", "IMAGES": ["b.png"]}], kind="prompt_completion")
+    assert (made.rows[0].images, made.named) == (["a.png", "b.png"], ["a.png", "b.png"])
 
 
 def test_one_empty_picture_of_several_rejects_its_row() -> None:
