@@ -44,14 +44,10 @@ def texts(*more: str) -> st.SearchStrategy[str]:
     return st.lists(st.sampled_from([*PIECES, *more]), min_size=1, max_size=6).map("".join).filter(str.strip)
 
 
-ANSWERS = st.builds(
-    str.__add__,
-    st.sampled_from(["", "", "<think>\nIt is.\n</think>\n\n"]),
-    texts().filter(lambda text: not text.startswith("\n")),
-)
+SPOKEN = texts().filter(lambda text: not text.startswith("\n"))
 """Of a prompt's last line feed and an answer's first one a server makes a single token, in later prompts."""
 
-ANSWERS |= st.builds(with_thought, st.sampled_from(["", "Hm.\n\nYes"]), ANSWERS)
+ANSWERS = SPOKEN | st.builds(with_thought, st.sampled_from(["", "Hm.\n\nYes"]), SPOKEN)
 
 SHOWN = texts("<image>")
 
