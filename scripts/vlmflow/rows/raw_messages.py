@@ -200,10 +200,12 @@ class _Chat:
         arguments = held.get("arguments", held.get("input"))
         if type(arguments) is str:
             arguments = decoded(arguments, "bad_call", f"{place}: the arguments of {name[:40]!r}") if arguments else {}
-        if type(arguments or {}) is not dict:
+        if arguments is None:
+            arguments = {}
+        if type(arguments) is not dict:
             raise BadChat("bad_call", f"{place}: arguments of {name[:40]!r} are {kind_of(arguments)}, not an object")
         self.calls.append(call.get("id"))
-        self.turns.append(Turn("function_call", call_text(name, arguments or {})))
+        self.turns.append(Turn("function_call", call_text(name, arguments)))
 
     def _respond(self) -> None:
         """Add the responses to the calls in a row, in the order of the calls."""

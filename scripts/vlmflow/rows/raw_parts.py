@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from vlmflow.config.key_meanings import is_given
 from vlmflow.raw.embedded import SHORTEST, name_of, path_of
+from vlmflow.raw.row_keys import key_fault
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.tools import tools_text
 
@@ -106,11 +107,14 @@ def _declaration(number: int, held: Any) -> dict[str, Any]:
 
 
 def decoded(text: str, reason: str, what: str) -> Any:
-    """Return decoded JSON. reason: that of the reject if it is none. what: names it, for messages."""
+    """Return decoded JSON. reason: that of the reject if it is none, or has a key twice. what: names it, for people."""
     try:
-        return msgspec.json.decode(text.encode())
+        value = msgspec.json.decode(text.encode())
     except (ValueError, RecursionError) as error:
         raise BadChat(reason, f"{what}: {error}") from None
+    if fault := key_fault(text.encode()):
+        raise BadChat(reason, f"{what}: {fault}")
+    return value
 
 
 def kind_of(value: Any) -> str:

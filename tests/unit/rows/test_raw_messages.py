@@ -219,6 +219,13 @@ def test_declarations_of_every_maker(tools: Any) -> None:
         ([answer(None, tool_calls=[{"id": "a"}])], "bad_call", "messages[1]: a call names no function"),
         ([answer(None, function_call={"name": "see", "arguments": "{"})], "bad_call", "messages[1]: the arguments of"),
         ([answer(None, function_call={"name": "see", "arguments": "[1]"})], "bad_call", "are a list, not an object"),
+        ([answer(None, function_call={"name": "see", "arguments": []})], "bad_call", "are a list, not an object"),
+        ([answer(None, function_call={"name": "see", "arguments": "0"})], "bad_call", "are a number, not an object"),
+        (
+            [answer(None, function_call={"name": "see", "arguments": '{"a": 1, "a": 2}'})],
+            "bad_call",
+            "'a' is given twice",
+        ),
         ([{"role": "tool_call", "content": "see()"}], "bad_call", "messages[1]: the call: JSON is malformed"),
         (
             [answer(None, function_call={"name": "hear"}), response("1")],
