@@ -157,7 +157,8 @@ def test_columns_that_would_mean_something_to_ms_swift_are_not_read(tmp_path: Pa
     assert [*_rows(str(file))] == [{"conversations": "[]", "images": []}]
 
 
-@pytest.mark.parametrize("itself", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("itself", [False, True])
 def test_no_variable_of_the_shell_changes_what_is_computed(tiny: Tiny, tmp_path: Path, itself: bool) -> None:
     """itself: each program starts by itself, so it also imports its libraries in that shell's environment."""
     known = {"SPATIAL_MERGE_SIZE", "MAX_RATIO", "MAX_PIXELS", "CELOSS_PARALLEL_SIZE", "RAY_SWIFT_ARGS", "RANK"}

@@ -12,6 +12,8 @@ from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.messages import trained_messages_of
 from vlmflow.rows.tools import call_text
 
+pytestmark = pytest.mark.slow  # until ms-swift changes, the forms' own tests say the same
+
 Row = dict[str, Any]
 
 TEXTS = st.text("abcé猫 .{}\"'", min_size=1, max_size=8).map(str.strip).filter(bool)

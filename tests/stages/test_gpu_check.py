@@ -59,6 +59,7 @@ def test_the_command_prints_the_figures_of_the_workflows_own_trainer_and_leaves_
     assert list(place.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_ms_swift_a_plain_loop_trains_on_padded_batches(tmp_path):
     figures = check(tmp_path, "cpu", small=True, trainer="plain", batch=3)
     require_sound(figures)

@@ -13,6 +13,8 @@ from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.messages import trained_messages_of
 from vlmflow.rows.rejects import Reject
 
+pytestmark = pytest.mark.slow  # until ms-swift changes, the forms' own tests say the same
+
 ROWS = 200
 """The rows of each form that are compared."""
 

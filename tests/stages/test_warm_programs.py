@@ -20,6 +20,7 @@ from warm_programs import fresh
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 
 
+@pytest.mark.slow
 def test_a_forked_and_a_fresh_trainer_write_the_same_checkpoint(tmp_path: Path) -> None:
     tiny = Tiny.write(tmp_path, vision=True)
     training = tiny.training(processes=2, max_steps=3, checkpoint_steps=1, evaluation_steps=1)

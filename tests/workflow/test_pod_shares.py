@@ -83,6 +83,7 @@ def test_a_setting_of_the_pictures_makes_every_part_again(done: dict[int, Path])
     assert re.search(r"^join_images +2$", said, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_only_a_failed_part_is_made_again(done: dict[int, Path], tmp_path: Path) -> None:
     """Something that is not a link has the name of one picture in the store."""
     shutil.copytree(done[1] / "sample", tmp_path / "sample")
