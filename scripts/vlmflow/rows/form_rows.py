@@ -25,7 +25,6 @@ from vlmflow.rows.chat import (
     FIRST_LINE,
     SPEAKERS,
     THOUGHT,
-    PlainTurn,
     Turn,
     dialogue_start,
     from_system,
@@ -153,7 +152,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
         if changes:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text
-        if THOUGHT in [text[:7] for text in texts]:
+        if THOUGHT in "".join(texts):
             changes |= _thoughts_first(turns)
         first = dialogue_start(turns)
         end = len(turns)
@@ -168,7 +167,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
             if (not answers or turns[first].speaker != "human") and (fault := wrong_order(turns[:end])):
                 return fault
         answered = end == len(turns)
-        if type(turns[0]) is not PlainTurn and False in [turn.loss for turn in turns]:
+        if isinstance(turns[0], Turn) and False in [turn.loss for turn in turns]:
             end = _mark_trained(turns, end)
             if not end:
                 return Reject("nothing_trained", "")
