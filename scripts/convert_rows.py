@@ -8,10 +8,11 @@ from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
-from vlmflow.raw.found_kind import found_kind, settled
+from vlmflow.raw.found_kind import found_kind, of_kind
 from vlmflow.raw.split import open_rows
+from vlmflow.raw.table_columns import refuse_columns
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows, refuse_columns
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.trajectories import TrainingForm
 
 LOGGER = logging.getLogger("vlmflow")
@@ -83,7 +84,7 @@ def main(
             choice.frames,
         )
         refuse_columns(rows, kind, modality, columns, choice.take)
-        found = convert(rows, converted, rejects, split, make, settled(choice, rows), threads)
+        found = convert(rows, converted, rejects, split, make, of_kind(choice, kind), threads)
     found.found_kind = why
     write_account(unread, found)
 

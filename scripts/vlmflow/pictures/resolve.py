@@ -55,7 +55,7 @@ def named_paths(
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
         choice = settled(choice, rows)
-        reason_left_out, read = left_out(rows, choice), reader(choice.names, choice.kind, choice.take, choice.frames)
+        reason_left_out, read = left_out(rows, choice), reader(choice)
         for number, row in enumerate(rows):
             progress.advance()
             if reason_left_out(number):

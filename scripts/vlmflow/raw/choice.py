@@ -64,7 +64,7 @@ def _mark(marks: bytearray, rows: RawRows, choice: RowChoice) -> None:
     of_other_source = LEFT_OUT.index("source_left_out")
     has_picture = choice.modality == "image"
     sources = None if choice.sources is None else frozenset(choice.sources)
-    for number, named in enumerate(map(reader(choice.names, choice.kind, choice.take, choice.frames), rows)):
+    for number, named in enumerate(map(reader(choice), rows)):
         if named is None or marks[number]:
             continue
         if of_another and bool(named.pictures) != has_picture:

@@ -91,10 +91,16 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
 
 def settled(choice: RowChoice, rows: RawRows) -> RowChoice:
     """Return the choice of rows with the kind that these are found to be of. Raises VlmflowError like `found_kind`."""
-    if choice.kind is None:
-        return choice
-    kind = found_kind(choice.kind, rows, choice.names, choice.take).kind
-    if kind == choice.kind:
+    return (
+        choice
+        if choice.kind is None
+        else of_kind(choice, found_kind(choice.kind, rows, choice.names, choice.take).kind)
+    )
+
+
+def of_kind(choice: RowChoice, kind: str) -> RowChoice:
+    """Return the choice of rows that were found to be of a kind."""
+    if choice.kind in (None, kind):
         return choice
     return choice.model_copy(update={"kind": kind, "names": form_of(kind).names(choice.names)})
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import ANY_ROW, PictureCell, PictureNames, RawForm, form_of, may_be_null, picture_keys
-from vlmflow.config.row_settings import Take
+from vlmflow.config.row_settings import RowChoice, Take
 from vlmflow.raw.embedded import EMBEDDED, path_of
 from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import with_own_keys
@@ -83,17 +83,12 @@ def _source_name(named: str) -> str:
     return named if SOURCE.fullmatch(named) else UNKNOWN_SOURCE
 
 
-def reader(
-    names: Mapping[str, str], kind: str | None = None, take: Take = None, frames: int | None = None
-) -> Callable[[bytes], Named | None]:
+def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
     """Return the function that reads a raw row's pictures and source, and nothing else of it.
-
-    names: the names of `image`, `images` and `source` in the file; one that is not there is not read. kind: that of the
-    rows, if their turns may name pictures, too; `names` then has those of all keys of its form. take, frames: see
-    `rewriter`.
 
     The function returns None for a row that is not a JSON object, or in which these keys have a wrong type.
     """
+    names, form = choice.names, form_of(choice.kind) if choice.kind else None
     read = [(key, holds, None) for key, holds in ANY_ROW.items() if key in names]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
     made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
@@ -101,9 +96,9 @@ def reader(
     own = picture_keys(names)
     any_of = b"|".join(re.escape(name.encode()) for name in own)
     in_other_case = re.compile(b'"(?!(?:%s)")(?i:%s)"' % (any_of, any_of))
-    in_turns = _in_turns(form_of(kind), names, take) if kind and form_of(kind).pictures_in_turns else None
-    with_frames = rewriter(form_of(kind), names, take, frames) if kind and frames else None
-    has_source = kind is not None and form_of(kind).rounds
+    in_turns = _in_turns(form, names, choice.take) if form and form.pictures_in_turns else None
+    with_frames = rewriter(form, names, choice.take, choice.frames) if form and choice.frames else None
+    has_source = form is not None and form.rounds
 
     def named(row: bytes) -> Named | None:
         try:

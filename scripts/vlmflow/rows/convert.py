@@ -51,8 +51,7 @@ def convert(
         whole_file(rejects) as bad,
         Progress(f"converting {rows}", len(rows), "rows") as progress,
     ):
-        read = reader(choice.names, choice.kind, choice.take, choice.frames)
-        convert_shard = partial(_convert_shard, rows, split, make, left_out(rows, choice), read)
+        convert_shard = partial(_convert_shard, rows, split, make, left_out(rows, choice), reader(choice))
         for shard, lines, rejected, of_shard in ordered_map(convert_shard, rows.shards(SHARD_BYTES), processes):
             good.write(lines)
             bad.write(rejected)

@@ -20,10 +20,11 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.row_keys import key_fault, with_own_keys
 from vlmflow.raw.split import open_rows
+from vlmflow.raw.table_columns import refuse_columns
 from vlmflow.rows import unread
 from vlmflow.rows.convert import convert
 from vlmflow.rows.converted import MakeRows
-from vlmflow.rows.form_rows import form_rows, refuse_columns
+from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import TrainingForm
 

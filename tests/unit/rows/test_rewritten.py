@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from converted_rows import converted_rows
 from real_rows import example_of_a_form
 from vlmflow.config.raw_forms import form_of, kinds
+from vlmflow.config.row_settings import RowChoice
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.named import reader
 from vlmflow.raw.rewritten import rewriter
@@ -211,7 +212,7 @@ def test_no_row_makes_the_rewriting_raise(row: dict[str, Any], kind: str, noise:
     for raw in (json.dumps(row).encode(), json.dumps(row).encode()[:20] + noise):
         made = form_rows(kind, None, {}, "p", None, take="chosen")("id", 0, raw)
         assert isinstance(made, list | Reject)
-        reader(form.names({}), kind, "chosen")(raw)
+        reader(RowChoice(names=form.names({}), kind=kind, take="chosen"))(raw)
         rewritten = rewriter(form, form.names({}), "chosen")
         once = rewritten(raw)
         assert rewritten(once) is once
