@@ -112,7 +112,10 @@ def _with_frames(keys: Row, turns: str, pictures: list[str], most: int) -> bool:
         held = [NAMES(keys[key]) or [] for key in pictures if key in keys]
     except msgspec.ValidationError:
         return False
-    shown = [name for names in held for name in ([names] if isinstance(names, str) else names)]
+    shown: list[str] = []
+    for names in held:
+        named = [names] if isinstance(names, str) else names
+        shown = named if set(shown).issubset(named) else shown + named  # as `named.pictures_of`
     drawn = [_evenly(video, most) for video in videos]
     text = bytes(keys.get(turns, b"")).decode()
     tags = TAGS.findall(text)

@@ -239,6 +239,12 @@ def test_frames_take_the_place_of_their_video(
     assert made.named == list(dict.fromkeys(images))
 
 
+def test_a_picture_under_both_keys_counts_once_beside_frames(tmp_path: Path) -> None:
+    rows = [{"prompt": "What?", "completion": "It.", "image": "a.jpg", "images": ["a.jpg"], "videos": [FRAMES]}]
+    made = converted_rows(tmp_path, rows, kind="prompt_completion", frames_as_pictures=1)
+    assert made.named == made.rows[0].images == ["a.jpg", FRAMES[0]]
+
+
 def test_frames_without_a_tag_come_before_the_question(tmp_path: Path) -> None:
     rows = [{"prompt": "What?", "completion": "It.", "videos": [FRAMES]}]
     made = converted_rows(tmp_path, rows, kind="prompt_completion", frames_as_pictures=1)
