@@ -21,7 +21,7 @@ from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.row_keys import key_fault, with_own_keys
 from vlmflow.raw.split import open_rows
 from vlmflow.raw.table_columns import refuse_columns
-from vlmflow.rows import unread
+from vlmflow.rows import strict_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.converted import MakeRows
 from vlmflow.rows.form_rows import form_rows
@@ -187,7 +187,7 @@ def test_sound_rows_are_not_searched_for_keys_given_twice(
 ) -> None:
     """The search takes as long as the whole conversion."""
     searched: list[bytes] = []
-    monkeypatch.setattr(unread, "key_fault", lambda one: searched.append(one) or "")
+    monkeypatch.setattr(strict_rows, "key_fault", lambda one: searched.append(one) or "")
     for number in range(50):
         make("id", number, json.dumps(row(number)).encode())
     assert searched == []
