@@ -210,11 +210,11 @@ def test_empty_thoughts_and_last_answers_are_counted(base: Base, chat: str, last
     template = base.template(template_type=chat, loss_scale=loss_scale)
 
     @given(row=rows())
-    @settings(max_examples=25)
+    @settings(max_examples=40)
     def check(row: ShareGptRow) -> None:
         row.images.clear()
         for turn in row.conversations:
-            turn.value = turn.value.replace("<image>", "it").lstrip()  # a thought takes the white space behind it
+            turn.value = turn.value.replace("<image>", "it")
         ids, trained = encoded(template, row)
         assert ids == [token for piece in form.pieces(row) for token in base.tokens(piece)]
         assert trained == [token for piece in form.trained(row) for token in base.tokens(piece)]

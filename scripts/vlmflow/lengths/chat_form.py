@@ -1,5 +1,6 @@
 """A row's text in ms-swift's chat template, in the pieces that ms-swift tokenizes separately."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,6 +12,9 @@ from vlmflow.rows.tools import as_written, declarations_of, json_text
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 THOUGHT_END = "</think>"
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
+UNTRAINED = re.compile(r"<think>\s*</think>\s*")
+"""The beginning of an answer that ms-swift does not train (4.6, loss_scale/config/ignore_empty_think.json)."""
+
 END = "<|im_end|>\n"
 """The end of a turn; that of a trained answer is trained with it."""
 
@@ -34,7 +38,7 @@ THINKING_TEMPLATES = {"qwen3", "qwen3_thinking"}
 """Qwen3's templates that cut the thoughts of earlier answers where only the last one is trained."""
 
 HYBRID_TEMPLATES = {"qwen3"}
-"""Qwen3's templates that put an empty thought before answers without one (add_non_thinking_prefix)."""
+"""Qwen3's templates that put an empty thought before answers without one (add_non_thinking_prefix), and train none."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,8 @@ class ChatForm:
 
     system: the system prompt of rows without a system turn; None for none.
     empty_thoughts: which answers without a thought get an empty one: "all", "last", or "none".
-    last_answer_only: whether only the last answer of a row is trained. trains_empty_thoughts: whether the empty
-    thoughts before trained answers are trained, too. cuts_thoughts: whether the thoughts of earlier answers are cut.
+    last_answer_only: whether only the last answer of a row is trained. trains_empty_thoughts: whether empty thoughts are
+    trained with their answers. cuts_thoughts: whether the thoughts of earlier answers are cut.
 
     Other forms are not supported: each run's check against ms-swift's own template refuses them.
     """
@@ -52,14 +56,15 @@ class ChatForm:
     system: str | None = None
     empty_thoughts: str = "none"
     last_answer_only: bool = False
-    trains_empty_thoughts: bool = False
+    trains_empty_thoughts: bool = True
     cuts_thoughts: bool = False
 
     @classmethod
     def of(cls, text_args: Mapping[str, Any], last_answer_only: bool) -> Self:
         """Return the form of a run. text_args: see TrainSettings. last_answer_only: see TrainingData."""
-        hybrid = text_args.get("template") in HYBRID_TEMPLATES and text_args.get("add_non_thinking_prefix", True)
-        thoughts = ("last" if last_answer_only else "all") if hybrid else "none"
+        hybrid = text_args.get("template") in HYBRID_TEMPLATES
+        added = hybrid and text_args.get("add_non_thinking_prefix", True)
+        thoughts = ("last" if last_answer_only else "all") if added else "none"
         system = text_args.get("system")
         system = str(system).replace("\\n", "\n") if system is not None else None
         cuts = last_answer_only and text_args.get("template") in THINKING_TEMPLATES
@@ -67,7 +72,7 @@ class ChatForm:
             system,
             thoughts,
             last_answer_only,
-            bool(text_args.get("disable_ignore_empty_think")),
+            not hybrid or bool(text_args.get("disable_ignore_empty_think")),
             cuts and not text_args.get("preserve_thinking"),
         )
 
@@ -117,12 +122,16 @@ class ChatForm:
         if self.cuts_thoughts and not is_last:
             texts[0] = texts[0].split(THOUGHT_END)[-1].strip()
         wanted = self.empty_thoughts == "all" or (self.empty_thoughts == "last" and is_last)
-        if wanted:
-            texts[0] = texts[0].removeprefix(EMPTY_THOUGHT)
-            if not texts[0].startswith(THOUGHT):
-                yield EMPTY_THOUGHT, trained[0] and self.trains_empty_thoughts
+        if wanted and not texts[0].startswith(THOUGHT):
+            texts[0] = EMPTY_THOUGHT + texts[0]
         for text, ending, each in zip(texts, [*["\n"] * (len(texts) - 1), END], trained, strict=True):
-            yield text + ending, each
+            written = text + ending
+            empty = None if self.trains_empty_thoughts or not each else UNTRAINED.match(written)
+            if empty:
+                yield empty.group(), False
+                written = written[empty.end() :]
+            if written:
+                yield written, each
 
     def text(self, row: ShareGptRow) -> str:
         """Return a row as the model reads it, with one pad token for each picture."""
