@@ -47,8 +47,8 @@ class ChatForm:
 
     system: the system prompt of rows without a system turn; None for none.
     empty_thoughts: which answers without a thought get an empty one: "all", "last", or "none".
-    last_answer_only: whether only the last answer of a row is trained. trains_empty_thoughts: whether empty thoughts are
-    trained with their answers. cuts_thoughts: whether the thoughts of earlier answers are cut.
+    last_answer_only: whether only the last answer of a row is trained. trains_empty_thoughts: whether empty thoughts
+    are trained with their answers. cuts_thoughts: whether the thoughts of earlier answers are cut.
 
     Other forms are not supported: each run's check against ms-swift's own template refuses them.
     """
