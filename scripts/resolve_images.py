@@ -53,14 +53,14 @@ def main(
     out_of_rows = store / embedded.ROOT
     all_used = part == UNDIVIDED and (choice is None or choice.takes_all)
     with embedded.kept_in(out_of_rows) if all_used else nullcontext():
-        paths = named_paths(raw, split, choice, mended)
+        paths = named_paths(raw, split, choice, mended, threads)
     paths = dict(items_of(part, paths.items()))
     if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
         out_of_rows.mkdir(parents=True, exist_ok=True)  # rows may also name files that are called so in other roots
         roots = [str(out_of_rows), *roots]
         if not all_used:
             with embedded.kept_in(out_of_rows, own):
-                named_paths(raw, split, choice, mended)
+                named_paths(raw, split, choice, mended, threads)
     picture_roots = PictureRoots(roots, key)
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
         entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)

@@ -43,7 +43,7 @@ def bench_forms(folder: Path, cores: int, rows: int = ROWS) -> dict[str, Any]:
         ),
         "messages_limit": limit.command("any", folder, cores),
         **{name: resolving(folder, name, cores) for name in files},
-        "writing": [sys.executable, "-c", WRITING, str(folder / "root"), str(folder / "copies")],
+        "writing": [sys.executable, "-c", WRITING, str(folder / "root"), str(folder / "store-copies")],
     }  # fmt: skip
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(ROUNDS):

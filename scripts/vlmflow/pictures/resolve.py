@@ -1,7 +1,7 @@
 """Finds the pictures that a split names, decodes each once on all cores, and puts them into the store."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -23,8 +23,8 @@ from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
 from vlmflow.raw.embedded import EMBEDDED
 from vlmflow.raw.found_kind import settled
-from vlmflow.raw.named import reader
-from vlmflow.raw.split import open_rows
+from vlmflow.raw.named import Named, reader
+from vlmflow.raw.split import SHARD_BYTES, RawRows, open_rows
 
 CHUNK = 8
 """Pictures that a worker takes at a time: about 30 ms of decoding, much longer than passing them on."""
@@ -40,10 +40,12 @@ def named_paths(
     split: str = "train",
     choice: RowChoice | None = None,
     mended: Sequence[Path] = (),
+    processes: int = 1,
 ) -> dict[str, int]:
     """Return every distinct picture path of a raw split, in the order of first appearance, with its number of rows.
 
-    choice: which rows are used; None for all. mended: see `open_rows`.
+    choice: which rows are used; None for all. mended: see `open_rows`. The result is the same for any number of
+    processes.
 
     An unusable row (not a JSON object, or a path that is not text) names none.
     Raises VlmflowError if a file as a whole cannot be read.
@@ -55,15 +57,24 @@ def named_paths(
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
         choice = settled(choice, rows)
-        reason_left_out, read = left_out(rows, choice), reader(choice)
-        for number, row in enumerate(rows):
-            progress.advance()
-            if reason_left_out(number):
-                continue
-            named = read(row)
-            for path in dict.fromkeys(named.pictures) if named else ():
-                paths[path] = paths.get(path, 0) + 1
+        of_shard = partial(_named_in_shard, rows, left_out(rows, choice), reader(choice))
+        for shard, named in ordered_map(of_shard, rows.shards(SHARD_BYTES), processes):
+            for path, count in named.items():
+                paths[path] = paths.get(path, 0) + count
+            progress.advance(len(shard))
     return paths
+
+
+def _named_in_shard(
+    rows: RawRows, reason_left_out: Callable[[int], str], read: Callable[[bytes], Named | None], shard: range
+) -> tuple[range, dict[str, int]]:
+    paths: dict[str, int] = {}
+    for number, row in zip(shard, rows.of(shard), strict=True):
+        if reason_left_out(number) or (named := read(row)) is None:
+            continue
+        for path in dict.fromkeys(named.pictures):
+            paths[path] = paths.get(path, 0) + 1
+    return shard, paths
 
 
 def resolve_pictures(

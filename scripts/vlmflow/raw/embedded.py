@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
 
+import msgspec
+
 from vlmflow.core.files import naming
 
 ROOT = ".embedded"
@@ -28,6 +30,9 @@ DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
 BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/\s]{60,}+={0,2}+\s*+")
 """Base64 of JPEG, PNG, GIF, WEBP, BMP or TIFF from its first byte on. A path has a dot."""
+
+BASE64_DECODER = msgspec.json.Decoder(bytes).decode
+"""Decodes base64 in quotation marks, in half the time of the standard library."""
 
 SHORTEST = 60
 """Any picture is longer, in characters."""
@@ -94,7 +99,12 @@ def _decoded(text: str) -> bytes:
     found = DATA_URL.match(text)
     if found is None and text[:5].lower() == "data:":
         raise ValueError(f"a picture's data URL begins with {text[:40]!r}, not with data:TYPE;base64,")
-    encoded = "".join((text[found.end() :] if found else text).split())
+    encoded = text[found.end() :] if found else text
+    try:
+        return BASE64_DECODER(f'"{encoded}"')
+    except msgspec.MsgspecError:
+        pass  # wrapped lines, or without padding
+    encoded = "".join(encoded.split())
     try:
         return base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
     except (binascii.Error, ValueError) as error:

@@ -45,7 +45,8 @@ class _NamedInRow(Protocol):
 def pictures_of(image: PictureNames, images: PictureNames) -> list[str]:
     """Return the pictures that a row has under `image` and `images`; those in both count once.
 
-    Raises ValueError if a picture in the row itself is not base64, or if some of a list are empty.
+    Raises ValueError if a picture in the row itself is not base64, or if one is empty: without bytes
+    and path, or beside others.
     """
     if type(image) is str and not images and image[:1] != "[":
         return [path_of(image)] if image else []
@@ -60,7 +61,7 @@ def _paths(cell: PictureNames) -> list[str]:
         cell = msgspec.json.decode(cell, type=list[str | PictureCell])
     pictures = cell if isinstance(cell, list) else [cell]
     named = [(one.bytes or one.path) if isinstance(one, PictureCell) else one for one in pictures]
-    if any(named) and not all(named):
+    if None in named or (any(named) and not all(named)):
         empty = next(number for number, name in enumerate(named) if not name)
         raise ValueError(f"picture {empty} of {len(named)} is empty")
     return [path_of(name) for name in named if name]

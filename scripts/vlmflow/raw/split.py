@@ -27,6 +27,9 @@ class _Mended(msgspec.Struct):
     raw: msgspec.Raw
 
 
+SHARD_BYTES = 1 << 20
+"""Raw bytes that a worker takes at a time: enough to make the cost of passing them on small, and little memory."""
+
 MENDED = msgspec.json.Decoder(_Mended)
 
 

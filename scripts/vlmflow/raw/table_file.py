@@ -7,7 +7,8 @@ by any number of processes.
 
 import tempfile
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +25,9 @@ from vlmflow.raw.signatures import ANOTHER_FILE
 BATCH_ROWS = 256
 BATCH_PICTURES = 32
 """Rows that are in memory at a time, in tables without and with pictures in them."""
+
+NAMERS = 4
+"""Threads that name pictures, and write them: both leave Python to others."""
 
 TEXT = "text"
 """What messages call the content of a text column; every column of CSV is one."""
@@ -121,29 +125,36 @@ class ParquetRows(TableRows):
                 self._pictures = [name for name in readable if self.columns[name] in (BYTES, f"list of {BYTES}")]
                 self._progress.total = table.metadata.num_rows
                 size = BATCH_PICTURES if self._pictures else BATCH_ROWS
-                for batch in table.iter_batches(size, columns=readable, use_threads=False):
-                    yield from self._rows_of(batch)
-                    self._progress.advance(len(batch))
+                with ThreadPoolExecutor(NAMERS) as pool:
+                    each = pool.map if self._pictures else map
+                    for batch in table.iter_batches(size, columns=readable, use_threads=False):
+                        yield from self._rows_of(batch, each)
+                        self._progress.advance(len(batch))
                 pa.default_memory_pool().release_unused()  # else each process of the stage is as large
         except (OSError, pa.ArrowException) as error:
             raise VlmflowError(f"{self.path}: {error}", "fetch or write the file again") from None
 
-    def _rows_of(self, batch: Any) -> Iterator[bytes]:
+    def _rows_of(self, batch: Any, each: Callable[..., Iterable[bytes | Exception]]) -> Iterator[bytes]:
+        """Yield the rows of a batch as JSON. each: like `map`."""
         try:
             rows = batch.to_pylist()
         except NO_VALUE:
             rows = [self._row_of(batch.slice(number, 1)) for number in range(len(batch))]
-        for row in rows:
-            try:
-                if isinstance(row, Exception):
-                    raise row
-                for name in self._pictures:
-                    row[name] = _named(row[name])
-                line = ENCODER.encode(row)
-            except NO_VALUE as error:
-                self.faults[len(self._starts)] = str(error)
+        for line in each(self._line, rows):
+            if isinstance(line, Exception):
+                self.faults[len(self._starts)] = str(line)
                 line = ENCODER.encode(None)
             yield line
+
+    def _line(self, row: dict[str, Any] | Exception) -> bytes | Exception:
+        if isinstance(row, Exception):
+            return row
+        try:
+            for name in self._pictures:
+                row[name] = _named(row[name])
+            return ENCODER.encode(row)
+        except NO_VALUE as error:
+            return error
 
     def _row_of(self, batch: Any) -> dict[str, Any] | Exception:
         try:
@@ -188,9 +199,9 @@ def _is_picture(kind: Any) -> bool:
 
 
 def _named(cell: Any) -> Any:
-    """Return the name of a picture, or a list of names; null stays null."""
+    """Return the name of a picture, or a list of names; null stays null, as does a picture without bytes and path."""
     if isinstance(cell, list):
         return [_named(one) for one in cell]
     if isinstance(cell, dict):
-        return cell.get("path") if cell["bytes"] is None else name_of(cell["bytes"])
+        return (cell.get("path") or cell) if cell["bytes"] is None else name_of(cell["bytes"])
     return None if cell is None else name_of(cell)

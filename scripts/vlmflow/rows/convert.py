@@ -13,14 +13,11 @@ from vlmflow.core.parallel import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.raw.choice import left_out
 from vlmflow.raw.named import Named, reader
-from vlmflow.raw.split import RawRows
+from vlmflow.raw.split import SHARD_BYTES, RawRows
 from vlmflow.rows.converted import ConvertedRow, MakeRows, RejectedRow
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.unread_keys import Found, UnreadKeys
-
-SHARD_BYTES = 1 << 20
-"""Raw bytes that a worker takes at a time: enough to make the cost of passing them on small, and little memory."""
 
 
 class Conversion(UnreadKeys, kw_only=True):

@@ -22,11 +22,13 @@ from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.embedded import EMBEDDED, name_of, path_of
 from vlmflow.raw.named import pictures_of
+from vlmflow.raw.split import open_rows
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.rejects import Reject
 
 RED, BLUE = encoded(drawn(64), "PNG"), encoded(drawn(80), "PNG")
 TALK = {"prompt": "What?", "completion": "It."}
+EMPTY = {"bytes": None, "path": None}
 
 
 def base64_of(content: bytes) -> str:
@@ -101,13 +103,24 @@ def test_pictures_under_both_keys_are_found_in_any_letter_case(tmp_path: Path) -
     assert (made.rows[0].images, made.named) == (["a.png", "b.png"], ["a.png", "b.png"])
 
 
-def test_one_empty_picture_of_several_rejects_its_row() -> None:
-    """The others would be shown at the wrong tags."""
+@pytest.mark.parametrize(
+    ("pictures", "said"),
+    [(["a.png", ""], "picture 1 of 2"), ([EMPTY, "a.png"], "picture 0 of 2"), (EMPTY, "picture 0 of 1")],
+)
+def test_an_empty_picture_rejects_its_row(tmp_path: Path, pictures: Any, said: str) -> None:
+    """Beside others, which would be shown at the wrong tags, or without bytes and path."""
+    row = TALK | {"images": pictures}
     make = form_rows("prompt_completion", None, {}, None, None)
-    for pictures in (["a.png", ""], [{"bytes": None, "path": None}, "a.png"]):
-        found = make("id", 0, json.dumps(TALK | {"images": pictures}).encode())
-        empty = pictures.index("") if "" in pictures else 0
-        assert found == Reject("bad_picture", f"picture {empty} of 2 is empty")
+    assert make("id", 0, json.dumps(row).encode()) == Reject("bad_picture", f"{said} is empty")
+
+
+def test_null_is_no_picture_and_an_empty_one_rejects_its_row(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([TALK | {"image": cell} for cell in (None, EMPTY)]), tmp_path / "rows.parquet")
+    with open_rows([tmp_path / "rows.parquet"], "train") as rows:
+        make = form_rows("prompt_completion", None, {}, None, None)
+        plain, empty = (make("id", number, row) for number, row in enumerate(rows))
+    assert isinstance(plain, list)
+    assert isinstance(empty, Reject)
 
 
 ASKED = ["human: <image>\nWhat is this?"]
