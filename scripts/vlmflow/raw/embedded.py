@@ -20,7 +20,9 @@ from vlmflow.core.files import naming
 ROOT = ".embedded"
 """The root with their files, beside the picture stores of all data sets."""
 
-EMBEDDED = re.compile(r"embedded/[0-9a-f]{2}/[0-9a-f]{64}\.[a-z0-9]+")
+FOLDER = "embedded"
+
+EMBEDDED = re.compile(rf"{FOLDER}/[0-9a-f]{{2}}/[0-9a-f]{{64}}\.[a-z0-9]+")
 """The names of these pictures."""
 
 SUFFIXES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": "webp", b"BM": "bmp", b"II*\0": "tif"}
@@ -61,7 +63,7 @@ def name_of(content: bytes | str) -> str:
         content = _decoded(content)
     digest = hashlib.sha256(content).hexdigest()
     suffix = next((suffix for first, suffix in SUFFIXES.items() if content.startswith(first)), "bin")
-    name = f"embedded/{digest[:2]}/{digest}.{suffix}"
+    name = f"{FOLDER}/{digest[:2]}/{digest}.{suffix}"
     if _kept_in is not None:
         root, wanted, there = _kept_in
         if name not in there and (wanted is None or name in wanted):
@@ -89,10 +91,9 @@ def path_of(text: str) -> str:
 
     Raises ValueError if a data URL is not base64.
     """
-    is_data_url = text[4:5] == ":" and text[:4].lower() == "data"
-    if is_data_url or (len(text) > SHORTEST and BASE64.fullmatch(text)):
-        return name_of(text)
-    return text.removeprefix("file://")
+    if text[4:5] == ":":
+        return name_of(text) if text[:4].lower() == "data" else text.removeprefix("file://")
+    return name_of(text) if len(text) > SHORTEST and BASE64.fullmatch(text) else text
 
 
 def _decoded(text: str) -> bytes:

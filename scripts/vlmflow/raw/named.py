@@ -9,7 +9,7 @@ import msgspec
 
 from vlmflow.config.raw_forms import ANY_ROW, PictureCell, PictureNames, RawForm, form_of, may_be_null, picture_keys
 from vlmflow.config.row_settings import RowChoice, Take
-from vlmflow.raw.embedded import EMBEDDED, path_of
+from vlmflow.raw.embedded import EMBEDDED, FOLDER, path_of
 from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import with_own_keys
 
@@ -74,9 +74,10 @@ def source_of(named: Any, pictures: Sequence[str]) -> str:
     """
     if isinstance(named, str):
         return _source_name(named)
-    if pictures and (slash := pictures[0].find("/")) > 0 and not EMBEDDED.fullmatch(pictures[0]):
-        return _source_name(pictures[0][:slash])
-    return UNKNOWN_SOURCE
+    folder, slash, _ = pictures[0].partition("/") if pictures else ("", "", "")
+    if not slash or not folder or (folder == FOLDER and EMBEDDED.fullmatch(pictures[0])):
+        return UNKNOWN_SOURCE
+    return _source_name(folder)
 
 
 @lru_cache(maxsize=1024)

@@ -53,9 +53,10 @@ class HeldOut:
 
     def near_test(self, verdict: Verdict) -> Reject | None:
         """Return why a row is in no split: it has what a test row has, or nearly. None if it has not."""
-        if what := shared(verdict.pictures, verdict.parts, self.in_test):
+        parts = verdict.parts
+        if what := shared(verdict.pictures, parts, self.in_test):
             return Reject("in_test_split", f"{what} of the test split")
-        for number, digest in enumerate(verdict.parts):
+        for number, digest in enumerate(() if self.near.keys().isdisjoint(parts) else parts):
             if found := self.near.get(digest):
                 like = f"the test split's picture with sha256 {found.sha256.hex()}"
                 return Reject(
@@ -83,7 +84,7 @@ def shared(pictures: Sequence[str], parts: Sequence[bytes], others: Set[bytes]) 
 
     pictures, parts: of the row (`row_check.Verdict`). others: the parts of the split's rows.
     """
-    for number, part in enumerate(parts):
+    for number, part in enumerate(() if others.isdisjoint(parts) else parts):
         if part in others:
             return f"{pictures[number]} is a picture" if pictures else "its prompt is one"
     return ""

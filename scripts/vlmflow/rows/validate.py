@@ -102,8 +102,9 @@ class DatasetWriter:
         if split == "test":
             self.test_parts.update(verdicts[0].parts)
             self.test_questions.add(verdicts[0].question)
-        elif verdicts[0].pictures:
-            self.pictures.update(zip(verdicts[0].pictures, verdicts[0].parts, strict=True))
+        elif pictures := verdicts[0].pictures:
+            for name, digest in zip(pictures, verdicts[0].parts, strict=True):
+                self.pictures[name] = digest
         for verdict in verdicts:
             self.files[split].write(verdict.line)
             if split == "train":
