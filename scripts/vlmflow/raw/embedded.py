@@ -30,8 +30,10 @@ SUFFIXES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"GIF8": "gif", b"RIFF": 
 
 DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 
-BASE64 = re.compile(r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK)[A-Za-z0-9+/\s]{60,}+={0,2}+\s*+")
-"""Base64 of JPEG, PNG, GIF, WEBP, BMP or TIFF from its first byte on. A path has a dot."""
+BASE64 = re.compile(
+    r"(?:/9j/|iVBORw0KGgo|R0lGOD|UklGR|Qk|SUkqA|TU0AK|AAAA.[GWm2]Z0eXBhdm|AAAADGpQICAN)[A-Za-z0-9+/\s]{60,}+={0,2}+\s*+"
+)
+"""Base64 of JPEG, PNG, GIF, WEBP, BMP, TIFF, AVIF or JPEG 2000 from its first byte on. A path has a dot."""
 
 BASE64_DECODER = msgspec.json.Decoder(bytes).decode
 """Decodes base64 in quotation marks, in half the time of the standard library."""

@@ -22,7 +22,7 @@ LOOKED_AT = 200
 FITS = 0.5
 """The share of these rows that a form must read to be a possible one: some rows may be broken."""
 
-PICTURE = re.compile(r".{1,500}\.(?:jpe?g|png|gif|webp|bmp|tiff?)", re.IGNORECASE)
+PICTURE = re.compile(r".{1,500}\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif|jp2|p[bgpn]m|ico|tga)", re.IGNORECASE)
 """A text that names a picture."""
 
 

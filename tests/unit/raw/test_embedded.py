@@ -66,6 +66,12 @@ def test_a_picture_has_its_name_by_content_however_it_is_written() -> None:
         assert path_of(path) == path_of(f"file://{path}") == path
 
 
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000"])
+def test_base64_of_a_picture_is_one_in_every_format_with_a_mark(format: str) -> None:
+    content = encoded(drawn(64), format)
+    assert path_of(base64_of(content)) == name_of(content)
+
+
 @pytest.mark.parametrize(
     "text",
     [
