@@ -21,6 +21,13 @@ def test_the_text_occurs_once_and_the_test_exists(name: str) -> None:
     assert not TABLE[name].test.startswith("tests/workflow/"), "it takes minutes"
 
 
+def test_files_that_run_in_one_process_have_names_of_their_own() -> None:
+    """pytest refuses a second file of a name. Those on the cluster run by themselves."""
+    tests = ROOT / "tests"
+    names = [file.name for file in tests.rglob("test_*.py") if not file.is_relative_to(tests / "cluster")]
+    assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
+
+
 def test_a_third_of_them_are_reverted_fixes_and_every_room_has_one() -> None:
     kinds = [mutation.kind for mutation in TABLE.values()]
     assert set(kinds) == {"reverted", "feared"}
