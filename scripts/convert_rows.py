@@ -8,7 +8,7 @@ from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
-from vlmflow.raw.found_kind import found_kind, of_kind
+from vlmflow.raw.found_kind import found_kind, of_kind, unread_pictures
 from vlmflow.raw.split import open_rows
 from vlmflow.raw.table_columns import refuse_columns
 from vlmflow.rows.convert import convert
@@ -84,7 +84,16 @@ def main(
             choice.frames,
         )
         refuse_columns(rows, kind, modality, columns, choice.take)
-        found = convert(rows, converted, rejects, split, make, of_kind(choice, kind), threads)
+        choice = of_kind(choice, kind)
+        if choice.kind and modality != "text":
+            for key in unread_pictures(rows, choice):
+                LOGGER.warning(
+                    "%s: rows without a picture have some under %r, which is not read: columns: {image: %s}",
+                    rows,
+                    key,
+                    key,
+                )
+        found = convert(rows, converted, rejects, split, make, choice, threads)
     found.found_kind = why
     write_account(unread, found)
 

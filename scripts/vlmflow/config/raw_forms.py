@@ -25,7 +25,7 @@ class PictureCell(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     bytes: str | None = None
 
 
-PictureNames = str | list[str | PictureCell] | PictureCell | None
+PictureNames = str | list[str | PictureCell | None] | PictureCell | None
 """A picture, or several."""
 
 ANY_ROW = {"image": PictureNames, "images": PictureNames, "source": Any}

@@ -7,14 +7,17 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmflow.config.key_meanings import LABEL, PREFERENCE, folded
+from vlmflow.config.key_meanings import LABEL, MEDIA, PREFERENCE, SYSTEM, folded, is_given
 from vlmflow.config.raw_forms import RawForm, form_of, kinds, may_be_null, picture_keys
 from vlmflow.config.row_settings import RowChoice, Take
 from vlmflow.core.errors import VlmflowError
-from vlmflow.raw.named import raw_type
+from vlmflow.raw.embedded import EMBEDDED, path_of
+from vlmflow.raw.named import raw_type, reader
 from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import OBJECT, spelled
+from vlmflow.raw.signatures import ANOTHER_FILE
 from vlmflow.raw.split import RawRows
+from vlmflow.raw.table_file import BYTES
 
 LOOKED_AT = 200
 """How many rows are looked at, from the first one on."""
@@ -22,8 +25,14 @@ LOOKED_AT = 200
 FITS = 0.5
 """The share of these rows that a form must read to be a possible one: some rows may be broken."""
 
-PICTURE = re.compile(r".{1,500}\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif|jp2|p[bgpn]m|ico|tga)", re.IGNORECASE)
+PICTURE = re.compile(r".{1,500}\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif|jp2|p[bgpn]m|ico|tga)(?:[?#].*)?", re.IGNORECASE)
 """A text that names a picture."""
+
+BESIDE_QUESTIONS = ("context", "passage", "document", "evidence", "choices", "options", "hint")
+"""Keys of what a question is asked about, or chooses from; who drops them says so."""
+
+RENAMED = {"messages": "messages", "sharegpt": "conversations"}
+"""Kinds whose turns often stand under another key than this."""
 
 
 class Found(NamedTuple):
@@ -69,14 +78,17 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
             f"write the one that you mean: datasets.NAME.kind: {possible[0].kind}",
         )
     if not possible:
-        keys = ", ".join(map(repr, _keys_of(first)[:20])) or "no key"
+        keys = _keys_of(first)
+        if keys is None:
+            raise VlmflowError(f"{rows}: kind auto finds no kind, since no row is a JSON object", ANOTHER_FILE)
+        has = ", ".join(map(repr, keys[:20])) or "no key"
         chosen = [] if take else _possible(first, columns, "chosen")
-        advice = f"kind: {chosen[0].kind} and take: chosen; or " if chosen else ""
+        advice = f"kind: {chosen[0].kind} and take: chosen; or " if chosen else _of_other_names(keys, first)
         for one in named:
             needs = ["prompt: …"] if form_of(one.kind).one_prompt else []
             advice = f"{', '.join([f'kind: {one.kind}', *needs, *one.drops.values()])}; or "
         raise VlmflowError(
-            f"{rows}: kind auto finds no kind for its rows; the first one has {keys}",
+            f"{rows}: kind auto finds no kind for its rows; the first one has {has}",
             f"write {advice}the kind in datasets.NAME.kind, and other names of its keys in columns (docs/data.md)",
         )
     only = possible[0]
@@ -85,7 +97,9 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
             f"{rows}: kind auto finds {only.kind}, which would lose what rows have under {', '.join(only.drops)}",
             f"write datasets.NAME.kind: {only.kind}, and " + "; ".join(dict.fromkeys(only.drops.values())),
         )
-    why = f"{only.rows} of the first {len(first)} rows have {', '.join(only.needs)}, and no other kind reads them"
+    as_it_is = set(only.needs) <= set(_keys_of(first) or ())
+    reads = f"have {', '.join(only.needs)}" if as_it_is else f"can be written as {only.kind}"
+    why = f"{only.rows} of the first {len(first)} rows {reads}, and no other kind reads them"
     return Found(only.kind, f"{only.kind}: {why}")
 
 
@@ -105,6 +119,25 @@ def of_kind(choice: RowChoice, kind: str) -> RowChoice:
     return choice.model_copy(update={"kind": kind, "names": form_of(kind).names(choice.names)})
 
 
+def unread_pictures(rows: RawRows, choice: RowChoice) -> list[str]:
+    """Return the keys and columns with pictures, or their names, that rows without a picture have. choice: with a kind.
+
+    The first LOOKED_AT rows are looked at.
+    """
+    assert choice.kind, "the kind is settled"
+    form, read = form_of(choice.kind), reader(choice)
+    found: dict[str, None] = {}
+    for row in [] if form.fixed else islice(rows, LOOKED_AT):
+        named = read(row)
+        if named and not named.pictures:
+            keys = OBJECT(row)
+            found |= {key: None for key in keys.keys() - choice.names.values() if _names_picture(_value(keys[key]))}
+    for file in rows.files:
+        holds = file.columns or {}
+        found |= {name: None for name in file.unread_columns if BYTES in holds[name].split() and not form.fixed}
+    return list(found)
+
+
 def _holds_list(row: bytes, key: str) -> bool:
     try:
         return bytes(OBJECT(row).get(key, b""))[:1] == b"["
@@ -117,7 +150,11 @@ def _possible(rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> 
     forms = {kind: form_of(kind) for kind in kinds()}
     own = [kind for kind, form in forms.items() if kind == form.kinds[0] and (form.read or form.rows)]
     tried = [_tried(kind, rows, columns, take) for kind in own]
-    return [one for one in tried if one.rows >= max(1, FITS * len(rows))]
+    return [one for one in tried if _fits(one, rows)]
+
+
+def _fits(one: _Reading, rows: Sequence[bytes]) -> bool:
+    return one.rows >= max(1, FITS * len(rows))
 
 
 def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> _Reading:
@@ -151,15 +188,29 @@ def _dropped(
                 advice = {PREFERENCE: "take: chosen", LABEL: "take: true"}
                 if known in form.chosen_by:
                     advice[meaning] = f"columns: {{{form.chosen_by[known]}: …}}, with the key to train on"
+                if meaning is SYSTEM and "system" in names:
+                    advice[meaning] = f"columns: {{system: {key}}}"
+                if meaning is MEDIA:
+                    frames = "frames_as_pictures: 8" if _names_picture(value) else "a file without these rows"
+                    advice[meaning] = f"{frames}; or, if their texts do without, ignore_keys: [{known}]"
                 dropped[key] = advice.get(meaning, f"ignore_keys: [{known}]")
         elif _names_picture(value):
-            dropped[key] = f"columns: {{image: {key}}}"
+            one = isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+            dropped[key] = f"columns: {{image: {key}}}" if one else f"the pictures of {key} under a key image or images"
+        elif not form.turns and folded(key) in BESIDE_QUESTIONS and is_given(value):
+            dropped[key] = f"columns: {{input: {key}}}" if "input" in names else f"rows whose question holds {key}"
     return dropped
 
 
-def _names_picture(value: Any) -> bool:
-    one = value[0] if isinstance(value, list) and value else value
-    return isinstance(one, str) and PICTURE.fullmatch(one) is not None
+def _names_picture(value: Any, depth: int = 3) -> bool:
+    """Return whether a value is a picture or the name of one, or holds one; of a list, the first item counts."""
+    if isinstance(value, list | dict):
+        held = value[:1] if isinstance(value, list) else value.values()
+        return depth > 0 and any(_names_picture(one, depth - 1) for one in held)
+    try:
+        return isinstance(value, str) and bool(PICTURE.fullmatch(value) or EMBEDDED.fullmatch(path_of(value)))
+    except ValueError:
+        return False
 
 
 def _value(raw: msgspec.Raw) -> Any:
@@ -169,11 +220,20 @@ def _value(raw: msgspec.Raw) -> Any:
         return None
 
 
-def _keys_of(rows: Sequence[bytes]) -> list[str]:
-    """Return the keys of the first row that is an object."""
+def _of_other_names(keys: Sequence[str], rows: Sequence[bytes]) -> str:
+    """Return the advice for turns under another key than that of their kind; "" if there are none."""
+    for kind, name in RENAMED.items():
+        for key in keys:
+            if key not in form_of(kind).all_keys and _fits(_tried(kind, rows, {name: key}, None), rows):
+                return f"kind: {kind}, columns: {{{name}: {key}}}; or "
+    return ""
+
+
+def _keys_of(rows: Sequence[bytes]) -> list[str] | None:
+    """Return the keys of the first row that is an object; None if no row is."""
     for row in rows:
         try:
             return list(OBJECT(row))
         except (ValueError, RecursionError):
             continue
-    return []
+    return None

@@ -58,7 +58,7 @@ def _paths(cell: PictureNames) -> list[str]:
     if not cell:
         return []
     if isinstance(cell, str) and cell.startswith('["'):  # the cell of a text column
-        cell = msgspec.json.decode(cell, type=list[str | PictureCell])
+        cell = msgspec.json.decode(cell, type=list[str | PictureCell | None])
     pictures = cell if isinstance(cell, list) else [cell]
     named = [(one.bytes or one.path) if isinstance(one, PictureCell) else one for one in pictures]
     if None in named or (any(named) and not all(named)):

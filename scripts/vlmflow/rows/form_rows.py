@@ -166,7 +166,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
         if isinstance(turns[0], Turn) and False in [turn.loss for turn in turns]:
             end = _mark_trained(turns, end)
             if not end:
-                return Reject("nothing_trained", "")
+                return Reject("nothing_trained", "loss is false in every answer")
             if answered and end < len(turns):
                 changes |= UNTRAINED_END
             answers = times_answered(turns[:end])

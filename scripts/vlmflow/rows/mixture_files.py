@@ -11,7 +11,7 @@ import msgspec
 
 from vlmflow.core.files import whole_file
 from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.rows.chat import ASSISTANT
+from vlmflow.rows.chat import ASSISTANT, places_answered
 from vlmflow.rows.mixture_member import Member
 from vlmflow.rows.mixture_names import id_in_mixture, picture_in_mixture, source_in_mixture
 from vlmflow.rows.rejects import Reject
@@ -93,11 +93,13 @@ class MixtureWriter:
 
 def _with_last_trained(row: ShareGptRow) -> ShareGptRow:
     """Return a row that says that only its last answer is trained, for a mixture in which others train all."""
-    asked = [number for number, turn in enumerate(row.conversations) if turn.speaker == "human"]
-    if len(asked) == 1:
+    *earlier, (first, _) = places_answered(row.conversations)
+    if not earlier:
         return row
     turns = [
-        msgspec.structs.replace(turn, loss=number > asked[-1]) if turn.speaker in ASSISTANT else turn
+        msgspec.structs.replace(turn, loss=number >= first and turn.loss is not False)
+        if turn.speaker in ASSISTANT
+        else turn
         for number, turn in enumerate(row.conversations)
     ]
     return msgspec.structs.replace(row, conversations=turns)

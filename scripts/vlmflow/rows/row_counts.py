@@ -20,7 +20,7 @@ from vlmflow.rows.stats import SplitCounts
 RAW_KEPT = 1 << 20
 """The largest rejected row, in bytes, whose content is written to the quarantine; its place always is."""
 
-DETAIL_KEPT = 100
+DETAIL_KEPT = 150
 """The characters of a reject's detail that are kept from its beginning, and from its end, which often has the reason. A
 hostile row may put megabytes between them."""
 

@@ -223,7 +223,10 @@ def _wrong_tags(row: ShareGptRow) -> Reject | None:
     """Return the rejection of a row with more or fewer picture tags than pictures, or with one in the wrong turn."""
     for number, turn in enumerate(row.conversations):
         if turn.speaker not in SHOWS_PICTURES and IMAGE_TAG in turn.value:
-            return Reject("stray_tag", f"turn {number} is from {turn.speaker} and holds {IMAGE_TAG}")
+            counts = f"{counted(tags_in(row.conversations), 'picture tag')}, {counted(len(row.images), 'picture')}"
+            return Reject(
+                "stray_tag", f"turn {number} is from {turn.speaker} and shows a picture ({IMAGE_TAG}): {counts}"
+            )
     return wrong_number_of_tags(tags_in(row.conversations), len(row.images))
 
 

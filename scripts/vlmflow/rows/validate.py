@@ -153,15 +153,23 @@ def validate(
         if "val" in files:
             take("val", lambda verdict: drawn.near_test(verdict) or "val")
         take("train", drawn.place)
-        kept = accounts["train"].kept
+        account = accounts["train"]
+        kept, elsewhere = account.kept, sum(account.rejected[reason] for reason in OF_OTHER_SPLITS)
         if not (writer.examples["train"] and writer.examples["val"]) and (shared := _what_all_share(checked["train"])):
             raise VlmflowError(f"{files['train'].converted}: all usable rows share {shared}", ALL_SHARE)
         for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
             if not writer.examples[name]:
                 raise VlmflowError(
                     f"{folder}/{name}.jsonl would be empty: its share of the train split, taken by picture or prompt, "
-                    f"is {share:.1%}, of {counted(kept, 'row')}",
+                    f"is {share:.1%}, of {counted(kept, 'row')}; {elsewhere} more have what test or val has",
                     "add rows, or change the shares (datasets.NAME.val_share, test_share)",
+                )
+        for name, share in (("val", rules.val_share), ("test", rules.test_share)):
+            if name not in files and writer.examples[name] > 2 * share * kept + 1:
+                log.warning(
+                    "%s: %s has %d of %d rows, more than twice its share (%s): rows with one picture, or one first "
+                    "question, stay together",
+                    *(folder.name, name, writer.examples[name], kept, f"{share:.1%}"),
                 )
         if not writer.examples["test"]:
             log.info("%s: no raw test split and test_share is 0: test.jsonl is empty", folder.name)
@@ -170,8 +178,11 @@ def validate(
 
 ALL_SHARE = (
     "rows with one picture, or prompt, belong in one split: give val and test files of their own (datasets.NAME.val, "
-    "test), or rows with other pictures"
+    "test), or rows with other pictures or prompts"
 )
+
+OF_OTHER_SPLITS = ("in_test_split", "in_val_split", "near_test_picture", "near_test_question")
+"""The reasons of train rows that have what test or val has."""
 
 
 def _what_all_share(checked: CheckedRows) -> str:

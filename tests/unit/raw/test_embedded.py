@@ -111,7 +111,12 @@ def test_pictures_under_both_keys_are_found_in_any_letter_case(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("pictures", "said"),
-    [(["a.png", ""], "picture 1 of 2"), ([EMPTY, "a.png"], "picture 0 of 2"), (EMPTY, "picture 0 of 1")],
+    [
+        (["a.png", ""], "picture 1 of 2"),
+        (["a.png", None], "picture 1 of 2"),
+        ([EMPTY, "a.png"], "picture 0 of 2"),
+        (EMPTY, "picture 0 of 1"),
+    ],
 )
 def test_an_empty_picture_rejects_its_row(tmp_path: Path, pictures: Any, said: str) -> None:
     """Beside others, which would be shown at the wrong tags, or without bytes and path."""

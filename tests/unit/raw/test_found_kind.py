@@ -27,7 +27,7 @@ EXAMPLES = {
     "18-swift-tool-pictures.jsonl": ("messages", "messages"),
     "20-query-response-history.jsonl": ("query_response", "query, response"),
     "21-alpaca-system-history.json": ("alpaca", "instruction, output"),
-    "22-trl-prompt-completion-lists.jsonl": ("messages", "messages"),
+    "22-trl-prompt-completion-lists.jsonl": ("messages", ""),
     "23-swift-sharegpt-pairs.jsonl": ("pairs", "conversation"),
     "24-llava.json": ("sharegpt", "conversations"),
     "25-llava-interleave-m4.json": ("sharegpt", "conversations"),
@@ -52,7 +52,8 @@ def test_other_makers_files_are_found_out(tmp_path: Path, name: str) -> None:
     mine.mkdir()
     found, own = converted_rows(tmp_path, file, kind="auto"), converted_rows(mine, file, kind=kind)
     number = len(own.rows)
-    said = f"{kind}: {number} of the first {number} rows have {needs}, and no other kind reads them"
+    reads = f"have {needs}" if needs else f"can be written as {kind}"
+    said = f"{kind}: {number} of the first {number} rows {reads}, and no other kind reads them"
     assert found.unread["found_kind"] == said
     assert "found_kind" not in own.unread
     assert (found.talks, found.named) == (own.talks, own.named)
@@ -127,13 +128,23 @@ def test_a_choice_among_answers_is_no_loss(tmp_path: Path) -> None:
         ({"prompt": "a", "completion": "b", "Img": "a/1.PNG"}, "under Img", "columns: {image: Img}"),
         ({"messages": CHAT, "frames": ["a.jpg", "b.jpg"]}, "under frames", "columns: {image: frames}"),
         ({"messages": CHAT, "videos": ["a.mp4"]}, "lose what rows have under videos", "ignore_keys: [videos]"),
+        ({"prompt": "a", "completion": "b", "photo": "http://x.org/a.jpg?s=1"}, "under photo", "columns: {image: photo}"),
+        ({"messages": CHAT, "meta": {"image": "a.png"}}, "under meta", "the pictures of meta under a key image"),
+        ({"messages": CHAT, "photo": f"data:image/png;base64,{'A' * 80}"}, "under photo", "columns: {image: photo}"),
+        ({"question": "a", "answer": "b", "context": "c"}, "under context", "rows whose question holds context"),
+        ({"instruction": "a", "output": "b", "context": "c"}, "under context", "columns: {input: context}"),
+        ({"instruction": "a", "output": "b", "system_prompt": "c"}, "under", "columns: {system: system_prompt}"),
+        ({"messages": CHAT, "videos": [["a.jpg"]]}, "lose what rows have under videos", "frames_as_pictures: 8"),
+        ({"conversation": CHAT}, "finds no kind", "write kind: messages, columns: {messages: conversation}; or"),
+        ({"messages": TALK}, "finds no kind", "write kind: sharegpt, columns: {conversations: messages}; or"),
         ({"prompt": "a", "completion": "b", "system": "Be brief."}, "under system", "ignore_keys: [system]"),
         ({"title": "a", "body": "b"}, "finds no kind for its rows; the first one has 'title', 'body'", "columns"),
         ({"question": {"role": "user", "value": "a"}, "image": "a.jpg", "conversations": []}, "", "write kind: fire"),
         ({}, "the first one has no key", "kind"),
+        (3, "finds no kind, since no row is a JSON object", "name another file"),
     ],
 )  # fmt: skip
-def test_a_tie_and_a_loss_are_refused(tmp_path: Path, row: dict[str, Any], what: str, advice: str) -> None:
+def test_a_tie_and_a_loss_are_refused(tmp_path: Path, row: Any, what: str, advice: str) -> None:
     with pytest.raises(VlmflowError) as raised:
         converted_rows(tmp_path, [row] * 3, kind="auto")
     assert what in raised.value.cause
@@ -180,3 +191,17 @@ def test_all_columns_of_a_table_are_seen(tmp_path: Path) -> None:
     found = converted_rows(tmp_path, table, kind="auto", columns={"image": "picture"})
     assert (found.talks, found.named) == ([["human: <image>\nWhat?", "gpt: It."]], ["a.jpg"])
     assert found.unread["unread_keys"] == {"n": 1}
+
+
+def test_a_kind_that_reads_no_pictures_of_rows_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rows without a picture may have it under another key; those with one have a name of their file there."""
+    bytes_of = {"bytes": b"\xff\xd8\xff", "path": None}
+    pq.write_table(pa.Table.from_pylist([{"messages": CHAT, "photo": bytes_of}]), tmp_path / "rows.parquet")
+    converted_rows(tmp_path, tmp_path / "rows.parquet", kind="messages")
+    assert "some under 'photo', which is not read: columns: {image: photo}" in caplog.text
+    caplog.clear()
+    converted_rows(tmp_path, [{"messages": CHAT, "file": "a.png"}], kind="messages")
+    assert "some under 'file'" in caplog.text
+    caplog.clear()
+    converted_rows(tmp_path, [{"messages": CHAT, "file": "a.png", "image": "b/a.png"}], kind="messages")
+    assert not caplog.text

@@ -47,9 +47,10 @@ def written(write: object) -> bytes:
         (written(pyarrow.feather.write_feather), "in Arrow's form", "write it as parquet"),
         (ROWS.decode().encode("utf-16"), "in UTF-16", "save the file as UTF-8"),
         (ROWS.decode().encode("utf-16-be"), "in UTF-16", "save the file as UTF-8"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS", "git lfs pull"),
         (b"\n<!DOCTYPE html><html>", "a web page", "fetch the file again"),
     ],
-    ids=("gzip", "bzip2", "xz", "zip", "excel", "arrow", "utf-16", "utf-16 big", "page"),
+    ids=("gzip", "bzip2", "xz", "zip", "excel", "arrow", "utf-16", "utf-16 big", "lfs", "page"),
 )
 def test_what_a_file_really_is(tmp_path: Path, content: bytes, what: str, next_step: str, suffix: str) -> None:
     file = tmp_path / f"rows{suffix}"

@@ -268,15 +268,15 @@ def test_rows_that_train_their_last_answer_alone_say_so_beside_others(
     assert stats.trained_characters == ({3: 10 * trains_all} if trains_all else {}) | {9: 20}
 
 
-def test_calls_of_the_last_answer_are_trained_with_it(tmp_path: Path) -> None:
-    """All that follows the last question, as ms-swift's `last_round` trains it."""
-    speakers = ["human", "gpt", "human", "function_call", "observation", "gpt"]
+def test_what_is_said_last_is_trained_with_its_calls(tmp_path: Path) -> None:
+    """What follows the last question or response, as ms-swift's `last_round` trains it."""
+    speakers = ["human", "gpt", "human", "function_call", "observation", "gpt", "function_call"]
     turns = [{"from": speaker, "value": f"{speaker} {place}"} for place, speaker in enumerate(speakers)]
     rows = {"train": [row("train", 0) | {"conversations": turns, "attempts": [1, 2, 3]}], "val": some("val", 1)}
     last = member(tmp_path, "a", "all", rows, settings=msgspec.structs.replace(some_stats().settings, train_on="last"))
     mixed(tmp_path, last, member(tmp_path, "b", "all", {"train": some("x", 1)}))
     found = [turn.get("loss") for turn in written(tmp_path, "train")[0]["conversations"]]
-    assert found == [None, False, None, True, None, True]
+    assert found == [None, False, None, False, None, True, True]
 
 
 def test_a_timestep_form_beside_another_is_marked(tmp_path: Path) -> None:

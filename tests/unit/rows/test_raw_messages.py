@@ -287,7 +287,7 @@ def test_an_answer_that_is_not_trained_is_history(key: str, value: Any) -> None:
 def test_a_call_that_is_not_trained_is_history() -> None:
     row = read(user(), answer("See.", tool_calls=[CALL], weight=0), response("1", "a"), answer(), tools=TOOLS)
     assert [turn.loss for turn in row.conversations if turn.speaker != "human"][:2] == [False, False]
-    assert fault(user(), answer(loss=False)) == ("nothing_trained", "")
+    assert fault(user(), answer(loss=False)) == ("nothing_trained", "loss is false in every answer")
 
 
 THOUGHT = "<think>\nHm,\nyes.\n</think>\n\nA"

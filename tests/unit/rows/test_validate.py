@@ -81,7 +81,7 @@ def test_long_details_of_a_row_are_cut(tmp_path: Path) -> None:
     (row,) = lines(tmp_path / "out" / "quarantine.jsonl")
     assert row["detail"].startswith("xxx")
     assert row["detail"].endswith("x: longer than 500 bytes")
-    assert len(row["detail"]) == 203
+    assert len(row["detail"]) == 303
 
 
 def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
@@ -146,6 +146,17 @@ def test_a_picture_that_all_rows_share_is_named(tmp_path: Path, test_share: floa
     splits = [split_files(tmp_path / "in", "train", [fire_row(picture(1), f"question {n}") for n in range(9)])]
     with pytest.raises(VlmflowError, match=r"train\.jsonl: all usable rows share the picture gqa/images/1\.jpg\n.*val"):
         validate(splits, tmp_path / "out", replace(RULES, test_share=test_share), processes=1)
+
+
+def test_a_split_of_more_than_twice_its_share_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And a split that would be empty says how many rows belong with another one."""
+    rows = [fire_row(picture(1 + n // 9), f"question {n}") for n in range(18)]
+    rules = replace(RULES, test_share=0.0)
+    validate([split_files(tmp_path / "in", "train", rows)], tmp_path / "out", rules, processes=1)
+    assert "val has 9 of 18 rows, more than twice its share (20.0%)" in caplog.text
+    splits = [split_files(tmp_path / "of", split, held) for split, held in (("train", rows[:10]), ("test", rows[:9]))]
+    with pytest.raises(VlmflowError, match=r"of 1 row; 9 more have what test or val has"):
+        validate(splits, tmp_path / "out", replace(rules, max_reject_share=1.0), processes=1)
 
 
 def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) -> None:
