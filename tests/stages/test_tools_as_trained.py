@@ -13,6 +13,7 @@ from unicodedata import normalize
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from fire_rows import write_picture
 from vlmflow.config.row_settings import RowLimits
@@ -256,6 +257,16 @@ def test_a_file_of_rows_is_read_with_its_tools(base: Base, tmp_path: Path) -> No
         template = base.template()
         read = [template.encode(row)["input_ids"] for row in found]
         assert read == [encoded(template, row)[0] for row in lines]
+
+
+def test_a_column_that_changes_its_look_after_10_mb_is_not_guessed(base: Base, tmp_path: Path) -> None:
+    from swift.dataset import load_dataset
+
+    file = tmp_path / "rows.jsonl"
+    dates = [replace(PLAIN, id="2026-11-27T00:00:00", source="x" * 11_000_000), replace(PLAIN, id="7")]
+    file.write_bytes(b"".join(as_line(row, []) + b"\n" for row in dates))
+    found, _ = load_dataset([str(file)], strict=True)
+    assert len(found) == 2
 
 
 @pytest.mark.parametrize(
