@@ -86,12 +86,9 @@ def main(
         refuse_columns(rows, kind, modality, columns, choice.take)
         choice = of_kind(choice, kind)
         if choice.kind and modality != "text":
-            for key in unread_pictures(rows, choice):
+            for key, advice in unread_pictures(rows, choice).items():
                 LOGGER.warning(
-                    "%s: rows without a picture have some under %r, which is not read: columns: {image: %s}",
-                    rows,
-                    key,
-                    key,
+                    "%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice
                 )
         found = convert(rows, converted, rejects, split, make, choice, threads)
     found.found_kind = why

@@ -98,6 +98,11 @@ def path_of(text: str) -> str:
     return name_of(text) if len(text) > SHORTEST and BASE64.fullmatch(text) else text
 
 
+def is_picture(text: str) -> bool:
+    """Return whether a text is a picture itself, as base64 or a data URL; nothing is decoded."""
+    return bool(DATA_URL.match(text) or (len(text) > SHORTEST and BASE64.fullmatch(text)))
+
+
 def _decoded(text: str) -> bytes:
     found = DATA_URL.match(text)
     if found is None and text[:5].lower() == "data:":

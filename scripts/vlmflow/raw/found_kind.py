@@ -11,7 +11,7 @@ from vlmflow.config.key_meanings import LABEL, MEDIA, PREFERENCE, SYSTEM, folded
 from vlmflow.config.raw_forms import RawForm, form_of, kinds, may_be_null, picture_keys
 from vlmflow.config.row_settings import RowChoice, Take
 from vlmflow.core.errors import VlmflowError
-from vlmflow.raw.embedded import EMBEDDED, path_of
+from vlmflow.raw.embedded import is_picture
 from vlmflow.raw.named import raw_type, reader
 from vlmflow.raw.rewritten import rewriter
 from vlmflow.raw.row_keys import OBJECT, spelled
@@ -105,11 +105,9 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
 
 def settled(choice: RowChoice, rows: RawRows) -> RowChoice:
     """Return the choice of rows with the kind that these are found to be of. Raises VlmflowError like `found_kind`."""
-    return (
-        choice
-        if choice.kind is None
-        else of_kind(choice, found_kind(choice.kind, rows, choice.names, choice.take).kind)
-    )
+    if choice.kind is None:
+        return choice
+    return of_kind(choice, found_kind(choice.kind, rows, choice.names, choice.take).kind)
 
 
 def of_kind(choice: RowChoice, kind: str) -> RowChoice:
@@ -119,23 +117,30 @@ def of_kind(choice: RowChoice, kind: str) -> RowChoice:
     return choice.model_copy(update={"kind": kind, "names": form_of(kind).names(choice.names)})
 
 
-def unread_pictures(rows: RawRows, choice: RowChoice) -> list[str]:
-    """Return the keys and columns with pictures, or their names, that rows without a picture have. choice: with a kind.
+def unread_pictures(rows: RawRows, choice: RowChoice) -> dict[str, str]:
+    """Return the keys and columns with pictures, or their names, that rows without a picture have, with the advice.
 
-    The first LOOKED_AT rows are looked at.
+    The first LOOKED_AT rows are looked at. choice: with a kind.
     """
     assert choice.kind, "the kind is settled"
-    form, read = form_of(choice.kind), reader(choice)
-    found: dict[str, None] = {}
-    for row in [] if form.fixed else islice(rows, LOOKED_AT):
+    if form_of(choice.kind).fixed:
+        return {}
+    read, own, found = reader(choice), choice.names.values(), dict[str, str]()
+    for row in islice(rows, LOOKED_AT):
         named = read(row)
         if named and not named.pictures:
-            keys = OBJECT(row)
-            found |= {key: None for key in keys.keys() - choice.names.values() if _names_picture(_value(keys[key]))}
+            values = {key: _value(raw) for key, raw in OBJECT(row).items() if key not in own}
+            found |= {key: _as_pictures(key, value) for key, value in values.items() if _names_picture(value)}
     for file in rows.files:
         holds = file.columns or {}
-        found |= {name: None for name in file.unread_columns if BYTES in holds[name].split() and not form.fixed}
-    return list(found)
+        found |= {name: _as_pictures(name, "") for name in file.unread_columns if BYTES in holds[name].split()}
+    return found
+
+
+def _as_pictures(key: str, value: Any) -> str:
+    """Return how an unread key with pictures becomes a read one."""
+    named = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    return f"columns: {{image: {key}}}" if named else f"the pictures of {key} under a key image or images"
 
 
 def _holds_list(row: bytes, key: str) -> bool:
@@ -195,8 +200,7 @@ def _dropped(
                     advice[meaning] = f"{frames}; or, if their texts do without, ignore_keys: [{known}]"
                 dropped[key] = advice.get(meaning, f"ignore_keys: [{known}]")
         elif _names_picture(value):
-            one = isinstance(value, str) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
-            dropped[key] = f"columns: {{image: {key}}}" if one else f"the pictures of {key} under a key image or images"
+            dropped[key] = _as_pictures(key, value)
         elif not form.turns and folded(key) in BESIDE_QUESTIONS and is_given(value):
             dropped[key] = f"columns: {{input: {key}}}" if "input" in names else f"rows whose question holds {key}"
     return dropped
@@ -207,10 +211,7 @@ def _names_picture(value: Any, depth: int = 3) -> bool:
     if isinstance(value, list | dict):
         held = value[:1] if isinstance(value, list) else value.values()
         return depth > 0 and any(_names_picture(one, depth - 1) for one in held)
-    try:
-        return isinstance(value, str) and bool(PICTURE.fullmatch(value) or EMBEDDED.fullmatch(path_of(value)))
-    except ValueError:
-        return False
+    return isinstance(value, str) and (PICTURE.fullmatch(value) is not None or is_picture(value))
 
 
 def _value(raw: msgspec.Raw) -> Any:

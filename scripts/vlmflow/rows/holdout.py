@@ -56,7 +56,7 @@ class HeldOut:
         parts = verdict.parts
         if what := shared(verdict.pictures, parts, self.in_test):
             return Reject("in_test_split", f"{what} of the test split")
-        for number, digest in enumerate(() if self.near.keys().isdisjoint(parts) else parts):
+        for number, digest in enumerate(parts):
             if found := self.near.get(digest):
                 like = f"the test split's picture with sha256 {found.sha256.hex()}"
                 return Reject(
@@ -84,10 +84,10 @@ def shared(pictures: Sequence[str], parts: Sequence[bytes], others: Set[bytes]) 
 
     pictures, parts: of the row (`row_check.Verdict`). others: the parts of the split's rows.
     """
-    for number, part in enumerate(() if others.isdisjoint(parts) else parts):
-        if part in others:
-            return f"{pictures[number]} is a picture" if pictures else "its prompt is one"
-    return ""
+    if others.isdisjoint(parts):
+        return ""
+    number = next(number for number, part in enumerate(parts) if part in others)
+    return f"{pictures[number]} is a picture" if pictures else "its prompt is one"
 
 
 def held_out(
