@@ -1,54 +1,92 @@
-"""The batches that a trainer takes from its loader: their rows and tokens, and how long it waited for them."""
+"""The optimizer steps of a trainer: the micro-batches of each, with their rows, tokens and losses.
+
+transformers sees one batch a step, which is a list of micro-batches; this rank trains them one by one. So their number
+may differ from step to step: transformers cuts an epoch into steps by a constant (5.19, trainer.py, `_run_epoch`).
+"""
 
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import chain, islice
 from typing import Any
 
 import torch
+from accelerate.utils import DistributedType
 
+from vlmflow.trainer.heartbeat import Doing, Heart
 from vlmflow.trainer.row_log import Batch, RowLog
 
 
 class Batches:
-    """Notes the batches of a trainer of transformers, on each rank.
+    """Trains the micro-batches of each step of a trainer of transformers, on each rank, and notes them.
 
     A loader's workers fetch batches ahead, so its sampler has handed out more than was trained. Batches come in the
-    sampler's order; so each one that the trainer takes is the oldest that was handed out.
+    sampler's order; so the next step that the trainer takes is the oldest that was handed out.
     """
 
-    def __init__(self, trainer: Any, log: RowLog | None) -> None:
+    def __init__(self, trainer: Any, heart: Heart, size: int, log: RowLog | None) -> None:
         """Note batches from now on.
 
-        log: gets the rows of each step; None for a rank that shares its rows with another one, which records them.
+        size: the batches of a step. log: gets the rows of each step; None for a rank that shares its rows with another
+        one, which records them.
         """
         self.waited = 0.0
         """Seconds of this session in which the trainer waited for its next batch."""
         self.of_step: list[Batch] = []
-        """The batches of the present step."""
+        """The rows of the present step's micro-batches."""
+        self.losses: list[torch.Tensor] = []
+        """The losses of those that were trained; their sum is that of the step."""
         self._tokens: list[torch.Tensor | int] = []
         self._trainer = trainer
+        self._heart = heart
+        self._size = size
         self._log = log
-        self._ahead: deque[list[int]] = deque()
+        self._ahead: deque[list[list[int]]] = deque()
         self._get_loader = trainer.get_train_dataloader
         trainer.get_train_dataloader = self._get_train_dataloader
         self._get_samples = trainer.get_batch_samples
         trainer.get_batch_samples = self._get_batch_samples
+        self._train = trainer.training_step
+        trainer.training_step = self._training_step
+        self._operations = trainer.floating_point_ops
+        trainer.floating_point_ops = lambda step: sum(map(self._operations, step))
 
-    def _get_train_dataloader(self, *arguments: Any, **values: Any) -> Any:
-        loader = self._get_loader(*arguments, **values)
+    def _get_train_dataloader(self, skip_batches: int = 0) -> Any:
+        """Return ms-swift's loader, whose length is now in steps. skip_batches: steps that were trained before."""
+        loader = self._get_loader()
         # torch forbids another sampler, lest the batch size differ; this one hands out the same batches.
-        object.__setattr__(loader, "batch_sampler", NotedSampler(loader.batch_sampler, self._ahead))
+        steps = StepSampler(loader.batch_sampler, self._size, skip_batches, self._ahead)
+        object.__setattr__(loader, "batch_sampler", steps)
         return loader
 
     def _get_batch_samples(self, batches: Iterator[Any], count: int, *arguments: Any) -> Any:
-        """Take the batches of the next step, as transformers does, and note their rows."""
-        taken = self._get_samples(self._timed(batches), count, *arguments)
-        self.of_step = [self._rows_of(self._ahead.popleft()) for _ in taken[0]]
-        self._tokens = [_tokens_of(batch) for batch in taken[0]]
-        if self.of_step and self._log:
+        """Take the micro-batches of the next step, as transformers takes batches, and note their rows.
+
+        Returns them as the one batch of the step, with the number of trained tokens of all ranks.
+        """
+        timed = self._timed(batches)
+        begun = list(islice(timed, 1))
+        self.of_step = [self._rows_of(batch) for batch in self._ahead.popleft()] if begun else []
+        taken, trained_tokens = self._get_samples(chain(begun, timed), len(self.of_step), *arguments)
+        self._tokens = [_tokens_of(batch) for batch in taken]
+        if taken and self._log:
             self._log.write(self._trainer.state.global_step + 1, self.of_step)
-        return taken
+        return [taken] if taken else [], trained_tokens
+
+    def _training_step(self, model: Any, step: list[Any], *arguments: Any) -> torch.Tensor:
+        """Train the micro-batches of a step; only the last one lets the ranks exchange their gradients."""
+        trainer, accelerator = self._trainer, self._trainer.accelerator
+        trainer.current_gradient_accumulation_steps = len(step)
+        in_deepspeed = accelerator.distributed_type == DistributedType.DEEPSPEED  # it follows `sync_gradients`
+        self.losses = []
+        for number, batch in enumerate(step, start=1):
+            self._heart.beat(Doing.TRAINING)
+            last = number == len(step)
+            accelerator.gradient_state._set_sync_gradients(last)
+            with nullcontext() if last or in_deepspeed else accelerator.no_sync(model):
+                self.losses.append(self._train(model, batch, *arguments))
+        return sum(self.losses[1:], start=self.losses[0])
 
     def tokens_of_step(self) -> int:
         """Return the tokens of this rank in the present step, without padding.
@@ -81,21 +119,28 @@ def _tokens_of(batch: dict[str, Any]) -> torch.Tensor | int:
     return batch["input_ids"].numel() if mask is None else mask.sum()
 
 
-class NotedSampler:
-    """A loader's batch sampler that notes what it hands out."""
+class StepSampler:
+    """A loader's batch sampler that hands out the batches of another one, and notes which of them are a step.
 
-    def __init__(self, sampler: Any, ahead: deque[list[int]]) -> None:
+    Its length is in steps.
+    """
+
+    def __init__(self, sampler: Any, size: int, skipped: int, ahead: deque[list[list[int]]]) -> None:
+        """size: the batches of a step. skipped: steps not to hand out. ahead: gets the batches of each step."""
         self._sampler = sampler
+        self._size = size
+        self._skipped = skipped
         self._ahead = ahead
 
     def __iter__(self) -> Iterator[list[int]]:
         self._ahead.clear()
-        for samples in self._sampler:
-            self._ahead.append(samples)
-            yield samples
+        batches = islice(self._sampler, self._skipped * self._size, None)
+        while step := list(islice(batches, self._size)):
+            self._ahead.append(step)
+            yield from step
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return max(0, -(-len(self._sampler) // self._size) - self._skipped)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the sampler, such as set_epoch, for ms-swift and transformers."""

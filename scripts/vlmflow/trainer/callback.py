@@ -7,7 +7,8 @@ It
   step that spoils it (`faults`);
 - saves and ends on SIGTERM or when its time is over, also during an evaluation; a resumed training repeats that
   evaluation before its next step;
-- evaluates every row once (`evaluation`), notes the rows of each step (`batches`), gives signs of life (`heartbeat`);
+- trains each step's micro-batches and notes their rows (`batches`), evaluates every row once (`evaluation`), gives
+  signs of life (`heartbeat`);
 - writes `events` to the run folder (rank 0).
 """
 
@@ -71,7 +72,8 @@ class Watch(TrainerCallback):
         self.heart = heart
         self.sharing = trainer.template.sequence_parallel_size
         """So many neighbouring ranks train on the same rows (ms-swift, sequence_parallel.py, `_init_device_mesh`)."""
-        self.batches = Batches(trainer, RowLog(folder, heart.rank) if heart.rank % self.sharing == 0 else None)
+        row_log = RowLog(folder, heart.rank) if heart.rank % self.sharing == 0 else None
+        self.batches = Batches(trainer, heart, orders.micro_batches_per_step, row_log)
         self.faults = Faults(trainer, args, self.batches, folder)
         self.terminated = False
         self.trainer = trainer
@@ -161,14 +163,6 @@ class Watch(TrainerCallback):
         """Save as transformers does; it may take longer than a step."""
         self.heart.beat(Doing.SAVING)
         self.save_checkpoint(*arguments, **values)
-        self.heart.beat(Doing.TRAINING)
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give a sign of life before the first forward pass of a step."""
-        self.heart.beat(Doing.TRAINING)
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Give a sign of life before each further one."""
         self.heart.beat(Doing.TRAINING)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

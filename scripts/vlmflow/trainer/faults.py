@@ -29,17 +29,9 @@ class Faults:
         self._trainer = trainer
         self._batches = batches
         self._run_folder = run_folder
-        self._losses: list[torch.Tensor] = []
         self._norm: Any = None
-        self._training_step = trainer.training_step
-        trainer.training_step = self._noted_step
         self._get_grad_norm = trainer._get_grad_norm
         trainer._get_grad_norm = self._noted_norm
-
-    def _noted_step(self, *arguments: Any, **values: Any) -> torch.Tensor:
-        loss: torch.Tensor = self._training_step(*arguments, **values)
-        self._losses.append(loss)
-        return loss
 
     def _noted_norm(self, *arguments: Any, **values: Any) -> Any:
         self._norm = self._get_grad_norm(*arguments, **values)
@@ -51,8 +43,7 @@ class Faults:
         With float16 an infinite gradient is usual: the scaler then skips the update and scales less. DeepSpeed skips
         such an update with bfloat16 too, at every step without an end.
         """
-        losses, self._losses = self._losses, []
-        self._of_passes: list[float] = torch.stack(losses).tolist()
+        self._of_passes: list[float] = torch.stack(self._batches.losses).tolist()
         norm, self._norm = self._norm, None
         scaled = self._trainer.args.fp16 and self._trainer.accelerator.optimizer_step_was_skipped
         finite = norm is None or math.isfinite(float(norm)) or scaled

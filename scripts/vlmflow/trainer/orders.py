@@ -14,7 +14,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The orders.
 
     folder: the absolute path of the run folder. starter: the process that starts torchrun. processes: the number of
-    trainers. tuner, strategy: their names in `config`. early_stop_after: evaluations in a row without a lower loss
+    trainers. micro_batches_per_step: of each trainer. tuner, strategy: their names in `config`. early_stop_after: evaluations in a row without a lower loss
     after which the training ends; null: never. stop_at: the step after whose evaluation the training ends; null: the
     last one. seconds: how long this process may run before it saves a checkpoint and ends, after at least one step;
     null: without a limit.
@@ -23,6 +23,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     starter: int
     processes: int
+    micro_batches_per_step: int
     tuner: str
     strategy: str
     early_stop_after: int | None

@@ -92,6 +92,7 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         folder=str(folder.path.absolute()),
         starter=os.getpid(),
         processes=training.ranks,
+        micro_batches_per_step=training.settings.gradient_accumulation_steps,
         tuner=training.tuner.name,
         strategy=training.strategy.name,
         early_stop_after=training.settings.early_stop_after,
@@ -109,7 +110,8 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         **({"resume_from_checkpoint": resume} if resume else {}),
     }
     places = [word for name, path in paths.items() for word in (f"--{name}", str(path.absolute()))]
-    return [sys.executable, *torchrun, *worker, *places, *training.arguments()]
+    one_batch = ["--gradient_accumulation_steps", "1"]  # for transformers; our trainer cuts it (trainer/batches.py)
+    return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *one_batch]
 
 
 def _meeting(training: Training, place: Place) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from vlmflow.trainer.batches import Batches
+from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.row_log import Batch, RowLog, rows_of_step
 
 LENGTHS = [9, 300, 40, 500, 11, 700, 90, 120, 333, 8, 64, 901, 77, 410, 5, 256, 31]
@@ -46,6 +47,11 @@ class Trainer:
         self.workers = workers
         self.state = SimpleNamespace(global_step=0)
 
+    def training_step(self, *_: Any) -> None:
+        return None
+
+    floating_point_ops = training_step
+
     def get_train_dataloader(self) -> Any:
         from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
 
@@ -63,12 +69,13 @@ class Trainer:
 
 
 def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
-    """Yield what a loop as that of transformers takes in each step of two batches."""
+    """Yield the two batches that a loop as that of transformers takes as one in each step."""
     loader = trainer.get_train_dataloader()
     for epoch in range(passes):
         loader.set_epoch(epoch)
         iterator = iter(loader)
-        while batches := trainer.get_batch_samples(iterator, 2, "cpu")[0]:
+        while step := trainer.get_batch_samples(iterator, 1, "cpu")[0]:
+            (batches,) = step
             yield [[sample if isinstance(sample, list) else [sample] for sample in batch] for batch in batches]
             trainer.state.global_step += 1
 
@@ -79,7 +86,7 @@ def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed:
     """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
     dataset = numbers(packed)
     trainer = Trainer(dataset, workers)
-    batches = Batches(trainer, RowLog(tmp_path, 0))
+    batches = Batches(trainer, Heart(tmp_path, 0), 2, RowLog(tmp_path, 0))
     taken = list(steps_of(trainer, 2))
     assert [rows_of_step(tmp_path, step + 1)[0] for step in range(len(taken))] == taken
     assert sorted(row for step in taken for batch in step for sample in batch for row in sample) == [
@@ -92,7 +99,7 @@ def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed:
 
 def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
     trainer = Trainer(numbers(packed=False), 0)
-    batches = Batches(trainer, None)
+    batches = Batches(trainer, Heart(tmp_path, 0), 2, None)
     taken = next(steps_of(trainer, 1))
     assert batches.of_step == taken, "a bad step names its rows all the same"
     assert rows_of_step(tmp_path, 1) == {}

@@ -27,10 +27,9 @@ def test_a_skipped_update_is_excused_with_float16_alone(
     trainer: Any = SimpleNamespace(
         args=SimpleNamespace(fp16=fp16),
         accelerator=SimpleNamespace(optimizer_step_was_skipped=skipped),
-        training_step=lambda: torch.tensor(2.5),
         _get_grad_norm=lambda: norm,
     )
-    faults = Faults(trainer, SimpleNamespace(), SimpleNamespace(), tmp_path)  # type: ignore[arg-type]
-    trainer.training_step()
+    batches: Any = SimpleNamespace(losses=[torch.tensor(2.0), torch.tensor(0.5)])
+    faults = Faults(trainer, SimpleNamespace(), batches, tmp_path)
     trainer._get_grad_norm()
     assert faults.measure() == (2.5, finite)

@@ -92,7 +92,15 @@ def test_a_trainer_whose_torchrun_was_killed_ends_at_once() -> None:
     """Another process adopts it, so the end of its parent tells it nothing."""
     gone = subprocess.Popen(["true"])
     gone.wait()
-    orders = Orders(folder="/", starter=gone.pid, processes=1, tuner="lora", strategy="ddp", early_stop_after=None)
+    orders = Orders(
+        folder="/",
+        starter=gone.pid,
+        processes=1,
+        micro_batches_per_step=1,
+        tuner="lora",
+        strategy="ddp",
+        early_stop_after=None,
+    )
     done = subprocess.run(
         [sys.executable, "-m", trainer.__name__, orders.as_word()],
         capture_output=True,
