@@ -62,7 +62,7 @@ def main(
 
     with whole_folder(fitted) as folder:
         how = settings.max_length, settings.over_long
-        outcome = fit_rows(data, account, lengths, counter, *how, folder, measured.chat_template)
+        outcome = fit_rows(data, account, lengths, counter, *how, folder, measured.chat_template, measured.one_sequence)
     logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")
 
 

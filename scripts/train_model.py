@@ -1,6 +1,7 @@
 """Train to the last step, and keep the best checkpoint by validation loss."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -43,12 +44,14 @@ def main(
     pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     run = full.parent.name
-    refuse_failed(read_account(smoke / "gate.json", Gate), run)
+    gate = read_account(smoke / "gate.json", Gate)
+    refuse_failed(gate, run)
 
     def look() -> Training:
         for folder in cached:
             refuse_changed_cache(folder)
-        return plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        full = plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        return replace(full, found=gate.passes)
 
     training = look()
     page = page_of(run, "full", training.settings)

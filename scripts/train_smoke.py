@@ -16,14 +16,17 @@ from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import to_train
+from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import read_events
+from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.onlooker import page_of
+from vlmflow.training.passes import find_passes
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
-from vlmflow.training.smoke import capped, choose_rows, smoke_training
+from vlmflow.training.smoke import SmokeRows, capped, choose_rows, smoke_training
 from vlmflow.training.steps import samples_of
-from vlmflow.training.train import train
+from vlmflow.training.train import Trained, train
 
 log = logging.getLogger("vlmflow")
 
@@ -61,11 +64,19 @@ def main(
     folder = run_store / run / "smoke"
     samples = samples_of([row.tokens for row in train_lengths], settings.train)
     smoke_settings = capped(settings.smoke, full, len(samples))
-    chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
-    training = smoke_training(full, chosen, smoke_settings, folder)
-    page = page_of(run, "smoke", training.settings)
-    trained = train(training, folder, threads, f"train_smoke {run}", resumes=False, onlooker=page)
-    account = report(training, trained)
+
+    def smoke_of(full: Training) -> tuple[SmokeRows, TrainingReport, Trained]:
+        chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
+        training = smoke_training(full, chosen, smoke_settings, folder)
+        page = page_of(run, "smoke", training.settings)
+        trained = train(training, folder, threads, f"train_smoke {run}", resumes=False, onlooker=page)
+        return chosen, report(training, trained), trained
+
+    if settings.train.micro_batch_tokens == "auto":
+        full, done = find_passes(full, None, smoke_of)
+    else:
+        done = smoke_of(full)
+    chosen, account, trained = done
     base = read_model_manifest(model)
     merge = plan_merge(
         base.folder, trained.best.folder, base.files, full.tuner

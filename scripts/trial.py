@@ -1,6 +1,7 @@
 """Train with the settings that a search asks, up to the end of its step."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -77,12 +78,14 @@ def main(
         return
     run = rows.name
     what = f"search {account.search}, trial {trial.number}"
-    refuse_failed(read_account(smoke / "gate.json", Gate), run)
+    gate = read_account(smoke / "gate.json", Gate)
+    refuse_failed(gate, run)
 
     def look() -> Training:
         for folder in cached:
             refuse_changed_cache(folder)
-        return plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        training = plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        return replace(training, found=gate.passes)
 
     training, runs = look(), run_store / run / "search"
     own = of_trial(training, trial)

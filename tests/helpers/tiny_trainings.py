@@ -5,9 +5,11 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from PIL import Image
 
@@ -18,11 +20,14 @@ from vlmflow.config.strategies import DDP, Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import RowLength, TokenCounter
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.proof import LogitProof, TensorProof
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_stored_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
+from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.rows.chat import IMAGE_TAG, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
@@ -56,23 +61,38 @@ class Tiny:
     vision: bool
 
     @classmethod
-    def write(cls, folder: Path, vision: bool, rows: int = 12, val_rows: int = 4, mixed: bool = False) -> "Tiny":
-        """Write model, pictures and rows. mixed: every other row has no picture."""
+    def write(
+        cls, folder: Path, vision: bool, rows: int = 12, val_rows: int = 4, mixed: bool = False, longest: int = 5
+    ) -> "Tiny":
+        """Write model, pictures, rows and their lengths. mixed: every other row has no picture. longest: in words."""
         write_tiny_model(folder / "base", WORDS, TinyShape(), seed=1, vision=vision)
         (folder / "pictures").mkdir()
         for colour in PICTURES:
             Image.new("RGB", (96, 64), colour).save(folder / "pictures" / f"{colour}.png")
+        sized = [PictureEntry(path="", rows=1, name=f"{one}.png", sha256="", width=96, height=64) for one in PICTURES]
+        form = ChatForm.of({} if vision else {"template": "qwen3"}, last_answer_only=False)
+        counter = TokenCounter(folder / "base", sized if vision else [], IMAGE_MAX_TOKENS, form)
         for split, count in (("train", rows), ("val", val_rows)):
             pictured = [vision and not (mixed and number % 2) for number in range(count)]
-            lines = (json.dumps(_row(number, has)) + "\n" for number, has in enumerate(pictured))
-            (folder / f"{split}.jsonl").write_text("".join(lines))
+            made = [_row(number, has, longest) for number, has in enumerate(pictured)]
+            lines = [json.dumps(row).encode() for row in made]
+            (folder / f"{split}.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+            begins = [0, *accumulate(len(line) + 1 for line in lines)]
+            counts = counter.count([_typed(row) for row in made])
+            lengths = [
+                RowLength("row", begin, begin + len(line), *count)
+                for begin, line, count in zip(begins, lines, counts, strict=False)
+            ]
+            encoded = b"".join(msgspec.json.encode(length) + b"\n" for length in lengths)
+            (folder / f"{split}.lengths.jsonl").write_bytes(encoded)
         return cls(folder, vision)
 
     def training(self, tuner: Tuner = LORA, strategy: Strategy = DDP, processes: int = 1, **settings: Any) -> Training:
         """Return a training of the model. settings: those that differ from QUICK."""
         values = QUICK | ({} if self.vision else {"swift_args": {"template": "qwen3"}}) | settings
         pictures = self.folder / "pictures"
-        data = TrainingData(self.folder / "train.jsonl", self.folder / "val.jsonl", pictures, "digest", False)
+        rows = self.folder / "train.jsonl", self.folder / "val.jsonl"
+        data = TrainingData(*rows, pictures, "digest", last_answer_only=False, one_sequence=True)
         base = BaseModel(self.folder / "base", "qwen3_vl" if self.vision else "qwen3", "digest")
         return Training(data, base, TrainSettings(**values), "cpu", processes, strategy, tuner)
 
@@ -95,8 +115,9 @@ class Tiny:
         )
 
 
-def _row(number: int, vision: bool) -> dict[str, Any]:
-    colour, answer = PICTURES[number % 3], " ".join(WORDS[: 1 + number % 5])
+def _row(number: int, vision: bool, longest: int = 5) -> dict[str, Any]:
+    words = (WORDS[:5] * longest)[: 1 + number * 7 % longest] if longest > 5 else WORDS[: 1 + number % 5]
+    colour, answer = PICTURES[number % 3], " ".join(words)
     question = f"{IMAGE_TAG}\n{colour}" if vision else colour
     turns = [{"from": "human", "value": question}, {"from": "gpt", "value": answer}]
     return {"conversations": turns, **({"images": [f"{colour}.png"]} if vision else {})}

@@ -144,7 +144,7 @@ def test_processes_that_do_not_train_together_are_noticed(demo_run: Path, tmp_pa
         folder=str(tmp_path),
         starter=os.getpid(),
         processes=2,
-        micro_batches_per_step=1,
+        batches_per_step=1,
         tuner=LORA.name,
         strategy=DDP.name,
         early_stop_after=None,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
 from vlmflow.config import gpus, tuners
 from vlmflow.config.answer_settings import AnswerSettings
@@ -89,10 +89,20 @@ class TrainSettings(Settings):
     """AdamW's weight decay."""
 
     per_device_batch_size: Positive = 1
-    """Rows per process and forward pass."""
+    """Rows per process and forward pass, where micro_batch_tokens is null."""
 
     gradient_accumulation_steps: Positive = 8
     """Forward passes per optimizer step. Rows per step = nodes × processes × per_device_batch_size × this."""
+
+    rows_per_step: Positive | None = None
+    """Rows of an optimizer step over all processes, in place of per_device_batch_size and gradient_accumulation_steps.
+    A multiple of the processes."""
+
+    micro_batch_tokens: Positive | Literal["auto"] | None = "auto"
+    """Each step's rows are cut into as few forward passes (micro-batches) of at most so many tokens as are fast; a
+    longer row has one of its own. They stand in one sequence without padding, where the model allows it. Rows and order
+    of the steps stay the same. auto: the smoke run finds the largest number that fits the GPU. null, and auto on the
+    CPU, with group_by_length or with sequence_parallel: per_device_batch_size rows per forward pass."""
 
     max_length: Positive = 8192
     """Tokens that a row may have, including picture tokens; over_long decides about longer rows.
@@ -128,8 +138,9 @@ class TrainSettings(Settings):
     keep_checkpoints: Annotated[int, Field(ge=2, le=MOST), EXPONENT_FORM] = 2
     """Working checkpoints kept in the run folder: the best and the newest."""
 
-    gradient_checkpointing: bool = True
-    """Trade time for memory: recompute activations in the backward pass."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Trade time for memory: recompute activations in the backward pass. auto: with micro_batch_tokens: auto, the smoke
+    run chooses what is faster; otherwise true."""
 
     attention: Literal["sdpa", "eager", *FLASH_ATTENTION] = "sdpa"  # type: ignore[valid-type]  # names of a table
     """The attention kernel. Those of flash attention are experimental and need packages that the locked environment
@@ -177,6 +188,20 @@ class TrainSettings(Settings):
         return swift_args
 
     @model_validator(mode="after")
+    def _rows_of_a_step_are_given_once(self) -> Self:
+        given = self.model_fields_set & {"per_device_batch_size", "gradient_accumulation_steps"}
+        if self.rows_per_step and given:
+            raise ValueError(f"rows_per_step: give it, or {' and '.join(sorted(given))}")
+        return self
+
+    @model_validator(mode="after")
+    def _planned_rows_are_not_shared_or_grouped(self) -> Self:
+        plain = "group_by_length" if self.group_by_length else "sequence_parallel" if self.sequence_parallel > 1 else ""
+        if plain and isinstance(self.micro_batch_tokens, int):
+            raise ValueError(f"micro_batch_tokens: not with {plain}; remove one of them")
+        return self
+
+    @model_validator(mode="after")
     def _something_is_trained(self) -> Self:
         if set(self.freeze) == set(get_args(ModelPart)):
             raise ValueError(f"freeze: {', '.join(self.freeze)} are all parts of the model; nothing would be trained")
@@ -203,6 +228,26 @@ class TrainSettings(Settings):
                 f"{self.attention}"
             )
         return self
+
+    def on_device(self, device: str, processes: int) -> Self:
+        """Return the settings with values in place of words: rows_per_step, and `auto` where nothing is to be found.
+
+        processes: those of all nodes. Raises ValueError if rows_per_step is not a multiple of them.
+        """
+        plain = device == "cpu" or self.group_by_length or self.sequence_parallel > 1
+        tokens = None if plain and self.micro_batch_tokens == "auto" else self.micro_batch_tokens
+        changes: dict[str, Any] = {"micro_batch_tokens": tokens}
+        if self.gradient_checkpointing == "auto" and tokens != "auto":
+            changes["gradient_checkpointing"] = True
+        if self.rows_per_step:
+            passes, rest = divmod(self.rows_per_step, processes // self.sequence_parallel)
+            if rest:
+                raise ValueError(
+                    f"train.rows_per_step: {self.rows_per_step} is not a multiple of the {processes} processes"
+                    + (f" / sequence_parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else "")
+                )
+            changes |= {"rows_per_step": None, "gradient_accumulation_steps": passes}
+        return self.model_copy(update=changes)
 
     def scheduled(self, steps: int) -> Self:
         """Return the settings of a run of so many steps: checkpoint_steps and evaluation_steps are numbers."""
@@ -335,7 +380,7 @@ class RunSettings(Settings):
     when every length is needed before the first step: with train.packing or train.group_by_length, each start would
     read all pictures (for a text model, tokenize all rows) while the GPUs wait."""
 
-    train: TrainSettings = TrainSettings()
+    train: Annotated[TrainSettings, Field(validate_default=True)] = TrainSettings()
     smoke: SmokeSettings = SmokeSettings()
     verify: VerifySettings = VerifySettings()
     resources: ResourceSettings = ResourceSettings()
@@ -352,6 +397,14 @@ class RunSettings(Settings):
 
     track: TrackSettings | None = None
     """Send the finished run to trackers: `tracked/NAME.json`."""
+
+    @field_validator("train")
+    @classmethod
+    def _words_have_their_values(cls, train: TrainSettings, run: ValidationInfo) -> TrainSettings:
+        known = run.data
+        if not {"device", "nodes", "processes"} <= known.keys():  # one of them has its own error
+            return train
+        return train.on_device(known["device"], known["nodes"] * known["processes"])
 
     @model_validator(mode="after")
     def _settings_are_those_that_were_chosen(self) -> Self:

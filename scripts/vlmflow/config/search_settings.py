@@ -25,6 +25,7 @@ SEARCHED: dict[str, str | None] = {
     "weight_decay": None,
     "per_device_batch_size": None,
     "gradient_accumulation_steps": None,
+    "rows_per_step": "search per_device_batch_size and gradient_accumulation_steps",
     "lora.rank": None,
     "lora.alpha": None,
     "lora.dropout": None,
@@ -49,7 +50,15 @@ SEARCHED: dict[str, str | None] = {
     "swift_args": "they may change rows, lengths and losses; make a run for each",
     **dict.fromkeys(
         (
-            *("hang_minutes", "gradient_checkpointing", "attention", "padding_free", "liger", "sequence_parallel"),
+            *(
+                "micro_batch_tokens",
+                "hang_minutes",
+                "gradient_checkpointing",
+                "attention",
+                "padding_free",
+                "liger",
+                "sequence_parallel",
+            ),
             "dataloader_workers",
         ),
         SPEED,

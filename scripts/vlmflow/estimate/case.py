@@ -56,7 +56,7 @@ class Case:
     def with_settings(self, **changes: object) -> Self:
         """Return the same run with other settings of `train`; rows longer than a lower max_length are left out."""
         settings = self.settings.model_copy(update=changes)
-        way = replace(self.way, gradient_checkpointing=settings.gradient_checkpointing)
+        way = replace(self.way, gradient_checkpointing=settings.gradient_checkpointing is not False)
         train, val = self._fitted(self.train, settings), self._fitted(self.val, settings)
         return replace(self, settings=settings, way=way, train=train, val=val)
 
@@ -107,7 +107,7 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
         network=settings.network_gbit * 1e9 / 8,
         half=training.dtype != "float32",
         double_quant=training.quantisation.double,
-        gradient_checkpointing=training.gradient_checkpointing,
+        gradient_checkpointing=training.gradient_checkpointing is not False,
         eager=training.attention == "eager",
         liger=training.liger,
     )

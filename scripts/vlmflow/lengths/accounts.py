@@ -69,7 +69,9 @@ class LengthSummary(msgspec.Struct, frozen=True):
     """The result of `measure_lengths` (`lengths/RUN/summary.json`).
 
     image_max_tokens, text_args: the run's settings at that time. compared_with_ms_swift: the number of rows for which
-    ms-swift gave the same length. chat_template: null in an account of before.
+    ms-swift gave the same length. chat_template: null in an account of before. one_sequence: whether ms-swift's
+    template and the model's attention let several rows stand in one sequence without padding; false in an account of
+    before.
     """
 
     train: SplitLengths
@@ -80,6 +82,7 @@ class LengthSummary(msgspec.Struct, frozen=True):
     compared_with_ms_swift: int
     digests: MeasuredFiles
     chat_template: ChatTemplate | None = None
+    one_sequence: bool = False
 
     @property
     def splits(self) -> dict[str, SplitLengths]:
@@ -104,9 +107,9 @@ class FittedSplit(msgspec.Struct, frozen=True):
 class FittedRows(msgspec.Struct, frozen=True):
     """The rows of a data set that `fit_rows` kept for a run (`fitted/RUN/account.json`).
 
-    dataset, form, train_on: as in the data set's own account. max_length: no row has more tokens. chat_template: as in
-    the lengths' account. digests: SHA-256 by file name, and as "pictures" the one over all pictures that the rows name
-    (`image_manifest.pictures_digest`).
+    dataset, form, train_on: as in the data set's own account. max_length: no row has more tokens. chat_template,
+    one_sequence: as in the lengths' account. digests: SHA-256 by file name, and as "pictures" the one over all pictures
+    that the rows name (`image_manifest.pictures_digest`).
     """
 
     dataset: str
@@ -117,6 +120,7 @@ class FittedRows(msgspec.Struct, frozen=True):
     digests: dict[str, str]
     chat_template: ChatTemplate | None = None
     train_on: str = "all"
+    one_sequence: bool = False
 
     @property
     def last_answer_only(self) -> bool:

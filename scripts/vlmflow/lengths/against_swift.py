@@ -84,14 +84,14 @@ def check_lengths(
     threads: int,
     template_differs: bool = False,
     tensors: list[str] | None = None,
-) -> str | None:
+) -> tuple[str | None, bool]:
     """Let ms-swift encode the chosen rows of each file, and the model's chat template render them.
 
     data: the data of the rows. image_max_tokens, text_args: see TrainSettings. template_differs: whether the two may
     give the rows other tokens (models.NAME.template_differs). tensors: the names of those in the model's files; None if
     they are not known.
 
-    Returns their first difference in words; None without one.
+    Returns their first difference in words, or None without one; and whether several rows may stand in one sequence.
 
     Raises VlmflowError if a length, or the number of trained tokens, differs, with the rows' ids and both numbers; or
     as `accepted_difference` and `refuse_incomplete_base` do.
@@ -134,4 +134,5 @@ def check_lengths(
                 "another chat form or picture rule than Qwen3 and Qwen3-VL; remove such swift_args, or "
                 "add the form to vlmflow.lengths.chat_form",
             )
-    return accepted_difference(found["template"], model.folder, text_args, template_differs)
+    difference = accepted_difference(found["template"], model.folder, text_args, template_differs)
+    return difference, found["one_sequence"]

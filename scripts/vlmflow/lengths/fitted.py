@@ -1,6 +1,7 @@
 """Reads the rows of a run that fit from `fitted/RUN`, for the training stages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vlmflow.core.account import read_account
@@ -30,7 +31,8 @@ def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: S
     refuse_other_rows(folder / ACCOUNT)
     store = picture_store / account.dataset
     files = folder / "train.jsonl", folder / "val.jsonl"
-    return with_pictures(*files, folder / ACCOUNT, account.last_answer_only, account.digests, store, manifests)
+    data = with_pictures(*files, folder / ACCOUNT, account.last_answer_only, account.digests, store, manifests)
+    return replace(data, one_sequence=account.one_sequence)
 
 
 def pictures_of(folder: Path, picture_store: Path) -> Path:

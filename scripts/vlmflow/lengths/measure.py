@@ -60,7 +60,7 @@ def measure_lengths(
         log.info("a sample of the rows, in ms-swift's own template and in the model's")
         chosen = {rows[split]: checked[split].rows() for split in rows}
         how = image_max_tokens, text_args, processes, template_differs, tensors
-        difference = check_lengths(chosen, data, model, *how)
+        difference, one_sequence = check_lengths(chosen, data, model, *how)
     if difference:
         log.warning("accepted by template_differs: %s", difference)
     compared = sum(map(len, chosen.values()))
@@ -72,6 +72,7 @@ def measure_lengths(
         text_args=text_args,
         compared_with_ms_swift=compared,
         chat_template=ChatTemplate(compared, difference),
+        one_sequence=one_sequence,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
 

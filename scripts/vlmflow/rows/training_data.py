@@ -23,6 +23,7 @@ class TrainingData:
     train, val: JSON lines of ShareGPT rows. pictures: the data set's picture store; names in rows are relative to it.
     digest: identifies rows and pictures: their SHA-256 digests in hexadecimal, joined.
     last_answer_only: only a row's last answer is trained. manifests: the pictures' image manifests.
+    one_sequence: whether several rows may stand in one sequence (`FittedRows.one_sequence`).
     """
 
     train: Path
@@ -31,6 +32,11 @@ class TrainingData:
     digest: str
     last_answer_only: bool
     manifests: tuple[Path, ...] = ()
+    one_sequence: bool = False
+
+    def lengths(self, split: str) -> Path:
+        """Return the file with the lengths of the rows of `train` or `val`, beside them."""
+        return getattr(self, split).with_suffix(".lengths.jsonl")  # type: ignore[no-any-return]
 
     @property
     def loss_scale(self) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -47,6 +47,14 @@ class BaseModel:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """What a smoke run finds for `auto`: see the settings of these names."""
+
+    micro_batch_tokens: int
+    gradient_checkpointing: bool
+
+
+@dataclass(frozen=True)
 class Training:
     """A complete training. device: "cuda" or "cpu". nodes: machines; processes: the trainers on each.
 
@@ -55,6 +63,8 @@ class Training:
     stop_at: the optimizer step, a multiple of `settings.evaluate_every`, after which the training stops; None trains to
     the last step. hours: how long trainers may run from each start on; None: without a limit. Neither is part of the
     digest: with a larger value the training goes on, as if it had not stopped.
+    found: what the smoke run found for the settings' word `auto`. The digest holds the word: the training is the same
+    on a GPU of another size.
     """
 
     data: TrainingData
@@ -68,6 +78,31 @@ class Training:
     nodes: int = 1
     stop_at: int | None = None
     hours: float | None = None
+    found: Passes | None = None
+
+    @property
+    def micro_batch_tokens(self) -> int | None:
+        """The tokens of a micro-batch, as set or as found; None for a fixed number of rows."""
+        set_to = self.settings.micro_batch_tokens
+        return set_to if isinstance(set_to, int) else self.found.micro_batch_tokens if self.found else None
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether activations are computed again, as set or as found."""
+        set_to = self.settings.gradient_checkpointing
+        return set_to if isinstance(set_to, bool) else self.found is None or self.found.gradient_checkpointing
+
+    @property
+    def pads_rows(self) -> bool:
+        """Whether a micro-batch's rows are filled up to the longest; otherwise they stand in one sequence."""
+        return self.settings.attention == "eager" or not self.data.one_sequence
+
+    @property
+    def rows_per_step(self) -> int:
+        """Rows of an optimizer step over all trainers; with sequence parallelism several share each."""
+        settings = self.settings
+        side_by_side = self.ranks // settings.sequence_parallel
+        return side_by_side * settings.per_device_batch_size * settings.gradient_accumulation_steps
 
     @property
     def ranks(self) -> int:
@@ -79,10 +114,13 @@ class Training:
 
         It does not change with the nodes either: a training resumes when its trainers are on other machines.
         """
+        tokens = self.settings.micro_batch_tokens
+        words = {} if tokens is None else {"passes": [tokens, self.settings.gradient_checkpointing]}
         meaning = {
             "data": self.data.digest,
             "model": self.model.digest,
-            "arguments": self.arguments(),
+            "arguments": replace(self, found=None).arguments(),
+            **words,
             "processes": self.ranks,
             "device": self.device,
             "image_max_tokens": self.settings.image_max_tokens,
@@ -151,13 +189,13 @@ class Training:
             "save_total_limit": settings.keep_checkpoints,
             "metric_for_best_model": "loss",  # the best checkpoint is kept, not loaded into the trainers
             "greater_is_better": False,
-            "gradient_checkpointing": settings.gradient_checkpointing,
+            "gradient_checkpointing": self.gradient_checkpointing,
             "dataloader_num_workers": settings.dataloader_workers,
             "dataloader_pin_memory": self.device == "cuda",
             "ddp_backend": "nccl" if self.device == "cuda" else "gloo",
             "ddp_timeout": DDP_TIMEOUT,
             **cpu,
-            **self.strategy.arguments_for(Choices(settings.dtype, settings.gradient_checkpointing)),
+            **self.strategy.arguments_for(Choices(settings.dtype, self.gradient_checkpointing)),
             "check_model": False,  # it would use the network
             "add_version": False,  # it would add a folder named after the time
             "report_to": "tensorboard",

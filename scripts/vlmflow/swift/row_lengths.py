@@ -5,7 +5,8 @@
 ROWS: JSON lines of ShareGPT rows. TENSORS: a JSON list with the names of the model's tensors, or null. FOUND: the
 output file, JSON. Its "lengths" are a list with the tokens of each row, and those of them that are trained; "template"
 is how the model's own one differs (`served_rows.first_difference`); "tensors" is how the names differ from those that
-the model's configuration needs (`base_tensors.compare_tensors`).
+the model's configuration needs (`base_tensors.compare_tensors`); "one_sequence" is whether several rows may stand in
+one sequence.
 ms-swift's own arguments of model and template follow. The picture store and the picture budget come from the
 environment, as for training (`child_process.environment`).
 """
@@ -14,6 +15,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.rows.data_rows import lines_of
@@ -55,7 +57,22 @@ def main() -> None:
     difference = first_difference(template.processor, list(lines_of(Path(rows), ShareGptRow)), tokens)
     stored = json.loads(Path(names).read_text())
     tensors = {} if stored is None else compare_tensors(Path(arguments.model), stored)
-    Path(found).write_text(json.dumps({"lengths": lengths, "template": difference, "tensors": tensors}))
+    one_sequence = _in_one_sequence(template)
+    found_here = {"lengths": lengths, "template": difference, "tensors": tensors, "one_sequence": one_sequence}
+    Path(found).write_text(json.dumps(found_here))
+
+
+def _in_one_sequence(template: Any) -> bool:
+    """Return whether ms-swift's template can join rows, and each layer of the model attends to all of a row.
+
+    Rows that stand behind each other need a mask where a layer attends to a window; a state that goes from token to
+    token would go on into the next row.
+    """
+    supported = template.support_padding_free
+    if supported is None:  # as ms-swift decides (pipelines/train/sft.py)
+        supported = not template.model_meta.is_multimodal
+    layers = getattr(template.config.get_text_config(), "layer_types", None) or []
+    return bool(supported) and set(layers) <= {"full_attention"}
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import DistributedType
 
 from vlmflow.trainer.heartbeat import Doing, Heart
+from vlmflow.trainer.micro_batches import Plan
 from vlmflow.trainer.row_log import Batch, RowLog
 
 
@@ -25,11 +26,11 @@ class Batches:
     sampler's order; so the next step that the trainer takes is the oldest that was handed out.
     """
 
-    def __init__(self, trainer: Any, heart: Heart, size: int, log: RowLog | None) -> None:
-        """Note batches from now on.
+    def __init__(self, trainer: Any, heart: Heart, size: int, plan: Plan | None, log: RowLog | None) -> None:
+        """Train and note batches from now on.
 
-        size: the batches of a step. log: gets the rows of each step; None for a rank that shares its rows with another
-        one, which records them.
+        size: the batches of a step, if no plan says it. log: gets the rows of each step; None for a rank that shares
+        its rows with another one, which records them.
         """
         self.waited = 0.0
         """Seconds of this session in which the trainer waited for its next batch."""
@@ -41,6 +42,7 @@ class Batches:
         self._trainer = trainer
         self._heart = heart
         self._size = size
+        self._plan = plan
         self._log = log
         self._ahead: deque[list[list[int]]] = deque()
         self._get_loader = trainer.get_train_dataloader
@@ -55,9 +57,10 @@ class Batches:
     def _get_train_dataloader(self, skip_batches: int = 0) -> Any:
         """Return ms-swift's loader, whose length is now in steps. skip_batches: steps that were trained before."""
         loader = self._get_loader()
-        # torch forbids another sampler, lest the batch size differ; this one hands out the same batches.
-        steps = StepSampler(loader.batch_sampler, self._size, skip_batches, self._ahead)
-        object.__setattr__(loader, "batch_sampler", steps)
+        rank = self._trainer.args.process_index
+        steps = PlannedSteps(self._plan, rank) if self._plan else GroupedSteps(loader.batch_sampler, self._size)
+        # torch forbids another sampler, because the loader's batch size would differ; nobody asks this loader for it.
+        object.__setattr__(loader, "batch_sampler", StepSampler(steps, skip_batches, self._ahead))
         return loader
 
     def _get_batch_samples(self, batches: Iterator[Any], count: int, *arguments: Any) -> Any:
@@ -120,28 +123,64 @@ def _tokens_of(batch: dict[str, Any]) -> torch.Tensor | int:
 
 
 class StepSampler:
-    """A loader's batch sampler that hands out the batches of another one, and notes which of them are a step.
+    """A loader's batch sampler that hands out the micro-batches of steps, and notes which of them are a step.
 
     Its length is in steps.
     """
 
-    def __init__(self, sampler: Any, size: int, skipped: int, ahead: deque[list[list[int]]]) -> None:
-        """size: the batches of a step. skipped: steps not to hand out. ahead: gets the batches of each step."""
-        self._sampler = sampler
-        self._size = size
+    def __init__(self, steps: Any, skipped: int, ahead: deque[list[list[int]]]) -> None:
+        """steps: an iterable of steps. skipped: those not to hand out. ahead: gets the batches of each step."""
+        self._steps = steps
         self._skipped = skipped
         self._ahead = ahead
 
     def __iter__(self) -> Iterator[list[int]]:
         self._ahead.clear()
-        batches = islice(self._sampler, self._skipped * self._size, None)
-        while step := list(islice(batches, self._size)):
+        for step in islice(self._steps, self._skipped, None):
             self._ahead.append(step)
             yield from step
 
     def __len__(self) -> int:
-        return max(0, -(-len(self._sampler) // self._size) - self._skipped)
+        return max(0, len(self._steps) - self._skipped)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the sampler, such as set_epoch, for ms-swift and transformers."""
+        """Return an attribute of the steps, such as set_epoch, for ms-swift and transformers."""
+        return getattr(self._steps, name)
+
+
+class GroupedSteps:
+    """Steps of equally many batches of a sampler; the last one may have fewer."""
+
+    def __init__(self, sampler: Any, size: int) -> None:
+        self._sampler = sampler
+        self._size = size
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        batches = iter(self._sampler)
+        while step := list(islice(batches, self._size)):
+            yield step
+
+    def __len__(self) -> int:
+        return -(-len(self._sampler) // self._size)
+
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._sampler, name)
+
+
+class PlannedSteps:
+    """The steps of one rank as planned; all ranks together take the rows that `GroupedSteps` would take."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self._plan = plan
+        self._rank = rank
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of an epoch, from 0."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[list[int]]]:
+        return (step[self._rank] for step in self._plan.steps(self.epoch))
+
+    def __len__(self) -> int:
+        return self._plan.steps_per_epoch

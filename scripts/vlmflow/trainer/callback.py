@@ -37,10 +37,12 @@ from vlmflow.trainer.events import Begin, End, Event, Log, Model, as_line
 from vlmflow.trainer.faults import Faults
 from vlmflow.trainer.heartbeat import Doing, Heart
 from vlmflow.trainer.history import STATE, evaluated, stalled
+from vlmflow.trainer.micro_batches import Plan, Planner, read_sizes
 from vlmflow.trainer.model_layers import layers_of
 from vlmflow.trainer.orders import Orders
 from vlmflow.trainer.quantised_layers import keep_their_form
 from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
+from vlmflow.trainer.row_attention import in_one_sequence
 from vlmflow.trainer.row_log import RowLog
 from vlmflow.trainer.saved_digests import store_digests_with_each_checkpoint
 from vlmflow.trainer.stored_logits import store_with_each_checkpoint
@@ -73,7 +75,8 @@ class Watch(TrainerCallback):
         self.sharing = trainer.template.sequence_parallel_size
         """So many neighbouring ranks train on the same rows (ms-swift, sequence_parallel.py, `_init_device_mesh`)."""
         row_log = RowLog(folder, heart.rank) if heart.rank % self.sharing == 0 else None
-        self.batches = Batches(trainer, heart, orders.micro_batches_per_step, row_log)
+        train, val = _planned(orders)
+        self.batches = Batches(trainer, heart, orders.batches_per_step, train, row_log)
         self.faults = Faults(trainer, args, self.batches, folder)
         self.terminated = False
         self.trainer = trainer
@@ -81,7 +84,7 @@ class Watch(TrainerCallback):
         trainer._maybe_log_save_evaluate = self._log_save_evaluate
         self.save_checkpoint = trainer._save_checkpoint
         trainer._save_checkpoint = self._save_checkpoint
-        Evaluation(trainer, heart)
+        Evaluation(trainer, heart, val)
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
@@ -101,6 +104,8 @@ class Watch(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put our callback last, so that the others have started when it evaluates in on_train_begin."""
         engine.prepare(self.strategy, self.trainer)
+        if self.orders.micro_batches and not self.orders.micro_batches.padded:
+            in_one_sequence(self.trainer)
         if not tuner_of(self.orders.tuner).trains_adapter:
             store_with_each_checkpoint(self.trainer)
         store_digests_with_each_checkpoint(self.trainer)
@@ -175,12 +180,15 @@ class Watch(TrainerCallback):
         if self._ends_here(state):
             control.should_training_stop = True
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let all ranks know of each other; end at a bad step, before it changes the weights."""
+        self.votes = gather((self.stop, self.faults.measure(), self.batches.tokens_of_step()))
+        self.faults.stop_at_a_bad_step([measured for _, measured, _ in self.votes])
+
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count the step's tokens; save and end on all ranks if one of them must; end at a bad step."""
-        votes = gather((self.stop, self.faults.measure(), self.batches.tokens_of_step()))
-        self.faults.stop_at_a_bad_step([measured for _, measured, _ in votes])
-        state.num_input_tokens_seen += sum(tokens for _, _, tokens in votes) // self.sharing
-        if any(stop for stop, _, _ in votes):
+        """Count the step's tokens; save and end on all ranks if one of them must."""
+        state.num_input_tokens_seen += sum(tokens for _, _, tokens in self.votes) // self.sharing
+        if any(stop for stop, _, _ in self.votes):
             control.should_evaluate = False
             control.should_save = True
             control.should_training_stop = True
@@ -198,3 +206,15 @@ class Watch(TrainerCallback):
         """Write that the session ended by itself, with the memory of all ranks."""
         self.heart.beat(Doing.SAVING)  # ms-swift still writes its own log
         self._write(End(state.global_step, peak_memory=gather(peak_memory())))
+
+
+def _planned(orders: Orders) -> tuple[Plan, Planner] | tuple[None, None]:
+    """Return the plan of the training's steps, and a planner for the val split; None without micro-batches."""
+    asked = orders.micro_batches
+    if asked is None:
+        return None, None
+    train, val = (
+        Planner(read_sizes(Path(lengths)), orders.processes, asked.tokens, asked.padded)
+        for lengths in (asked.train, asked.val)
+    )
+    return Plan(train, asked.rows_per_step, asked.seed), val

@@ -15,6 +15,7 @@ from swift.dataloader import DataLoaderShard
 from swift.sequence_parallel import sequence_parallel
 
 from vlmflow.trainer.heartbeat import Doing, Heart
+from vlmflow.trainer.micro_batches import Planner
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
@@ -26,8 +27,10 @@ class Evaluation:
     trainer: ms-swift's (swift/trainers/seq2seq_trainer.py). An evaluation also logs `eval_rows` and `eval_tokens`.
     """
 
-    def __init__(self, trainer: Any, heart: Heart) -> None:
+    def __init__(self, trainer: Any, heart: Heart, planner: Planner | None) -> None:
+        """planner: for the rows of the val split; None for batches of a fixed number of rows."""
         self._trainer = trainer
+        self._planner = planner
         self._heart = heart
         self._loader: DataLoaderShard | None = None
         self._evaluate = trainer._evaluate
@@ -52,7 +55,7 @@ class Evaluation:
         trainer, args = self._trainer, self._trainer.args
         if self._loader is None:
             rank, ranks = _place(trainer)
-            batches = EvenBatches(len(trainer.eval_dataset), args.eval_batch_size, rank, ranks)
+            batches = EvenBatches(self._batches(ranks), rank)
             self._loader = DataLoaderShard(
                 trainer.eval_dataset,
                 device=trainer.accelerator.device,
@@ -65,6 +68,15 @@ class Evaluation:
                 **trainer._maybe_multiprocessing_context(args),
             )
         return self._loader
+
+    def _batches(self, ranks: int) -> list[list[list[int]]]:
+        """Return the batches of each rank, each row once."""
+        rows = range(len(self._trainer.eval_dataset))
+        if self._planner and len(rows) >= ranks:
+            return self._planner.step(rows)
+        size = 1 if self._planner else self._trainer.args.eval_batch_size
+        dealt = [rows[rank::ranks] for rank in range(ranks)]
+        return [[list(mine[at : at + size]) for at in range(0, len(mine), size)] for mine in dealt]
 
     def _evaluation_loop(self, dataloader: DataLoaderShard, *arguments: Any, **values: Any) -> Any:
         """Evaluate all batches; replace the loss by that of all tokens."""
@@ -100,17 +112,15 @@ class Evaluation:
 
 
 class EvenBatches:
-    """The batches of one rank: rows rank, rank + ranks, …; as many on each, because forward passes may be collective.
+    """The batches of one rank; as many on each, because forward passes may be collective.
 
     own: how many come first that are the rank's own; then it repeats its first one, or row 0.
     """
 
-    def __init__(self, rows: int, size: int, rank: int, ranks: int) -> None:
-        mine = list(range(rank, rows, ranks))
-        self._batches = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
-        self.own = len(self._batches)
-        most = -(-len(range(0, rows, ranks)) // size)
-        self._batches += [self._batches[0] if self._batches else [0]] * (most - self.own)
+    def __init__(self, of_ranks: list[list[list[int]]], rank: int) -> None:
+        self.own = len(of_ranks[rank])
+        again = of_ranks[rank][0] if self.own else [0]
+        self._batches = of_ranks[rank] + [again] * (max(map(len, of_ranks)) - self.own)
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter(self._batches)

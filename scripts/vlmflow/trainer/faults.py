@@ -38,44 +38,69 @@ class Faults:
         return self._norm
 
     def measure(self) -> tuple[float, bool]:
-        """Return this rank's loss of the step that ends now, and whether the gradient's norm is a finite number.
+        """Return this rank's loss of the present step, and whether the gradient's norm is a finite number.
 
-        With float16 an infinite gradient is usual: the scaler then skips the update and scales less. DeepSpeed skips
+        With float16 an infinite gradient is usual: the scaler will skip the update and scale less. DeepSpeed skips
         such an update with bfloat16 too, at every step without an end.
         """
         self._of_passes: list[float] = torch.stack(self._batches.losses).tolist()
         norm, self._norm = self._norm, None
-        scaled = self._trainer.args.fp16 and self._trainer.accelerator.optimizer_step_was_skipped
-        finite = norm is None or math.isfinite(float(norm)) or scaled
+        finite = norm is None or math.isfinite(float(norm)) or self._trainer.args.fp16
         return sum(self._of_passes), finite
 
     def stop_at_a_bad_step(self, measured: list[tuple[float, bool]]) -> None:
-        """Raise BadStepError if the step that ends now is bad, with an account of it in the run folder.
+        """Raise BadStepError if the present step is bad, with an account of it in the run folder.
 
         measured: what `measure` returned on each rank. All ranks must call it.
         """
         trainer, state = self._trainer, self._trainer.state
         loss = sum(loss for loss, _ in measured) / len(measured)
         recent = state.log_history[-2 * (USUAL + IN_A_ROW) :]  # at most every second entry is of an evaluation
-        losses: list[StepLoss] = [*logged(recent, "loss"), (state.global_step, loss)]
+        step = state.global_step + 1
+        losses: list[StepLoss] = [*logged(recent, "loss"), (step, loss)]
         warmup = trainer.args.get_warmup_steps(state.max_steps)
         found = fault_of(losses, all(finite for _, finite in measured), warmup)
         if found is None:
             return
         fault, first = found
-        rows = sorted({row for of_rank in gather(self._suspects(fault)) for row in of_rank})
+        rows = self._culprits(gather(self._suspects(fault)), fault)
         if trainer.args.process_index == 0:
             of_steps = [f"{loss:.4g}" for step, loss in losses if step >= first]
-            account = BadStep(step=state.global_step, first=first, fault=fault, losses=of_steps, rows=rows)
+            account = BadStep(step=step, first=first, fault=fault, losses=of_steps, rows=rows)
             write_account(account_of(self._run_folder), account)
         raise BadStepError
 
-    def _suspects(self, fault: Fault) -> list[int]:
-        """Return this rank's rows of the step, or those of the forward passes whose loss is no number."""
+    def _suspects(self, fault: Fault) -> list[list[int]]:
+        """Return the rows of this rank's forward passes of the step, or of those whose loss is no number."""
         return [
-            row
+            [row for sample in batch for row in sample]
             for loss, batch in zip(self._of_passes, self._batches.of_step, strict=True)
             if fault is not Fault.LOSS or not math.isfinite(loss)
-            for sample in batch
-            for row in sample
         ]
+
+    def _culprits(self, of_ranks: list[list[list[int]]], fault: Fault) -> list[int]:
+        """Return the rows to name: all suspects, or of passes of several rows those whose own loss is no number.
+
+        All ranks compute equally many losses, because forward passes may be collective.
+        """
+        rows_of_ranks = [[row for rows in passes for row in rows] for passes in of_ranks]
+        everybody = sorted({row for rows in rows_of_ranks for row in rows})
+        alone = all(len(rows) == 1 for passes in of_ranks for rows in passes)
+        if fault is not Fault.LOSS or alone or self._trainer.template.sequence_parallel_size > 1:
+            return everybody
+        mine = rows_of_ranks[self._trainer.args.process_index]
+        most = max(map(len, rows_of_ranks))
+        bad = [row for row in [*mine, *[0] * (most - len(mine))] if not math.isfinite(self._loss_of(row))]
+        found = sorted({row for rows in gather([row for row in bad if row in mine]) for row in rows})
+        return found or everybody
+
+    def _loss_of(self, row: int) -> float:
+        """Return the loss of a row alone, with the present weights."""
+        trainer = self._trainer
+        inputs = trainer._prepare_inputs(trainer.data_collator([trainer.train_dataset[row]]))
+        with (
+            torch.no_grad(),
+            trainer.compute_loss_context_manager(),
+            trainer.template.forward_context(trainer.model, inputs),
+        ):
+            return float(trainer.compute_loss(trainer.model_wrapped, inputs))

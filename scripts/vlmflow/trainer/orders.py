@@ -10,23 +10,39 @@ PROGRESS = "progress.jsonl"
 """The file of a run folder with the trainer's events."""
 
 
+class MicroBatches(msgspec.Struct, frozen=True):
+    """How steps are cut into micro-batches (`trainer.micro_batches`).
+
+    tokens: the most in one. rows_per_step: of all processes. seed: of the rows' order. padded: whether its rows are
+    filled up to the longest. train, val: the absolute paths of the splits' lengths files.
+    """
+
+    tokens: int
+    rows_per_step: int
+    seed: int
+    padded: bool
+    train: str
+    val: str
+
+
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
     """The orders.
 
     folder: the absolute path of the run folder. starter: the process that starts torchrun. processes: the number of
-    trainers. micro_batches_per_step: of each trainer. tuner, strategy: their names in `config`. early_stop_after: evaluations in a row without a lower loss
-    after which the training ends; null: never. stop_at: the step after whose evaluation the training ends; null: the
-    last one. seconds: how long this process may run before it saves a checkpoint and ends, after at least one step;
-    null: without a limit.
+    trainers. batches_per_step: of each trainer, where micro_batches is null. tuner, strategy: their names in `config`.
+    early_stop_after: evaluations in a row without a lower loss after which the training ends; null: never. stop_at: the
+    step after whose evaluation the training ends; null: the last one. seconds: how long this process may run before it
+    saves a checkpoint and ends, after at least one step; null: without a limit.
     """
 
     folder: str
     starter: int
     processes: int
-    micro_batches_per_step: int
+    batches_per_step: int
     tuner: str
     strategy: str
     early_stop_after: int | None
+    micro_batches: MicroBatches | None = None
     stop_at: int | None = None
     seconds: float | None = None
 

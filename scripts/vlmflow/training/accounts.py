@@ -5,7 +5,9 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vlmflow.core.printable import counted
 from vlmflow.lengths.accounts import FittedSplit, SplitLengths
+from vlmflow.swift.arguments import Passes
 from vlmflow.trainer.history import StepLoss
 from vlmflow.trainer.model_layers import Layers
 
@@ -46,6 +48,44 @@ class TrainingDigests(msgspec.Struct, frozen=True):
     progress: str
 
 
+class EpochPlan(msgspec.Struct, frozen=True):
+    """The micro-batches of an epoch.
+
+    micro_batches: of each process. padding: tokens of it, over all processes. full_rate: the share of the speed that
+    full micro-batches on all processes would have. one_row_each: so many times as long one row per pass would take.
+    """
+
+    micro_batches: int
+    padding: int
+    full_rate: float
+    one_row_each: float
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """How a training cuts its steps (`plan.json` in its run folder); each of its processes makes the same plan.
+
+    passes: the number of tokens, and whether activations are computed again; a resume keeps both. padded: whether rows
+    are filled up to the longest of their micro-batch. digest: SHA-256 over what the plan is a function of. epochs: by
+    number, the first `step_plan.DESCRIBED`. picture_tokens: the most in a micro-batch.
+    """
+
+    passes: Passes
+    padded: bool
+    digest: str
+    epochs: list[EpochPlan]
+    picture_tokens: int
+
+    def in_words(self) -> str:
+        """Return what the plan is, and what it saves, for people."""
+        first = self.epochs[0]
+        padding = f", {first.padding:,} tokens of padding" if self.padded else ", no padding"
+        return (
+            f"{counted(first.micro_batches, 'micro-batch')} of at most {self.passes.micro_batch_tokens:,} tokens in "
+            f"an epoch on each process{padding}, {first.full_rate:.0%} of the full rate; one row per pass would take "
+            f"{first.one_row_each:.1f} times as long"
+        ).replace("micro-batchs", "micro-batches")
+
+
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of a finished training (`checkpoints/RUN/{smoke,full}/report.json`).
 
@@ -58,7 +98,8 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     evaluation, the mean over all trained tokens of the val split. eval_rows, eval_tokens: how many rows and trained
     tokens an evaluation has.
     tuner, strategy: their names. experimental: what no test proves, for people. settings: the run's `train` block.
-    deepspeed: DeepSpeed's settings, if the strategy takes them. versions: of packages, by name.
+    deepspeed: DeepSpeed's settings, if the strategy takes them. plan: of its micro-batches; null without them.
+    versions: of packages, by name.
     """
 
     steps: int
@@ -82,6 +123,7 @@ class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):
     tuner: str
     strategy: str
     deepspeed: dict[str, Any] | None = None
+    plan: StepPlan | None = None
     experimental: list[str]
     digests: TrainingDigests
     versions: dict[str, str]
@@ -146,7 +188,8 @@ class Gate(msgspec.Struct, frozen=True):
     """The verdict on a smoke run (`checkpoints/RUN/smoke/gate.json`).
 
     peak_memory, tokens_per_second: as in the smoke run's report. lengths: of all rows of the train split that fit.
-    fitted: what became of the rows, by split ("train", "val").
+    fitted: what became of the rows, by split ("train", "val"). passes: what the smoke run found for the word `auto`;
+    null if the settings have numbers. plan: of the full run's micro-batches; null without them.
     """
 
     passed: bool
@@ -157,6 +200,8 @@ class Gate(msgspec.Struct, frozen=True):
     full_run: FullRun
     fitted: dict[str, FittedSplit]
     merge: PlannedMerge
+    passes: Passes | None = None
+    plan: StepPlan | None = None
 
     @property
     def left_out(self) -> int:

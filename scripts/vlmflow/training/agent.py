@@ -15,7 +15,7 @@ from vlmflow.core.process import bound_to_this_process
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer import process as trainer
-from vlmflow.trainer.orders import Orders
+from vlmflow.trainer.orders import MicroBatches, Orders
 from vlmflow.training.compiler import search_path
 from vlmflow.training.foreign_code import refuse_foreign_code
 from vlmflow.training.run_folder import RunFolder
@@ -92,10 +92,11 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         folder=str(folder.path.absolute()),
         starter=os.getpid(),
         processes=training.ranks,
-        micro_batches_per_step=training.settings.gradient_accumulation_steps,
+        batches_per_step=training.settings.gradient_accumulation_steps,
         tuner=training.tuner.name,
         strategy=training.strategy.name,
         early_stop_after=training.settings.early_stop_after,
+        micro_batches=_micro_batches(training),
         stop_at=training.stop_at,
         seconds=None if training.hours is None else 3600 * training.hours,
     )
@@ -112,6 +113,16 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     places = [word for name, path in paths.items() for word in (f"--{name}", str(path.absolute()))]
     one_batch = ["--gradient_accumulation_steps", "1"]  # for transformers; our trainer cuts it (trainer/batches.py)
     return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *one_batch]
+
+
+def _micro_batches(training: Training) -> MicroBatches | None:
+    if training.micro_batch_tokens is None:
+        return None
+    train, val = (str(training.data.lengths(split).absolute()) for split in ("train", "val"))
+    settings = training.settings
+    return MicroBatches(
+        training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows, train=train, val=val
+    )
 
 
 def _meeting(training: Training, place: Place) -> list[str]:

@@ -3,10 +3,10 @@
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 
 from msgspec import structs
 
-from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
@@ -15,10 +15,12 @@ from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Event
+from vlmflow.trainer.micro_batches import size_of
 from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
 from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
+from vlmflow.training.step_plan import describe, passes_per_step, plan_of
 from vlmflow.training.steps import (
     Steps,
     evaluations_of,
@@ -77,9 +79,11 @@ def judge(
         peak_memory=report.peak_memory,
         tokens_per_second=report.tokens_per_second,
         lengths=LengthAccount.of(train).describe(),
-        full_run=estimate(train, val, full.settings, ranks, pace_of(report, events, chosen.val, full)),
+        full_run=estimate(train, val, full, pace_of(report, events, chosen.val, full)),
         fitted=fitted,
         merge=merge,
+        passes=full.found,
+        plan=None if full.micro_batch_tokens is None else describe(full),
     )
 
 
@@ -100,20 +104,19 @@ def pace_of(report: TrainingReport, events: Sequence[Event], val: Sequence[RowLe
     val: the rows of each evaluation. Without a step that counts, time is in proportion to tokens.
     """
     pace = fit(timed_steps(events)) or Pace(0.0, report.seconds / max(report.tokens, 1), 0)
-    as_trained = _seconds_of_batches(val, pace, full.settings, full.ranks)
+    as_trained = _seconds_of_batches(val, pace, full)
     seconds = list(evaluation_seconds(events))
     if not seconds or not as_trained:
         return pace
     return structs.replace(pace, evaluation_cost=statistics.fmean(seconds) / as_trained)
 
 
-def estimate(
-    train: list[RowLength], val: list[RowLength], settings: TrainSettings, processes: int, pace: Pace
-) -> FullRun:
+def estimate(train: list[RowLength], val: list[RowLength], full: Training, pace: Pace) -> FullRun:
     """Estimate steps, tokens and seconds of the full run from the time of the smoke run's steps.
 
     train, val: the lengths of all rows, in the order of their files.
     """
+    settings, processes = full.settings, full.ranks
     lengths = [row.tokens for row in train]
     samples = samples_of(lengths, settings)
     count = Steps.of(len(samples), settings, processes)
@@ -122,7 +125,7 @@ def estimate(
     steps = count.total
     tokens = round(steps / count.per_epoch * count.samples * mean)
     evaluations = evaluations_of(steps, settings)
-    evaluating = pace.evaluation_cost * _seconds_of_batches(val, pace, settings, processes)
+    evaluating = pace.evaluation_cost * _seconds_of_batches(val, pace, full)
     seconds = round(steps * pace.step_seconds + tokens * pace.token_seconds + evaluations * evaluating)
     at_most = "at most " if settings.early_stop_after else ""
     untrained = f"; {len(left_over):,} of {len(train):,} rows left over, not trained" if left_over else ""
@@ -139,11 +142,19 @@ def estimate(
     )
 
 
-def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, settings: TrainSettings, processes: int) -> float:
+def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, full: Training) -> float:
     """Return how long some rows would take as batches of a training."""
-    batches = math.ceil(len(rows) / (side_by_side(settings, processes) * settings.per_device_batch_size))
-    each = pace.step_seconds / settings.gradient_accumulation_steps
-    return batches * each + sum(row.tokens for row in rows) * pace.token_seconds
+    settings = full.settings
+    if full.micro_batch_tokens is None:
+        batches = math.ceil(len(rows) / (side_by_side(settings, full.ranks) * settings.per_device_batch_size))
+        of_a_step: float = settings.gradient_accumulation_steps
+    else:
+        plan = plan_of(full)
+        planner = replace(plan.planner, sizes=[size_of(row) for row in rows])
+        batches = len(planner.step(range(len(rows)))[0]) if len(rows) >= full.ranks else 1
+        of_a_step = passes_per_step(plan)
+    tokens = sum(row.tokens for row in rows)
+    return batches * pace.step_seconds / of_a_step + tokens * pace.token_seconds
 
 
 def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:

@@ -22,7 +22,7 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.arguments import BaseModel, Passes, Training
 
 ATTEMPT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of an attempt; on a cluster it is that of a Kubernetes object."""
@@ -68,6 +68,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     deepspeed: dict[str, Any] | None
     tuner: str
     cached: str | None
+    one_sequence: bool
+    found: Passes | None
     stop_at: int | None
     hours: float | None
 
@@ -96,6 +98,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             strategy=training.strategy.name,
             deepspeed=training.strategy.deepspeed,
             tuner=training.tuner.name,
+            one_sequence=data.one_sequence,
+            found=training.found,
             cached=str(training.cached.absolute()) if training.cached else None,
             stop_at=training.stop_at,
             hours=training.hours,
@@ -109,7 +113,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def training(self) -> Training:
         """Return the training. Raises ValueError if a value is not one that a configuration may have."""
         data = TrainingData(
-            _place(self.train), _place(self.val), _place(self.pictures), self.data_digest, self.last_answer_only
+            *(_place(self.train), _place(self.val), _place(self.pictures), self.data_digest, self.last_answer_only),
+            one_sequence=self.one_sequence,
         )
         return Training(
             data,
@@ -123,6 +128,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.nodes,
             self.stop_at,
             self.hours,
+            self.found,
         )
 
 

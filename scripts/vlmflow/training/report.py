@@ -13,6 +13,7 @@ from vlmflow.trainer.history import logged
 from vlmflow.training.accounts import Best, EndedEarly, TrainingDigests, TrainingReport
 from vlmflow.training.newest import Newest
 from vlmflow.training.released import digests_of
+from vlmflow.training.step_plan import read_plan
 from vlmflow.training.train import Trained
 
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
@@ -61,6 +62,7 @@ def report(training: Training, trained: Trained) -> TrainingReport:
         tuner=training.tuner.name,
         strategy=training.strategy.name,
         deepspeed=training.strategy.deepspeed,
+        plan=read_plan(trained.folder),
         experimental=experiments(training.tuner.name, training.strategy.name, training.settings),
         digests=TrainingDigests(
             job=training.digest(),

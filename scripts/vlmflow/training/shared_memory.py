@@ -18,18 +18,25 @@ LOADERS = 2
 """During an evaluation, the loader of the training rows keeps its batches too: ms-swift's loaders are persistent."""
 
 
-def shared_memory_needed(settings: TrainSettings, processes: int) -> int:
-    """Return the bytes of all loaders' batches if every row has a picture of the largest size."""
-    batch = settings.per_device_batch_size * settings.image_max_tokens * BYTES_PER_IMAGE_TOKEN
+def shared_memory_needed(settings: TrainSettings, processes: int, picture_tokens: int | None = None) -> int:
+    """Return the bytes of all loaders' batches.
+
+    picture_tokens: the most in a batch; None if every row may have a picture of the largest size.
+    """
+    largest = settings.per_device_batch_size * settings.image_max_tokens
+    batch = (largest if picture_tokens is None else picture_tokens) * BYTES_PER_IMAGE_TOKEN
     return processes * LOADERS * settings.dataloader_workers * BATCHES_AHEAD * batch
 
 
-def refuse_small_shared_memory(settings: TrainSettings, processes: int, folder: Path = SHARED_MEMORY) -> None:
+def refuse_small_shared_memory(
+    settings: TrainSettings, processes: int, picture_tokens: int | None = None, folder: Path = SHARED_MEMORY
+) -> None:
     """Refuse to train if the loaders' batches do not fit: the trainer would die of a bus error during the run.
 
-    Containers have 64 MB by default. folder: the mount point of the shared memory. Raises VlmflowError.
+    Containers have 64 MB by default. picture_tokens: see `shared_memory_needed`. folder: the mount
+    point of the shared memory. Raises VlmflowError.
     """
-    needed, free = shared_memory_needed(settings, processes), shutil.disk_usage(folder).free
+    needed, free = shared_memory_needed(settings, processes, picture_tokens), shutil.disk_usage(folder).free
     if needed > free:
         raise VlmflowError(
             f"{folder} has {free / 1e6:,.0f} MB free, but the data loaders of {processes} process(es) need "

@@ -7,13 +7,16 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.printable import counted
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.swift.arguments import Training
-from vlmflow.training.steps import Steps, side_by_side
+from vlmflow.training.step_plan import plan_of
+from vlmflow.training.steps import Steps
 
 log = logging.getLogger("vlmflow")
 
@@ -37,27 +40,21 @@ def capped(smoke: SmokeSettings, full: Training, samples: int) -> SmokeSettings:
     steps = max(FEWEST_STEPS, Steps.of(samples, full.settings, full.ranks).total)
     if steps >= smoke.steps:
         return smoke
-    longest = min(smoke.longest, steps * rows_per_step(full))
+    longest = min(smoke.longest, steps * full.rows_per_step)
     log.info(f"the full run has at most {steps} steps: the smoke run takes {steps}, not smoke.steps = {smoke.steps}")
     return smoke.model_copy(update={"steps": steps, "longest": longest})
-
-
-def rows_per_step(training: Training) -> int:
-    """Return the samples of one optimizer step, over all ranks: with packing at least so many rows."""
-    settings = training.settings
-    side = side_by_side(settings, training.ranks)
-    return side * settings.per_device_batch_size * settings.gradient_accumulation_steps
 
 
 def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, smoke: SmokeSettings) -> SmokeRows:
     """Return the longest rows of both splits by tokens, and a sample of the train split, drawn with the run's seed.
 
     train, val: the lengths of all rows. The steps limit the sample: each chosen row is trained on at least once.
+    With micro-batches, the first steps of the smoke run are those of the full run that need the most memory.
 
     Raises VlmflowError if the steps are not enough for the longest rows alone.
     """
     settings = full.settings
-    each = rows_per_step(full)
+    each = full.rows_per_step
     room = smoke.steps * each - smoke.longest
     if room < 0:
         raise VlmflowError(
@@ -67,7 +64,41 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, sm
     by_length = sorted(train, key=_longest_first)
     others = by_length[smoke.longest :]
     sample = random.Random(settings.seed).sample(others, min(smoke.sample, room, len(others)))  # noqa: S311
-    return SmokeRows(by_length[: smoke.longest] + sample, sorted(val, key=_longest_first)[: smoke.longest])
+    chosen = by_length[: smoke.longest] + sample
+    if full.micro_batch_tokens is not None:
+        chosen = _dearest_steps_first(train, chosen, full, smoke.steps)
+    return SmokeRows(chosen, sorted(val, key=_longest_first)[: smoke.longest])
+
+
+def _dearest_steps_first(
+    train: list[RowLength], others: list[RowLength], full: Training, steps: int
+) -> list[RowLength]:
+    """Return the rows of the dearest steps of the full run's first epoch, then others, in the order of a file.
+
+    The order is such that the smoke run's sampler draws these steps first; a plan depends on lengths alone, so it cuts
+    them into the same micro-batches.
+    """
+    plan = plan_of(full)
+    dearest: dict[str, tuple[int, list[int]]] = {}
+    for rows in plan.rows(0):
+        for batch in (batch for batches in plan.planner.step(rows) for batch in batches):
+            needs = {
+                "tokens": plan.planner.tokens(batch),
+                "trained tokens": sum(train[row].trained_tokens for row in batch),
+                "picture tokens": sum(train[row].picture_tokens for row in batch),
+            }
+            for what, need in needs.items():
+                if need > dearest.get(what, (-1, []))[0]:
+                    dearest[what] = need, rows
+    whole_first = sorted((rows for _, rows in dearest.values()), key=len, reverse=True)
+    first = list(dict.fromkeys(row for rows in whole_first for row in rows))
+    starts = {train[row].start for row in first}
+    wanted = [train[row] for row in first] + [row for row in others if row.start not in starts]
+    wanted = wanted[: steps * full.rows_per_step]
+    smaller = replace(plan, planner=replace(plan.planner, sizes=[0] * len(wanted)))
+    drawn = [row for rows in smaller.rows(0) for row in rows]
+    placed = sorted(zip(drawn, wanted, strict=False), key=lambda place: place[0])
+    return [row for _, row in placed]
 
 
 def _longest_first(row: RowLength) -> tuple[int, int]:
@@ -82,18 +113,23 @@ def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, fold
     lines = {"train": lines_of(full.data.train, chosen.train), "val": lines_of(full.data.val, chosen.val)}
     digest = hashlib.sha256(b"\0".join(lines.values())).hexdigest()
     files = {split: folder / "rows" / digest[:16] / f"{split}.jsonl" for split in lines}
+    data = replace(full.data, train=files["train"], val=files["val"], digest=digest + full.data.digest)
     for split, file in files.items():
-        with whole_file(file) as target:
+        with whole_file(file) as target, whole_file(data.lengths(split)) as lengths:
             target.write(lines[split])
+            lengths.writelines(msgspec.json.encode(row) + b"\n" for row in getattr(chosen, split))
     return replace(
         full,
-        data=replace(full.data, train=files["train"], val=files["val"], digest=digest + full.data.digest),
+        data=data,
+        found=None,
         settings=full.settings.model_copy(
             update={
                 "max_steps": smoke.steps,
                 "checkpoint_steps": (smoke.steps + 1) // 2,
                 "evaluation_steps": (smoke.steps + 1) // 2,
                 "early_stop_after": None,
+                "micro_batch_tokens": full.micro_batch_tokens,
+                "gradient_checkpointing": full.gradient_checkpointing,
             }
         ),
     )

@@ -19,15 +19,20 @@ from vlmflow.training.group import Group, group_of
 from vlmflow.training.launch import launch
 from vlmflow.training.onlooker import Onlooker, nobody
 from vlmflow.training.released import refuse_other_adapter
-from vlmflow.training.resumed import ResumableError, last_step, resume_once
+from vlmflow.training.resumed import OutOfGpuMemoryError, ResumableError, last_step, resume_once
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.shared_memory import refuse_small_shared_memory
+from vlmflow.training.step_plan import kept_plan
 
 log = logging.getLogger("vlmflow")
 
 
 class TrainingFailedError(VlmflowError):
     """The training itself failed, with its data and settings; neither this machine nor somebody's signal ended it."""
+
+
+class TooLargeError(TrainingFailedError):
+    """A GPU ran out of memory in a training that is not resumed."""
 
 
 class OutOfHoursError(VlmflowError):
@@ -54,67 +59,78 @@ def train(
     what: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether a
     training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
 
-    Raises TrainingFailedError if the trainers fail, or a step has spoiled the training; OutOfHoursError if they ended
+    Raises TrainingFailedError if the trainers fail, or a step has spoiled the training (TooLargeError if a GPU ran out
+    of memory, and it is not resumed); OutOfHoursError if they ended
     because their hours were over, or have none to begin with; PassingError if they ended before their target
     (TrainersDiedError if nobody asked them to); VlmflowError if this machine cannot train, or a checkpoint cannot be
     read.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
     folder = RunFolder(runs / training.digest())
-    with folder.held(training.describe()) as lock, group_of(training, folder, threads) as group:
-        refuse_small_shared_memory(training.settings, training.ranks if group.is_local else training.processes)
-        patience = training.settings.early_stop_after
+    with folder.held(training.describe()) as lock:
+        plan = kept_plan(training, folder, what)
+        training = replace(training, found=plan.passes) if plan else training
+        with group_of(training, folder, threads) as group:
+            loaders = training.ranks if group.is_local else training.processes
+            refuse_small_shared_memory(training.settings, loaders, plan.picture_tokens if plan else None)
+            return _train(training, folder, lock, group, what, resumes, onlooker)
+
+
+def _train(
+    training: Training, folder: RunFolder, lock: int, group: Group, what: str, resumes: bool, onlooker: Onlooker
+) -> Trained:
+    patience = training.settings.early_stop_after
+    with _failures_of_the_training():
+        refuse_bad_step(folder, training.data.train, what)
+    last = _newest(training, folder)
+    over = training.hours is not None and training.hours <= 0
+    if last is not None and last.ended(patience, training.stop_at):
+        log.info(f"{what}: already trained to step {last.step} ({folder.path})")
+    elif not over:
+        if last is not None:
+            lost = max(0, last_step(folder.progress) - last.step)
+            again = f"; lost since then, and trained again: {counted(lost, 'step')}" if lost else ""
+            log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
         with _failures_of_the_training():
+            left = _launch(training, folder, last, lock, group, what, resumes, onlooker)
+            over = left is not None and left <= 0
             refuse_bad_step(folder, training.data.train, what)
         last = _newest(training, folder)
-        over = training.hours is not None and training.hours <= 0
-        if last is not None and last.ended(patience, training.stop_at):
-            log.info(f"{what}: already trained to step {last.step} ({folder.path})")
-        elif not over:
-            if last is not None:
-                lost = max(0, last_step(folder.progress) - last.step)
-                again = f"; lost since then, and trained again: {counted(lost, 'step')}" if lost else ""
-                log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
-            with _failures_of_the_training():
-                left = _launch(training, folder, last, lock, group, what, resumes, onlooker)
-                over = left is not None and left <= 0
-                refuse_bad_step(folder, training.data.train, what)
-            last = _newest(training, folder)
-        log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
-        if last is None or not last.ended(patience, training.stop_at):
-            if over:
-                at = f"step {last.step} of {last.target}" if last else "no checkpoint"
-                raise OutOfHoursError(
-                    f"{what}: its hours are over, with {at}",
-                    "give it more hours: it resumes there",
-                )
-            if last is None:
-                raise PassingError(
-                    f"{what}: the training was interrupted before its first checkpoint",
-                    "run the same command again: it trains from step 0",
-                )
+    log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
+    if last is None or not last.ended(patience, training.stop_at):
+        if over:
+            at = f"step {last.step} of {last.target}" if last else "no checkpoint"
+            raise OutOfHoursError(
+                f"{what}: its hours are over, with {at}",
+                "give it more hours: it resumes there",
+            )
+        if last is None:
             raise PassingError(
-                f"{what}: the training was interrupted, with step {last.step} of {last.target}",
-                "run the same command again: it resumes there",
+                f"{what}: the training was interrupted before its first checkpoint",
+                "run the same command again: it trains from step 0",
             )
-        if last.best is None:
-            raise TrainingFailedError(
-                f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
-                f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
-            )
-        if last.ended_early(patience):
-            log.info(
-                f"{what}: ended early at step {last.step} of {last.target}: {counted(patience or 0, 'evaluation')} "
-                f"without a lower validation loss than step {_step_of(last.best)}'s (early_stop_after)"
-            )
-        best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
-        if best is None:
-            raise VlmflowError(
-                f"{last.best}: the best checkpoint can no longer be read",
-                f"remove {folder.path} and run the same command again",
-            )
-        if training.tuner.trains_adapter:
-            refuse_other_adapter(best.folder, training.settings.lora)
+        raise PassingError(
+            f"{what}: the training was interrupted, with step {last.step} of {last.target}",
+            "run the same command again: it resumes there",
+        )
+    if last.best is None:
+        raise TrainingFailedError(
+            f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
+            f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
+        )
+    if last.ended_early(patience):
+        log.info(
+            f"{what}: ended early at step {last.step} of {last.target}: {counted(patience or 0, 'evaluation')} "
+            f"without a lower validation loss than step {_step_of(last.best)}'s (early_stop_after)"
+        )
+    best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
+    if best is None:
+        raise VlmflowError(
+            f"{last.best}: the best checkpoint can no longer be read",
+            f"remove {folder.path} and run the same command again",
+        )
+    if training.tuner.trains_adapter:
+        refuse_other_adapter(best.folder, training.settings.lora)
     return Trained(folder, last, best)
 
 
@@ -133,7 +149,7 @@ def _failures_of_the_training() -> Iterator[None]:
     """Tell what ends the trainers from what the machines lack, and from a checkpoint that they must not load."""
     try:
         yield
-    except (PassingError, MachineFaultError, ForeignCodeError):
+    except (PassingError, MachineFaultError, ForeignCodeError, TrainingFailedError):
         raise
     except VlmflowError as error:
         raise TrainingFailedError(error.cause, error.next_step) from None
@@ -161,6 +177,8 @@ def _launch(
             launch(now, folder, last.folder if last else None, lock, group, what, onlooker)
             return _left(training.hours, begun)
         except ResumableError as error:
+            if not resumes and isinstance(error, OutOfGpuMemoryError):
+                raise TooLargeError(error.cause, error.next_step) from None
             left = _left(training.hours, begun)
             last = _newest(training, folder) if resumes else None
             begin = 0 if resumes and error.begins_again else None

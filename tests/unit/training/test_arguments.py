@@ -247,8 +247,8 @@ def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) ->
     settings = TrainSettings(dataloader_workers=4, image_max_tokens=1024)
     assert shared_memory_needed(settings, 4) == 4 * 2 * 4 * 2 * (4096 * 1536 * 4)
     with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
-        refuse_small_shared_memory(settings, 10_000_000, tmp_path)
-    refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, tmp_path)
+        refuse_small_shared_memory(settings, 10_000_000, folder=tmp_path)
+    refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, folder=tmp_path)
 
 
 def test_a_progress_line_that_a_full_disk_cut_is_replaced(tmp_path: Path) -> None:

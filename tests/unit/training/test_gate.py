@@ -184,9 +184,9 @@ def test_few_steps_are_judged_by_the_validation_loss() -> None:
 
 def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
     rows_per_step = {"per_device_batch_size": 1, "gradient_accumulation_steps": 2}
-    full = job(max_steps=None, epochs=2, checkpoint_steps=10, evaluation_steps=10, **rows_per_step).settings
+    full = job(max_steps=None, epochs=2, checkpoint_steps=10, evaluation_steps=10, processes=4, **rows_per_step)
     mean = sum(row.tokens for row in LENGTHS) / 50
-    estimated = estimate(LENGTHS, VAL, full, 4, Pace(0.0, 0.01, 5))
+    estimated = estimate(LENGTHS, VAL, full, Pace(0.0, 0.01, 5))
     assert estimated.steps == 12, "each of 4 processes takes 12 of the 50 rows, two at a time, in both epochs"
     assert estimated.left_over == ["row-48", "row-49"]
     assert (estimated.rows_left_over, estimated.evaluations) == (2, 2)
@@ -206,19 +206,19 @@ def test_the_full_run_is_estimated_from_the_measured_speed() -> None:
     ],
 )
 def test_the_gate_says_what_there_is_to_choose_from(settings: dict[str, Any], said: str) -> None:
-    full = job(gradient_accumulation_steps=1, **settings).settings
-    assert estimate(LENGTHS, VAL, full, 1, Pace(0.0, 0.01, 5)).readable.startswith(said)
+    full = job(gradient_accumulation_steps=1, processes=1, **settings)
+    assert estimate(LENGTHS, VAL, full, Pace(0.0, 0.01, 5)).readable.startswith(said)
 
 
 def test_rows_that_the_run_does_not_reach_are_left_over() -> None:
     """Ten steps of two rows train 20 of the 50; with 30 steps a second pass has begun, and none is left."""
-    full = job(max_steps=10, gradient_accumulation_steps=1).settings
-    estimated = estimate(LENGTHS, VAL, full, 2, Pace(0.0, 0.01, 5))
+    full = job(max_steps=10, gradient_accumulation_steps=1, processes=2)
+    estimated = estimate(LENGTHS, VAL, full, Pace(0.0, 0.01, 5))
     assert estimated.rows_left_over == 30
     assert len(set(estimated.left_over)) == 20
     assert estimated.readable.endswith("; 30 of 50 rows left over, not trained")
-    more = full.model_copy(update={"max_steps": 30})
-    assert estimate(LENGTHS, VAL, more, 2, Pace(0.0, 0.01, 5)).left_over == []
+    more = replace(full, settings=full.settings.model_copy(update={"max_steps": 30}))
+    assert estimate(LENGTHS, VAL, more, Pace(0.0, 0.01, 5)).left_over == []
 
 
 def test_the_estimate_is_right_for_rows_that_are_shorter_than_those_of_the_smoke_run() -> None:
@@ -234,7 +234,7 @@ def test_the_estimate_is_right_for_rows_that_are_shorter_than_those_of_the_smoke
         events.append(Log(times, step, 20, tokens, loss=1.0))
     report = some_report(seconds=times, tokens=tokens)
     expected = sum(0.8 + 0.002 * row.tokens for row in mixed) + 0.5 * 5 * (0.8 + 0.002 * 120)
-    estimated = estimate(mixed, VAL, full.settings, 1, pace_of(report, events, VAL, full))
+    estimated = estimate(mixed, VAL, full, pace_of(report, events, VAL, full))
     assert estimated.seconds == pytest.approx(expected, rel=0.02)
     one_speed = sum(row.tokens for row in mixed) * times / tokens
     assert abs(one_speed / expected - 1) > 0.25, "what one mean speed would have said"

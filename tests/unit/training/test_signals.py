@@ -96,7 +96,7 @@ def test_a_trainer_whose_torchrun_was_killed_ends_at_once() -> None:
         folder="/",
         starter=gone.pid,
         processes=1,
-        micro_batches_per_step=1,
+        batches_per_step=1,
         tuner="lora",
         strategy="ddp",
         early_stop_after=None,

@@ -1,0 +1,83 @@
+"""Attention that keeps the rows of one sequence apart, without a mask and without padding: also on the CPU.
+
+ms-swift's `padding_free` puts the rows of a micro-batch into one sequence and tells attention where each begins
+(`cu_seq_lens_q`). In transformers 5.19 flash attention alone reads that. With sdpa each row of Qwen3-VL would see those
+before it, and train wrongly without an error; text models would get a mask of tokens × tokens.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from swift.utils import get_packed_seq_params
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+SDPA = "sdpa"
+"""The attention among transformers' own that is replaced."""
+
+ROWS = "cu_seq_lens_q"
+"""The argument that says where each row of a sequence begins, and where the last one ends."""
+
+FOR_FLASH = ("cu_seq_lens_k", "max_length_q", "max_length_k")
+"""What flash attention wants besides."""
+
+
+def in_one_sequence(trainer: Any) -> None:
+    """Let the rows of each micro-batch of ms-swift's trainer stand in one sequence, without padding, from now on."""
+    trainer.template.padding_free = True  # ms-swift refuses the argument without flash attention
+    if trainer.model.config._attn_implementation == SDPA:
+        keep_rows_apart()
+        trainer.data_collator = NamesRows(trainer.data_collator)
+
+
+class NamesRows:
+    """A collator that also says where rows begin, in numbers: a tensor would be waited for in every layer."""
+
+    def __init__(self, collate: Any) -> None:
+        self._collate = collate
+
+    def __call__(self, rows: list[Any]) -> dict[str, Any]:
+        """Make a micro-batch of encoded rows."""
+        batch: dict[str, Any] = self._collate(rows)
+        begins = batch.get(ROWS)
+        if begins is None:  # ms-swift's templates of text models
+            begins = get_packed_seq_params(batch["position_ids"])[ROWS]
+        return {name: value for name, value in batch.items() if name not in FOR_FLASH} | {ROWS: begins.tolist()}
+
+
+def keep_rows_apart() -> None:
+    """Let sdpa, from now on and in this process, attend within each row of a sequence of several."""
+    plain = ALL_ATTENTION_FUNCTIONS[SDPA]
+    mask = ALL_MASK_ATTENTION_FUNCTIONS[SDPA]
+
+    def mask_of_padding(*sizes: Any, attention_mask: Any = None, **options: Any) -> Any:
+        return None if attention_mask is None else mask(*sizes, attention_mask=attention_mask, **options)
+
+    def attention(
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cu_seq_lens_q: Sequence[int] | None = None,
+        **options: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Attend as transformers' functions do. query, key, value: rows × heads × tokens × width.
+
+        cu_seq_lens_q: where each row of the sequence begins, and its end; None for plain batches, and in the tower.
+        """
+        if cu_seq_lens_q is None:
+            result: tuple[torch.Tensor, None] = plain(module, query, key, value, attention_mask, **options)
+            return result
+        if options.get("sliding_window"):
+            raise RuntimeError("a layer attends to a window; rows of one sequence would need a mask")
+        parts = [
+            plain(module, *(each[:, :, begin:end] for each in (query, key, value)), None, **options)[0]
+            for begin, end in pairwise(cu_seq_lens_q)
+        ]
+        return torch.cat(parts, dim=1), None
+
+    ALL_ATTENTION_FUNCTIONS.register(SDPA, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(SDPA, mask_of_padding)

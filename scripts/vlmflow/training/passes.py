@@ -1,0 +1,114 @@
+"""Finds, by smoke runs on the GPU at hand, how large micro-batches may be and whether to compute activations again."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.swift.arguments import Passes, Training
+from vlmflow.training.step_plan import plan_of
+from vlmflow.training.train import TooLargeError
+
+log = logging.getLogger("vlmflow")
+
+NUMBERS = [1024 * 2**power for power in range(8)]
+"""The tokens that a micro-batch may have: 1,024 to 131,072."""
+
+FIRST = 8192
+"""The number to begin with where no estimate of the memory exists."""
+
+SHARE = 0.85
+"""The share of a GPU's memory that the first one may take by the estimate."""
+
+HALVINGS = 3
+"""So often a number is halved after a GPU ran out of memory."""
+
+STEPS = 100
+"""The steps of the plan by which numbers are compared."""
+
+FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
+"""The work of a pass, in forward passes: without and with computing activations again."""
+
+Fits = Callable[[Passes], bool]
+
+Smoke = TypeVar("Smoke")
+
+
+def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], Smoke]) -> tuple[Training, Smoke]:
+    """Return the training with the passes that its smoke run trained with, and that smoke run.
+
+    full: its settings have `auto`. fits: whether a GPU's memory is enough by the estimate; None without one. smoke:
+    trains the smoke run of a training, and raises TooLargeError if a GPU runs out of memory.
+
+    Raises TooLargeError if the smoke run does not fit after HALVINGS.
+    """
+    largest = _largest_by_estimate(full, fits)
+    for halved in range(HALVINGS + 1):
+        best, *others = sorted(
+            (_fastest(full, again, number) for again, number in largest.items()), key=lambda one: one[0]
+        )
+        found = replace(full, found=best[1])
+        beside = (
+            f"; next best: {_in_words(others[0][1])}, {others[0][0] / best[0]:.2f} times the time" if others else ""
+        )
+        log.info(f"auto: {_in_words(best[1])}{beside}")
+        try:
+            return found, smoke(found)
+        except TooLargeError:
+            number = best[1].micro_batch_tokens // 2
+            if halved == HALVINGS or number < NUMBERS[0]:
+                raise
+            log.warning(f"auto: {_in_words(best[1])} did not fit the GPU; trying {number:,} tokens")
+            largest[best[1].gradient_checkpointing] = number
+    raise AssertionError("the loop returns or raises")
+
+
+def _in_words(passes: Passes) -> str:
+    again = "with" if passes.gradient_checkpointing else "without"
+    return f"micro-batches of {passes.micro_batch_tokens:,} tokens {again} gradient_checkpointing"
+
+
+def _largest_by_estimate(full: Training, fits: Fits | None) -> dict[bool, int]:
+    """Return the largest number that fits, for each allowed value of gradient_checkpointing."""
+    word = full.settings.gradient_checkpointing
+    allowed = [True, False] if word == "auto" else [bool(word)]
+    if fits is None:
+        return {allowed[0]: FIRST}
+    found = {}
+    for again in allowed:
+        fitting = [number for number in NUMBERS if fits(Passes(number, again))]
+        if fitting or again is allowed[0]:
+            found[again] = max(fitting, default=NUMBERS[0])
+    return found
+
+
+def _fastest(full: Training, again: bool, most: int) -> tuple[float, Passes]:
+    """Return the number up to `most` with the least predicted time, the smallest of equals; and that time."""
+    work = AND_AGAIN if again else FORWARD_AND_BACKWARD
+    tried = []
+    for number in [one for one in NUMBERS if one < most] + [most]:
+        plan = plan_of(replace(full, found=Passes(number, again)))
+        cost = sum(
+            plan.planner.cost(together) for step in islice(plan.steps(0), STEPS) for together in zip(*step, strict=True)
+        )
+        tried.append((float(cost * work), Passes(number, again)))
+    return min(tried, key=lambda one: one[0])
+
+
+def gpu_memory() -> int:
+    """Return the bytes of this machine's first GPU. A process of its own asks: the driver keeps memory for each.
+
+    Raises VlmflowError if there is none.
+    """
+    code = "import torch; print(torch.cuda.get_device_properties(0).total_memory)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise VlmflowError(
+            f"no GPU that PyTorch can use: {done.stderr.strip().splitlines()[-1:]}",
+            "make doctor says what a machine lacks; or set runs.NAME.device: cpu",
+        )
+    return int(done.stdout)

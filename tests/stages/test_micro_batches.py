@@ -1,0 +1,285 @@
+"""Planned micro-batches train what one row per forward pass does: losses, gradients, adapters, resumed bytes."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tiny_trainings import Tiny, train_and_kill
+from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from vlmflow.config.run_settings import SmokeSettings
+from vlmflow.config.strategies import STRATEGIES
+from vlmflow.config.tuners import TUNERS
+from vlmflow.lengths.count import read_lengths
+from vlmflow.swift.arguments import Passes, Training
+from vlmflow.trainer.bad_step import ACCOUNT
+from vlmflow.trainer.events import Log, read_events
+from vlmflow.trainer.row_attention import keep_rows_apart
+from vlmflow.trainer.row_log import rows_of_step
+from vlmflow.training import passes
+from vlmflow.training.passes import find_passes
+from vlmflow.training.smoke import choose_rows, smoke_training
+from vlmflow.training.step_plan import PLAN
+from vlmflow.training.train import Trained, TrainingFailedError, train
+
+COUNT_PASSES = """
+if TRAINER:
+    import os, transformers
+    loss = transformers.Trainer.compute_loss
+    from swift.trainers import Seq2SeqTrainer
+    compute = Seq2SeqTrainer.compute_loss
+
+    def compute_loss(self, model, *args, **kwargs):
+        if self.model.training:
+            with open(os.environ["VLMFLOW_TEST_PASSES"] + os.environ["RANK"], "a") as file:
+                file.write(".")
+        return compute(self, model, *args, **kwargs)
+
+    Seq2SeqTrainer.compute_loss = compute_loss
+"""
+"""Count each rank's forward passes of training in the file PASSES + rank."""
+
+BAD_ROW = """
+if TRAINER:
+    import os
+    from itertools import pairwise
+    from swift.trainers import Seq2SeqTrainer
+    compute = Seq2SeqTrainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        rows = [end - begin for begin, end in pairwise(inputs["cu_seq_lens_q"])]
+        loss = compute(self, model, inputs, *args, **kwargs)
+        return loss * float("nan") if int(os.environ["VLMFLOW_TEST_BAD_ROW"]) in rows else loss
+
+    Seq2SeqTrainer.compute_loss = compute_loss
+"""
+"""Make the loss of each pass with a row of BAD_ROW tokens no number."""
+
+SMALL_GPU = """
+if TRAINER:
+    import os, torch
+    from swift.trainers import Seq2SeqTrainer
+    compute = Seq2SeqTrainer.compute_loss
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        if self.model.training and inputs["input_ids"].numel() > int(os.environ["VLMFLOW_TEST_TOKENS_THAT_FIT"]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return compute(self, model, inputs, *args, **kwargs)
+
+    Seq2SeqTrainer.compute_loss = compute_loss
+"""
+"""Make each pass of more than TOKENS_THAT_FIT tokens run out of memory."""
+
+ROWS, STEPS, MOST = 22, 3, 250
+"""Rows of the train split; two steps of eight rows and a smaller one; tokens of a micro-batch."""
+
+SETTINGS: dict[str, Any] = {
+    "epochs": 1,
+    "checkpoint_steps": 2,
+    "evaluation_steps": 2,
+    "learning_rate": 1e-4,
+    "lora": {"dropout": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny.write(tmp_path_factory.mktemp("text"), vision=False, rows=ROWS, longest=60)
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """Return a Qwen3-VL with rows of which every other one has a picture."""
+    return Tiny.write(tmp_path_factory.mktemp("seeing"), vision=True, rows=ROWS, mixed=True, longest=60)
+
+
+@pytest.fixture
+def on_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    before_trainers(tmp_path, DEEPSPEED + FSDP2 + COUNT_PASSES, monkeypatch)
+    return monkeypatch
+
+
+def figures(trained: Trained) -> list[list[float]]:
+    """Return what was logged: loss and gradient norm of each step, and validation losses."""
+    logs = [event for event in read_events(trained.folder.progress) if isinstance(event, Log)]
+    each = [[getattr(log, name) for name in ("loss", "grad_norm", "eval_loss")] for log in logs]
+    return [[value for value in values if isinstance(value, float)] for values in each]
+
+
+def weights_of(trained: Trained) -> torch.Tensor:
+    """Return the numbers of the trained adapter."""
+    tensors = load_file(trained.last.folder / "adapter_model.safetensors")
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
+
+
+def trained_both_ways(
+    tiny: Tiny, folder: Path, patch: pytest.MonkeyPatch, tuner: str, strategy: str, processes: int
+) -> None:
+    """Train with one row per pass and with micro-batches, and compare."""
+    found: dict[str, Trained] = {}
+    counted: dict[str, list[int]] = {}
+    rows = {"gradient_accumulation_steps": 8 // processes}
+    for way, tokens in (("rows", None), ("planned", MOST)):
+        patch.setenv("VLMFLOW_TEST_PASSES", str(folder / f"{way}-"))
+        settings = SETTINGS | rows | {"micro_batch_tokens": tokens}
+        training = tiny.training(TUNERS[tuner], STRATEGIES[strategy], processes, **settings)
+        found[way] = train(training, folder / way, 2, "train_model r")
+        counted[way] = [(folder / f"{way}-{rank}").stat().st_size for rank in range(processes)]
+    plain, planned = found["rows"], found["planned"]
+    for ours, theirs in zip(figures(planned), figures(plain), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+    if TUNERS[tuner].trains_adapter:  # of a model's own weights, some have gradients of rounding errors alone
+        assert (weights_of(plain) - weights_of(planned)).norm() < 1e-3 * weights_of(plain).norm()
+    assert set(counted["rows"]) == {ROWS // processes}
+    assert len(set(counted["planned"])) == 1
+    assert counted["planned"][0] < ROWS // processes / 2
+    sizes = sizes_of(tiny)
+    for step in range(1, STEPS + 1):
+        of_ranks = [rows_of_step(found[way].folder.path, step) for way in ("rows", "planned")]
+        rows_of_both = [
+            sorted(row for batches in step.values() for batch in batches for (row,) in batch) for step in of_ranks
+        ]
+        assert rows_of_both[0] == rows_of_both[1]
+        for batch in (batch for batches in of_ranks[1].values() for batch in batches):
+            assert len(batch) == 1 or sum(sizes[row] for (row,) in batch) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("base", "tuner", "strategy", "processes"),
+    [
+        ("seeing", "lora", "ddp", 2),
+        ("text", "lora", "zero3", 2),
+        ("seeing", "full", "fsdp2", 2),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow)
+            for cell in (
+                *((base, tuner, "ddp", 1) for base in ("text", "seeing") for tuner in ("lora", "qlora", "full")),
+                *(("seeing", "lora", strategy, 2) for strategy in ("zero2", "zero2_offload", "zero3", "fsdp2")),
+                *(("text", "full", strategy, 2) for strategy in ("ddp", "zero2", "zero3")),
+            )
+        ),
+    ],
+)
+def test_micro_batches_train_what_single_rows_do(
+    base: str,
+    tuner: str,
+    strategy: str,
+    processes: int,
+    tmp_path: Path,
+    on_cores: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:
+    trained_both_ways(request.getfixturevalue(base), tmp_path, on_cores, tuner, strategy, processes)
+
+
+def test_a_killed_training_with_dropout_resumes_to_the_same_bytes(seeing: Tiny, tmp_path: Path) -> None:
+    """Its plan is kept, and so are the random numbers of each micro-batch."""
+    settings = SETTINGS | {"checkpoint_steps": 1, "evaluation_steps": 1, "lora": {"dropout": 0.2}}
+    training = seeing.training(**settings, gradient_accumulation_steps=8, micro_batch_tokens=MOST)
+    unbroken = train(training, tmp_path / "unbroken", 2, "train_model r")
+    train_and_kill(training, tmp_path / "killed", 2)
+    resumed = train(training, tmp_path / "killed", 2, "train_model r")
+    assert (resumed.folder.path / PLAN).read_bytes() == (unbroken.folder.path / PLAN).read_bytes()
+    assert torch.equal(weights_of(resumed), weights_of(unbroken))
+
+
+def sizes_of(tiny: Tiny) -> list[int]:
+    """Return the tokens of each row of a text model."""
+    return [json.loads(line)["text_tokens"] for line in (tiny.folder / "train.lengths.jsonl").open()]
+
+
+def test_a_bad_step_names_the_row_of_its_micro_batch(
+    text: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = sizes_of(text)
+    (bad,) = (row for row, size in enumerate(sizes) if size == max(sizes))
+    before_trainers(tmp_path, DEEPSPEED + BAD_ROW, monkeypatch)
+    monkeypatch.setenv("VLMFLOW_TEST_BAD_ROW", str(sizes[bad]))
+    training = text.training(processes=2, **SETTINGS, gradient_accumulation_steps=4, micro_batch_tokens=MOST)
+    with pytest.raises(TrainingFailedError, match="the loss is not a finite number"):
+        train(training, tmp_path / "runs", 2, "train_model r")
+    account = json.loads((tmp_path / "runs" / training.digest() / ACCOUNT).read_text())
+    assert account["rows"] == [bad]
+
+
+def test_auto_is_what_a_smoke_run_survives(
+    text: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of what the estimate lets fit, the fastest is tried; what does not fit the GPU is halved."""
+    monkeypatch.setattr(passes, "NUMBERS", [64, 128, 256, 512])
+    before_trainers(tmp_path, DEEPSPEED + SMALL_GPU, monkeypatch)
+    monkeypatch.setenv("VLMFLOW_TEST_TOKENS_THAT_FIT", "260")
+    full = text.training(**SETTINGS | {"gradient_checkpointing": "auto"}, gradient_accumulation_steps=8)
+    lengths = [list(read_lengths(text.folder / f"{split}.lengths.jsonl")) for split in ("train", "val")]
+    tried = []
+
+    def smoke(full: Training) -> Trained:
+        assert full.micro_batch_tokens is not None
+        tried.append((full.micro_batch_tokens, full.gradient_checkpointing))
+        chosen = choose_rows(*lengths, full, SmokeSettings(steps=4, longest=4, sample=8))
+        assert [row.id for row in chosen.train[:8]]
+        return train(
+            smoke_training(full, chosen, SmokeSettings(steps=4), tmp_path), tmp_path, 2, "smoke", resumes=False
+        )
+
+    with caplog.at_level("INFO"):
+        found, _ = find_passes(
+            full, lambda asked: asked.micro_batch_tokens <= (512, 256)[asked.gradient_checkpointing], smoke
+        )
+    assert tried == [(512, False), (256, False)]
+    assert found.found == Passes(256, gradient_checkpointing=False)
+    assert found.digest() == full.digest(), "the digest has the word"
+    assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying 256" in caplog.text
+    assert "next best: micro-batches of 256 tokens with gradient_checkpointing, 1.33 times the time" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_vl"])
+def test_no_logit_moves_with_a_neighbouring_row(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit by bit; the way without our attention lets each row see those before it."""
+    monkeypatch.setattr(ALL_ATTENTION_FUNCTIONS, "_local_mapping", {})
+    monkeypatch.setattr(ALL_MASK_ATTENTION_FUNCTIONS, "_local_mapping", {})
+    monkeypatch.setattr(type(ALL_ATTENTION_FUNCTIONS), "_global_mapping", dict(ALL_ATTENTION_FUNCTIONS))
+    monkeypatch.setattr(type(ALL_MASK_ATTENTION_FUNCTIONS), "_global_mapping", dict(ALL_MASK_ATTENTION_FUNCTIONS))
+    torch.manual_seed(1)
+    model = model_of(kind)
+    begins = [0, 7, 12, 30]
+    positions = torch.cat([torch.arange(end - begin) for begin, end in pairwise(begins)])[None]
+    tokens = torch.randint(5, 90, (1, begins[-1]))
+    changed = tokens.clone()
+    changed[:, 7:12] = torch.randint(5, 90, (1, 5))
+
+    def logits(words: torch.Tensor) -> torch.Tensor:
+        position_ids = positions if kind == "qwen3" else positions.expand(3, 1, -1)
+        with torch.no_grad():
+            return model(input_ids=words, position_ids=position_ids, cu_seq_lens_q=begins, use_cache=False).logits
+
+    keep_rows_apart()
+    before, after = logits(tokens), logits(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert torch.equal(before[:, 12:], after[:, 12:])
+    assert not torch.equal(before[:, 7:12], after[:, 7:12])
+    for begin, end in pairwise(begins):
+        with torch.no_grad():
+            alone = model(input_ids=tokens[:, begin:end], use_cache=False).logits
+        torch.testing.assert_close(before[:, begin:end], alone, rtol=1e-5, atol=1e-6)
+
+
+def model_of(kind: str) -> torch.nn.Module:
+    """Return a tiny model with random weights."""
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text |= {"num_key_value_heads": 2, "head_dim": 8, "vocab_size": 99}
+    if kind == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**text, attn_implementation="sdpa")).eval()
+    rope = {"rope_type": "default", "mrope_section": [2, 1, 1], "mrope_interleaved": True, "rope_theta": 1e4}
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32, "deepstack_visual_indexes": [0]}
+    config = Qwen3VLConfig(
+        text_config=text | {"rope_parameters": rope}, vision_config=vision, attn_implementation="sdpa"
+    )
+    return Qwen3VLForConditionalGeneration(config).eval()
