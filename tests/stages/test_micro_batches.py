@@ -1,6 +1,7 @@
 """Planned micro-batches train what one row per forward pass does: losses, gradients, adapters, resumed bytes."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,13 @@ def weights_of(trained: Trained) -> torch.Tensor:
 
 
 def trained_both_ways(
-    tiny: Tiny, folder: Path, patch: pytest.MonkeyPatch, tuner: str, strategy: str, processes: int
+    tiny: Tiny,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    tuner: str,
+    strategy: str,
+    processes: int,
+    padded: bool = False,
 ) -> None:
     """Train with one row per pass and with micro-batches, and compare."""
     found: dict[str, Trained] = {}
@@ -130,6 +137,7 @@ def trained_both_ways(
         patch.setenv("VLMFLOW_TEST_PASSES", str(folder / f"{way}-"))
         settings = SETTINGS | rows | {"micro_batch_tokens": tokens}
         training = tiny.training(TUNERS[tuner], STRATEGIES[strategy], processes, **settings)
+        training = replace(training, data=replace(training.data, one_sequence=not padded))
         found[way] = train(training, folder / way, 2, "train_model r")
         counted[way] = [(folder / f"{way}-{rank}").stat().st_size for rank in range(processes)]
     plain, planned = found["rows"], found["planned"]
@@ -148,7 +156,8 @@ def trained_both_ways(
         ]
         assert rows_of_both[0] == rows_of_both[1]
         for batch in (batch for batches in of_ranks[1].values() for batch in batches):
-            assert len(batch) == 1 or sum(sizes[row] for (row,) in batch) <= MOST
+            of_rows = [sizes[row] for (row,) in batch]
+            assert len(batch) == 1 or (len(batch) * max(of_rows) if padded else sum(of_rows)) <= MOST
 
 
 @pytest.mark.parametrize(
@@ -177,6 +186,14 @@ def test_micro_batches_train_what_single_rows_do(
     request: pytest.FixtureRequest,
 ) -> None:
     trained_both_ways(request.getfixturevalue(base), tmp_path, on_cores, tuner, strategy, processes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["text", "seeing"])
+def test_padded_micro_batches_train_the_same(
+    base: str, tmp_path: Path, on_cores: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    trained_both_ways(request.getfixturevalue(base), tmp_path, on_cores, "lora", "ddp", 1, padded=True)
 
 
 def test_a_killed_training_with_dropout_resumes_to_the_same_bytes(seeing: Tiny, tmp_path: Path) -> None:

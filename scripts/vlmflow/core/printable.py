@@ -13,5 +13,5 @@ def printable_lines(text: str) -> str:
 
 def counted(number: int, unit: str) -> str:
     """Return a number with its unit, which is given in the singular: 1 row, 2 processes, 1,234 pictures."""
-    many = f"{unit}es" if unit.endswith("s") else f"{unit}s"
+    many = f"{unit}es" if unit.endswith(("s", "ch")) else f"{unit}s"
     return f"{number:,} {unit if number == 1 else many}"

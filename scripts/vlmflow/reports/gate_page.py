@@ -24,10 +24,11 @@ class GatePage:
 def gate_page(run: str, gate: Gate, made_of: MadeOf) -> str:
     """Return the gate of a run (`gate.json`) as an HTML page: checks, figures, the estimate of the full run."""
     lengths = gate.lengths
+    planned = f" Planned: {gate.plan.in_words()}." if gate.plan else ""
     page = GatePage(
         run,
         f"{run}: the gate is {'open' if gate.passed else 'closed'}",
-        f"The full run: {gate.full_run.readable}.",
+        f"The full run: {gate.full_run.readable}.{planned}",
         [
             Tile("tokens per second", f"{gate.tokens_per_second:,}", "of the smoke run, all processes"),
             Tile("peak memory", f"{max(gate.peak_memory, default=0) // 1_000_000:,} MB", "of one process"),

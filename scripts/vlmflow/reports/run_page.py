@@ -97,9 +97,10 @@ def run_page(
         history.take(event)
     early = ", early: validation loss no longer fell" if report.ended_early else ""
     memory = max(report.peak_memory, default=None)
+    planned = f" Planned: {report.plan.in_words()}." if report.plan else ""
     page = RunPage(
         title=_title(run, "full", history.newest),
-        subtitle=f"{counted(report.world_size, 'process')} on {report.device}; strategy {report.strategy}.",
+        subtitle=f"{counted(report.world_size, 'process')} on {report.device}; strategy {report.strategy}.{planned}",
         stage="full",
         doing="ended",
         sentence=f"The training ended at step {report.steps:,} of {report.target:,}{early}. "

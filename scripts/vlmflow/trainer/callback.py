@@ -40,6 +40,7 @@ from vlmflow.trainer.history import STATE, evaluated, stalled
 from vlmflow.trainer.micro_batches import Plan, Planner, read_sizes
 from vlmflow.trainer.model_layers import layers_of
 from vlmflow.trainer.orders import Orders
+from vlmflow.trainer.padded_rows import keep_trained_columns
 from vlmflow.trainer.quantised_layers import keep_their_form
 from vlmflow.trainer.ranks import gather, peak_memory, refuse_different_weights
 from vlmflow.trainer.row_attention import in_one_sequence
@@ -104,8 +105,9 @@ class Watch(TrainerCallback):
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put our callback last, so that the others have started when it evaluates in on_train_begin."""
         engine.prepare(self.strategy, self.trainer)
-        if self.orders.micro_batches and not self.orders.micro_batches.padded:
-            in_one_sequence(self.trainer)
+        if self.orders.micro_batches:
+            join = keep_trained_columns if self.orders.micro_batches.padded else in_one_sequence
+            join(self.trainer)
         if not tuner_of(self.orders.tuner).trains_adapter:
             store_with_each_checkpoint(self.trainer)
         store_digests_with_each_checkpoint(self.trainer)

@@ -83,7 +83,7 @@ class StepPlan(msgspec.Struct, frozen=True):
             f"{counted(first.micro_batches, 'micro-batch')} of at most {self.passes.micro_batch_tokens:,} tokens in "
             f"an epoch on each process{padding}, {first.full_rate:.0%} of the full rate; one row per pass would take "
             f"{first.one_row_each:.1f} times as long"
-        ).replace("micro-batchs", "micro-batches")
+        )
 
 
 class TrainingReport(msgspec.Struct, frozen=True, kw_only=True):

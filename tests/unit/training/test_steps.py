@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.trainer.micro_batches import Plan, Planner
 from vlmflow.training.steps import Steps, rows_left_over, samples_of
 from workflow_runs import ROOT
 
@@ -71,6 +72,21 @@ def test_steps_and_rows_left_over_are_those_of_the_trainers_own_samplers(from_sw
     if not shape["group_by_length"]:
         assert count.left_over == len(never)
         assert count.samples == len(trained[0])
+
+
+@pytest.mark.parametrize("number", [n for n, shape in enumerate(SHAPES) if not shape["group_by_length"]])
+def test_planned_steps_have_the_rows_of_the_trainers_own_samplers(from_swift: list[Any], number: int) -> None:
+    shape, ranks = SHAPES[number], from_swift[number]
+    if shape["sequence_parallel"] > 1:
+        return
+    planner = Planner(LENGTHS[: shape["count"]], shape["processes"], 1024)
+    plan = Plan(planner, shape["processes"] * shape["batch"] * 2, seed=42)
+    for epoch in (0, 1):
+        batches = [passes[epoch] for passes in ranks]
+        of_steps = [[one[at : at + 2] for one in batches] for at in range(0, len(batches[0]), 2)]
+        theirs = [sorted(row for pair in step for batch in pair for row in batch) for step in of_steps]
+        assert [sorted(rows) for rows in plan.rows(epoch)] == theirs
+        assert len(theirs) == plan.steps_per_epoch
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
