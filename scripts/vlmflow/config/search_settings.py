@@ -37,7 +37,6 @@ SEARCHED: dict[str, str | None] = {
     "epochs": SCHEDULE,
     "max_steps": SCHEDULE,
     "max_length": DATA,
-    "packing": DATA,
     "group_by_length": DATA,
     "image_max_tokens": "trials would not see the same pictures",
     "dtype": MEASURE,
@@ -49,7 +48,7 @@ SEARCHED: dict[str, str | None] = {
     "swift_args": "they may change rows, lengths and losses; make a run for each",
     **dict.fromkeys(
         (
-            *("hang_minutes", "gradient_checkpointing", "attention", "padding_free", "liger", "sequence_parallel"),
+            *("hang_minutes", "gradient_checkpointing", "attention", "liger", "sequence_parallel"),
             "dataloader_workers",
         ),
         SPEED,

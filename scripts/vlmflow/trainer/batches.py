@@ -44,7 +44,7 @@ class Batches:
     def _get_batch_samples(self, batches: Iterator[Any], count: int, *arguments: Any) -> Any:
         """Take the batches of the next step, as transformers does, and note their rows."""
         taken = self._get_samples(self._timed(batches), count, *arguments)
-        self.of_step = [self._rows_of(self._ahead.popleft()) for _ in taken[0]]
+        self.of_step = [self._ahead.popleft() for _ in taken[0]]
         self._tokens = [_tokens_of(batch) for batch in taken[0]]
         if self.of_step and self._log:
             self._log.write(self._trainer.state.global_step + 1, self.of_step)
@@ -68,11 +68,6 @@ class Batches:
             finally:
                 self.waited += time.monotonic() - begun
             yield batch
-
-    def _rows_of(self, samples: list[int]) -> Batch:
-        """Return the rows of samples; ms-swift's packed data set lists those of each sequence (dataset/packing.py)."""
-        packs = getattr(self._trainer.train_dataset, "packed_idx", None)
-        return [packs[sample] if packs else [sample] for sample in samples]
 
 
 def _tokens_of(batch: dict[str, Any]) -> torch.Tensor | int:

@@ -78,7 +78,7 @@ class Evaluation:
         # The ranks that share a row by sequence parallelism each added all of it.
         nll, tokens = (self._sum / trainer.template.sequence_parallel_size).tolist()
         output.metrics["eval_loss"] = nll / tokens if tokens else float("nan")
-        output.metrics["eval_rows"] = _rows_of(trainer.eval_dataset)
+        output.metrics["eval_rows"] = len(trainer.eval_dataset)
         output.metrics["eval_tokens"] = round(tokens)
         return output
 
@@ -124,12 +124,6 @@ def _place(trainer: Any) -> tuple[int, int]:
     if trainer.template.sequence_parallel_size > 1:
         return sequence_parallel.dp_rank, sequence_parallel.dp_world_size
     return trainer.args.process_index, trainer.args.world_size
-
-
-def _rows_of(dataset: Any) -> int:
-    """Return the number of rows of a data set, also if they are packed."""
-    packs = getattr(dataset, "packed_idx", None)
-    return len(dataset) if packs is None else sum(map(len, packs))
 
 
 @contextmanager

@@ -85,6 +85,5 @@ class Faults:
             row
             for loss, batch in zip(self._of_passes, self._batches.of_step, strict=True)
             if fault is not Fault.LOSS or not math.isfinite(loss)
-            for sample in batch
-            for row in sample
+            for row in batch
         ]

@@ -67,7 +67,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strategy: str
     deepspeed: dict[str, Any] | None
     tuner: str
-    cached: str | None
     stop_at: int | None
     hours: float | None
 
@@ -96,7 +95,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             strategy=training.strategy.name,
             deepspeed=training.strategy.deepspeed,
             tuner=training.tuner.name,
-            cached=str(training.cached.absolute()) if training.cached else None,
             stop_at=training.stop_at,
             hours=training.hours,
         )
@@ -119,7 +117,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.processes,
             strategy_of(self.strategy, self.deepspeed and check_deepspeed(self.deepspeed)),
             tuner_of(self.tuner),
-            _place(self.cached) if self.cached else None,
             self.nodes,
             self.stop_at,
             self.hours,
