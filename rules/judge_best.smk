@@ -16,7 +16,6 @@ rule judge_best:
         rows=inputs.of_search("fitted/{run}"),
         pictures=inputs.of_search(inputs.train_pictures),
         model=inputs.of_search(inputs.model),
-        cached=inputs.of_search(inputs.cached),
         stats=inputs.of_search(inputs.data("stats.json")),
         val=inputs.of_search(inputs.data("val.jsonl")),
         judged_pictures=inputs.of_search(inputs.run_pictures),

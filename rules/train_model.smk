@@ -1,7 +1,6 @@
 # The full training, with the run's tuner and strategy: its processes are started with torchrun, on all its nodes.
 #
-# Needs: an open gate, rows that fit max_length, their pictures in the store, the base model; with cached_dataset, the
-#        cached data set.
+# Needs: an open gate, rows that fit max_length, their pictures in the store, the base model.
 # Makes: checkpoints/{run}/full/: what the best checkpoint by validation loss has (the adapter; with tuner full the
 #        model's weights), report.json, the events (progress.jsonl), loss.png.
 #        It trains in stores.runs/{run}/full/DIGEST, a folder bound to the digest of data and settings, which
@@ -18,7 +17,6 @@ rule train_model:
         pictures=inputs.train_pictures,
         model=inputs.model,
         smoke="checkpoints/{run}/smoke",
-        cached=inputs.cached,
     output:
         full=report(
             directory("checkpoints/{run}/full"),

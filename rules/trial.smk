@@ -17,7 +17,6 @@ rule trial:
         model=inputs.of_search(inputs.model),
         # It says that rows and machine are good; the run's own settings, with which it trained, are not the trial's.
         smoke=ancient(inputs.of_search("checkpoints/{run}/smoke")),
-        cached=inputs.of_search(inputs.cached),
         stats=inputs.judged(inputs.data("stats.json")),
         val=inputs.judged(inputs.data("val.jsonl")),
         judged_pictures=inputs.judged(inputs.run_pictures),

@@ -41,7 +41,6 @@ def main(
     study: Path,
     rows: Path,
     model: Path,
-    cached: list[Path],
     stats: Path,
     val: Path,
     judged: Path,
@@ -60,7 +59,7 @@ def main(
     """Judge the best trial.
 
     study: the search's account after its last step. rows: the run's rows that fit (fitted/RUN). model: folder with the
-    base model's manifest. cached: the run's cached data set (cached/RUN), or none: [].
+    base model's manifest.
     stats, val, judged_pictures, raw_train, mended: what an evaluation on val needs.
     judged: the file to write (search/NAME/judged.json).
     settings, evaluation: those of the run. search: those of the search. picture_store, run_store, evaluation_store: the
@@ -83,7 +82,7 @@ def main(
     )
 
     def compare(own: StudyTrial, best: StudyTrial) -> tuple[MarginFigures, bool]:
-        training = plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        training = plan_training(settings, rows, model, picture_store, pictures or [])
         runs = run_store / run / "search"
         first, second = (_left(training, account.search, trial, runs) for trial in (own, best))
         return compared(first, second, model, how)

@@ -9,9 +9,9 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSettings
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
+from vlmflow.core.files import count_lines
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.core.printable import counted
-from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.search.budget import hours_of_run, refuse_too_much
 from vlmflow.search.propose import Schedule, propose, refuse_equal_rungs
@@ -72,7 +72,7 @@ def main(
     ranks = run.nodes * run.processes
     lengths = rows / "train.lengths.jsonl"
     refuse_other_rows(rows / ACCOUNT, [lengths])
-    schedule = Schedule(run.train, RowLengths.read(lengths).tokens.tolist(), ranks)
+    schedule = Schedule(run.train, count_lines(lengths), ranks)
     if own is not None:
         refuse_equal_rungs(name, search, schedule, own)
     if planned:

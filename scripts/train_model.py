@@ -11,7 +11,6 @@ from vlmflow.core.files import whole_folder
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.accounts import Gate
-from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.gate import refuse_failed
 from vlmflow.training.onlooker import page_of
 from vlmflow.training.plan_training import plan_training
@@ -25,7 +24,6 @@ def main(
     rows: Path,
     model: Path,
     smoke: Path,
-    cached: list[Path],
     full: Path,
     settings: TrainBlock,
     picture_store: Path,
@@ -37,7 +35,6 @@ def main(
 
     rows: the run's rows that fit (fitted/RUN). model: folder with the base model's manifest.
     smoke: the smoke stage's folder, whose gate must be open.
-    cached: the cached data set's folder (cached/RUN), or none: [].
     full: the folder to write (checkpoints/RUN/full): the best checkpoint's adapter or weights, the report, the events,
     the loss curve.
     settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
@@ -48,9 +45,7 @@ def main(
     refuse_failed(gate, run)
 
     def look() -> Training:
-        for folder in cached:
-            refuse_changed_cache(folder)
-        full = plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        full = plan_training(settings, rows, model, picture_store, pictures or [])
         return replace(full, found=gate.passes)
 
     training = look()

@@ -25,7 +25,6 @@ from vlmflow.training.passes import find_passes
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows, smoke_training
-from vlmflow.training.steps import samples_of
 from vlmflow.training.train import Trained, train
 
 log = logging.getLogger("vlmflow")
@@ -62,8 +61,7 @@ def main(
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"
-    samples = samples_of([row.tokens for row in train_lengths], settings.train)
-    smoke_settings = capped(settings.smoke, full, len(samples))
+    smoke_settings = capped(settings.smoke, full, len(train_lengths))
 
     def smoke_of(full: Training) -> tuple[SmokeRows, TrainingReport, Trained]:
         chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)

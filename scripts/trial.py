@@ -22,7 +22,6 @@ from vlmflow.search.judge import JUDGING, Judgement, judged
 from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
 from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Gate
-from vlmflow.training.cached_dataset import refuse_changed_cache
 from vlmflow.training.gate import refuse_failed
 from vlmflow.training.plan_training import plan_training
 
@@ -43,7 +42,6 @@ def main(
     rows: Path,
     model: Path,
     smoke: Path,
-    cached: list[Path],
     result: Path,
     settings: TrainBlock,
     objective: JudgeBlock,
@@ -62,7 +60,6 @@ def main(
 
     asked: what its step asks (search/NAME/ROUND/RUNG/asked.json). rows: the run's rows that fit (fitted/RUN).
     model: folder with the base model's manifest. smoke: the run's smoke stage, whose gate must be open.
-    cached: the run's cached data set (cached/RUN), or none: [].
     result: the file to write; its name is the slot.
     settings: those of the run. objective: what is compared. picture_store, run_store, evaluation_store: the folders
     with all picture stores, all run folders and all measured losses. pictures: the image manifest of the train split;
@@ -82,9 +79,7 @@ def main(
     refuse_failed(gate, run)
 
     def look() -> Training:
-        for folder in cached:
-            refuse_changed_cache(folder)
-        training = plan_training(settings, rows, model, picture_store, pictures or [], cached[0] if cached else None)
+        training = plan_training(settings, rows, model, picture_store, pictures or [])
         return replace(training, found=gate.passes)
 
     training, runs = look(), run_store / run / "search"

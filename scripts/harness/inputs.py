@@ -231,10 +231,6 @@ class RuleInputs(SearchInputs, MixtureInputs):
         """The image manifests of the raw splits that wildcard `run` trains on, and chooses by; none without any."""
         return self._manifests_of_run(wildcards, "train", "val")
 
-    def cached(self, wildcards: Any) -> list[str]:
-        """The cached data set of wildcard `run`, if it trains from one."""
-        return [f"cached/{wildcards.run}"] if self._settings.runs[wildcards.run].cached_dataset else []
-
     def _local_file(self, key: str, source: str) -> list[Any]:
         """Return a local data file as an input of its rule; [] for a file on the hub.
 

@@ -32,7 +32,7 @@ def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
             lines[f"data set {run.dataset}: {in_words(trained, stats.scored, settings.good_run(run.dataset))}"] = None
         fitted = _account(folder / "fitted" / name / ACCOUNT, FittedRows)
         rows = fitted.train.lengths.rows if fitted else stats.examples["train"] if stats else 0
-        if rows and not run.train.packing:  # how many rows a pack holds, only their lengths tell
+        if rows:
             lines[f"run {name}: {_schedule(run, rows)}"] = None
     return list(lines)
 

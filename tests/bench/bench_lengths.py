@@ -2,8 +2,8 @@
 
 Run alone: python tests/bench/bench_lengths.py [CORES]
 
-The plain way is how ms-swift gets lengths (`swift export --to_cached_dataset`, packing): it reads and scales every
-picture and tokenizes every row. Both ways run in turns; the best of each counts. Seconds are those of the work,
+The plain way is how ms-swift gets lengths where it needs them (group_by_length): it reads and scales every picture and
+tokenizes every row. Both ways run in turns; the best of each counts. Seconds are those of the work,
 without imports. Memory is measured in separate runs, because measuring takes time.
 """
 

@@ -80,7 +80,7 @@ def searched(
         here = folder / "search" / "s" / str(number) / str(rung)
         before = step_before(search.rungs, number, rung)
         journal = folder / "search" / "s" / "/".join(map(str, before)) / "study.journal" if before else None
-        schedule = Schedule(TRAIN, LENGTHS, 1)
+        schedule = Schedule(TRAIN, len(LENGTHS), 1)
         first = own if before is None else None
         step = ("s", number, rung)
         asked = propose(search, study, journal, here / "asked.journal", schedule, 1, step, first)

@@ -1,4 +1,4 @@
-"""Prints what ms-swift's own classes make of rows, on each rank of several: packs, and the samples of every pass.
+"""Prints the rows of every pass that ms-swift's own samplers give, on each rank of several.
 
 Run in a process of its own, because torch.distributed has one world per process; its fake backend takes part in every
 collective operation alone.
@@ -10,36 +10,10 @@ from typing import Any
 
 import torch.distributed as dist
 from swift.dataloader.shard import BatchSamplerShard
-from swift.dataset.packing import PackingDataset
 from swift.sequence_parallel.utils import SequenceParallelSampler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import BatchSampler
-
-
-class Rows:
-    """A data set with nothing but lengths."""
-
-    def __init__(self, lengths: list[int]) -> None:
-        self.lengths = lengths
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __getitem__(self, name: str) -> list[int]:
-        return self.lengths
-
-
-class Template:
-    """What PackingDataset asks of a template."""
-
-    max_length = 0
-
-
-def packs(lengths: list[int], room: int) -> list[list[int]]:
-    """Return the rows of each packed sequence."""
-    made: list[list[int]] = PackingDataset(Template(), Rows(lengths), packing_length=room).packed_idx
-    return made
 
 
 def passes(given: dict[str, Any]) -> list[list[list[list[int]]]]:
@@ -74,4 +48,4 @@ def _of_this_rank(given: dict[str, Any]) -> list[list[list[int]]]:
 
 if __name__ == "__main__":
     todo = json.loads(sys.argv[1])
-    print(json.dumps([packs(**each) if "room" in each else passes(each) for each in todo]))
+    print(json.dumps([passes(each) for each in todo]))

@@ -94,7 +94,6 @@ def run_without_pictures(folder: Path) -> str:
                 "device": "cpu",
                 "processes": 2,
                 "tuner": "full",
-                "cached_dataset": True,
                 "train": TRAIN,
                 "smoke": {"steps": 6, "longest": 4, "sample": 4},
                 "verify": {"rows": 2},

@@ -27,7 +27,7 @@ def check_rows(folder: Path, run_folder: Path, tiny: Tiny, steps: Iterable[int],
         for rank, batches in named.items():
             made = [one for one in passes(folder, "trained", rank) if one.step == step][-len(batches) :]
             trained = [[_text(tokenizer, ids) for ids in one.tokens] for one in made]
-            assert [[texts[row] for (row,) in batch] for batch in batches] == trained, f"step {step}, rank {rank}"
+            assert [[texts[row] for row in batch] for batch in batches] == trained, f"step {step}, rank {rank}"
 
 
 def _text(tokenizer: Any, ids: list[int]) -> str:

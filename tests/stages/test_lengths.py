@@ -23,7 +23,7 @@ from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
-from workflow_runs import ROOT, RUN, snakemake
+from workflow_runs import ROOT, RUN, copy_folder, snakemake, speeds
 
 side = st.integers(28, 8_000)
 
@@ -156,12 +156,26 @@ def test_the_table_of_ms_swifts_names_is_that_of_the_installed_one() -> None:
     assert names() == installed_names(), "run .venv/bin/python scripts/make_swift_names.py, and look at what changed"
 
 
-@pytest.mark.parametrize("rule", ["measure_lengths", "fit_rows", "cache_dataset"])
+@pytest.mark.parametrize("rule", ["measure_lengths", "fit_rows"])
 def test_lengths_are_known_without_a_gpu(rule: str) -> None:
     """The rules' pods have the trainers' image, and no GPU."""
     text = (ROOT / "rules" / f"{rule}.smk").read_text()
     assert 'pod_template="train"' in text
     assert "gpu" not in text.partition("resources:")[2]
+
+
+def test_the_stages_of_lengths_report_their_speed(demo_run: Path, tmp_path: Path) -> None:
+    """Rows per second with the time left; for the earlier stages see test_rows_workflow.py."""
+    folder = copy_folder(demo_run, tmp_path / "demo_run")
+    snakemake(folder, f"reports/lengths-{RUN}.html")
+    stages = {
+        "measure_lengths": ["token lengths of train.jsonl", "the check of token lengths"],
+        "lengths_page": [f"reading lengths/{RUN}/train.jsonl", f"reading lengths/{RUN}/val.jsonl"],
+        "fit_rows": ["fitting train.jsonl", "fitting val.jsonl"],
+    }
+    for rule, expected in stages.items():
+        said = {what.partition("DEBUG ")[2]: unit for what, unit in speeds(folder, rule).items()}
+        assert {what: said.get(what) for what in expected} == dict.fromkeys(expected, "rows")
 
 
 def test_another_max_length_measures_nothing_again_and_another_picture_budget_does(demo_run: Path) -> None:

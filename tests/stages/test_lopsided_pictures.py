@@ -85,7 +85,7 @@ class Lopsided:
         found: dict[int, set[int]] = {0: set(), 1: set()}
         for step in range(1, STEPS + 1):
             for rank, batches in rows_of_step(run_folder, step).items():
-                found[rank] |= {row for batch in batches for (row,) in batch}
+                found[rank] |= {row for batch in batches for row in batch}
         return found
 
     def trained(self, tuner: str, tower: str, strategy: str) -> list[float]:

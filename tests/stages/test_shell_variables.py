@@ -17,18 +17,16 @@ from torch.distributed.run import get_args_parser
 from tiny_trainings import IMAGE_MAX_TOKENS, Tiny, losses_of
 from vlmflow.core.child_environment import KEPT
 from vlmflow.core.files import sha256_of
-from vlmflow.core.integrity import digests_of
 from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.rows.chat import Turn
 from vlmflow.serving.client import Client
 from vlmflow.serving.server import serve_with_transformers
-from vlmflow.swift import export, row_lengths
+from vlmflow.swift import row_lengths
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, run_module
 from vlmflow.swift.row_reader import _load_rows, _rows
-from vlmflow.training.cached_dataset import arguments
 from vlmflow.training.train import train
 from warm_programs import fresh
 
@@ -85,14 +83,6 @@ def lengths(tiny: Tiny, folder: Path) -> Any:
     return json.loads((folder / "lengths.json").read_text())["lengths"]
 
 
-def cached(tiny: Tiny, folder: Path) -> Any:
-    env = environment(tiny.folder / "pictures", IMAGE_MAX_TOKENS, folder / "cache", 1)
-    words = arguments(tiny.training(), folder / "cached", 2)
-    run_module(export.__name__, words, folder, env, folder / "log", "cached rows")
-    files = sorted(str(file.relative_to(folder)) for file in (folder / "cached").rglob("*.arrow"))
-    return digests_of(folder, files)
-
-
 def losses(tiny: Tiny, folder: Path) -> Any:
     pictures = tiny.folder / "pictures"
     how = Measurement("qwen3_vl", {}, "default", pictures, IMAGE_MAX_TOKENS, 512, "cpu", "float32", 1, 1)
@@ -121,8 +111,8 @@ def served(tiny: Tiny, folder: Path) -> Any:
         return client.answer([{"role": "user", "content": "red"}], 8)
 
 
-QUICK = [lengths, cached, losses, trained]
-ALL = [lengths, cached, losses, trained_on_two_nodes, served]
+QUICK = [lengths, losses, trained]
+ALL = [lengths, losses, trained_on_two_nodes, served]
 """The kinds of programs."""
 
 

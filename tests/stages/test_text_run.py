@@ -147,12 +147,3 @@ def test_another_chat_form_is_refused_with_what_to_do(text_run: Path, tmp_path: 
     with pytest.raises(VlmflowError, match="1 of 1 checked rows have a different length") as error:
         check_lengths({file: list(measure_rows(file, counter, 1))}, data, base, 64, text_args, 2)
     assert "train.swift_args (template)" in error.value.next_step
-
-
-def test_rows_without_pictures_are_cached(text_run: Path) -> None:
-    """A text model's trainer would tokenize every row before its first step; lengths and order are in the cache."""
-    from datasets import load_from_disk
-
-    lengths = [json.loads(line) for line in (text_run / "lengths/text/train.jsonl").read_text().splitlines()]
-    cached = load_from_disk(str(text_run / "cached" / "text" / "train"))["lengths"]
-    assert sorted(cached) == sorted([row["text_tokens"]] for row in lengths)

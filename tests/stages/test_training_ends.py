@@ -111,7 +111,7 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
 ) -> None:
     """All ranks of two processes stop after the same batch; step 2 is the last."""
     whole = job(tmp_path, 5, 150, 2, epochs=1)
-    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, samples=4, left_over=1)
+    assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
     interrupted_in_the_evaluation_of(step, whole, tmp_path / "runs")
     assert logged(progress, "eval_loss") == list(range(1, step))

@@ -252,9 +252,7 @@ def test_a_step_without_a_finite_number_ends_the_training_before_it_is_saved(
     assert "the last good checkpoint is that of step 2" in error.cause
     folder = runs / training.digest()
     assert [place.name for place in (folder / "checkpoints").glob("checkpoint-*")] == ["checkpoint-2"]
-    rows = {
-        number: [row for batch in batches for (row,) in batch] for number, batches in rows_of_step(folder, 4).items()
-    }
+    rows = {number: [row for batch in batches for row in batch] for number, batches in rows_of_step(folder, 4).items()}
     to_blame = rows[rank] if what == "loss" else rows[0] + rows[1]
     assert f"rows {', '.join(f'line {row + 1}' for row in sorted(to_blame))};" in error.cause
     assert "lower runs.NAME.train.learning_rate; or correct the rows (make rows RUN=r STEP=4 shows" in error.next_step

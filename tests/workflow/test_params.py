@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {
 """A data set of each sort, and a run and a search of the same name on it."""
 
 LOOKING = {"fetch_images", "resolve_images"}
-MEASURED = {"measure_lengths", "fit_rows", "cache_dataset"}
+MEASURED = {"measure_lengths", "fit_rows"}
 TRIED = {"propose", "trial", "judge_best"}
 TRAINED = {"train_smoke", "train_model", *TRIED}
 CHOSEN_BY = {"search": "s", "trial": 3, "trials": 4, "study": "0" * 64, "settings": {}}
@@ -87,12 +87,9 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "search.fire.limits.hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
     "search.fire.limits.gpu_hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
     "search.fire.seed": (2, {"propose", "choose_best"}),
-    "runs.fire.train.seed": (7, {*ESTIMATED, "cache_dataset", *EVALUATED, *TRAINED}),
-    "runs.fire.train.dtype": ("float32", {*ESTIMATED, "cache_dataset", "verify_merged", *EVALUATED, *TRAINED}),
-    "runs.fire.train.max_length": (
-        400,
-        {*ESTIMATED, "fit_rows", "cache_dataset", "lengths_page", *EVALUATED, *TRAINED},
-    ),
+    "runs.fire.train.seed": (7, {*ESTIMATED, *EVALUATED, *TRAINED}),
+    "runs.fire.train.dtype": ("float32", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED}),
+    "runs.fire.train.max_length": (400, {*ESTIMATED, "fit_rows", "lengths_page", *EVALUATED, *TRAINED}),
     "runs.fire.train.image_max_tokens": (32, {*ESTIMATED, "verify_merged", *EVALUATED, *MEASURED, *TRAINED}),
     "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*ESTIMATED, *EVALUATED, *MEASURED, *TRAINED}),
     "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, {*ESTIMATED, *TRAINED}),
@@ -116,7 +113,6 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.over_long": ("leave_out", {*ESTIMATED, "fit_rows"}),
     "runs.fire.gpu": ("h100", ESTIMATED),
     "runs.fire.estimate": ("ignore", ESTIMATED),
-    "runs.fire.cached_dataset": (True, set()),
     "runs.fire.verify.rows": (9, {"verify_merged"}),
     "runs.fire.verify.logits": (False, {"verify_merged"}),
     "runs.fire.resources.weights_mb": (9_000, set()),

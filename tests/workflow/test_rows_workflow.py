@@ -312,7 +312,7 @@ def test_rows_with_skipped_pictures_are_never_trained_on(done: Path) -> None:
 
 
 def test_every_stage_reports_its_speed(done: Path) -> None:
-    """Rows, pictures or bytes per second. For the later stages see test_fetch_images.py and test_cached_dataset.py."""
+    """Rows, pictures or bytes per second. For the later stages see test_fetch_images.py and test_lengths.py."""
     logs = list((done / "logs").rglob("*.log"))
     stages = {log.parent.name for log in logs}
     assert stages >= {"fetch_rows", "resolve_images", "convert_rows", "validate_sharegpt"}

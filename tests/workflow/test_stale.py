@@ -92,7 +92,6 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         set(),
     ),
     "another learning rate": (settings(train=", learning_rate: 5e-3"), {*ESTIMATE, *FROM_TRAINING}),
-    "a cached data set": (settings(more="    cached_dataset: true"), {"cache_dataset", "train_model", *FROM_MERGING}),
     "another share held out": (settings(more="datasets: {fire: {val_share: 0.2}}"), FROM_VALIDATION),
     "near-duplicates of the test split left out": (
         settings(more="datasets: {fire: {near_duplicates: {drop: true}}}"),

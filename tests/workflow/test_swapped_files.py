@@ -21,12 +21,10 @@ from forked_snakemake import called
 from stage_settings import validation
 from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import write_json
-from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS, digests_of
+from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS
 from vlmflow.merging.proof import PROOF
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.training_data import first_rows
-from vlmflow.training.cached_dataset import DIGESTS
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
 
 SETTINGS = {
@@ -44,7 +42,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def finished(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished demo with a picture, a model and a cached data set that may be changed."""
+    """A finished demo with a picture and a model that may be changed."""
     folder = copy_folder(demo_run, tmp_path_factory.mktemp("swapped") / "demo_run")
     manifest = folder / "models" / "tiny" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"folder": str(folder / "tiny-model")}))
@@ -143,16 +141,12 @@ def run(stage: str, **changed: Any) -> None:
             "fitted": "out/f",
             "settings": {**length, "max_length": 512, "over_long": "refuse"},
         },
-        "cache_dataset": {
-            **(rows | pictures | {"cached": "out/cached"}),
-            "settings": {**length, "max_length": 512, "seed": 42, "dtype": "float32"},
-        },
         "train_smoke": {
             **(rows | pictures | runs | {"smoke": "out/smoke"}),
             "settings": {**how, "smoke": {"steps": 6, "longest": 4, "sample": 4}},
         },
         "train_model": {
-            **(rows | pictures | runs | {"settings": how, "cached": []}),
+            **(rows | pictures | runs | {"settings": how}),
             **(trained | {"full": "out/run/full"}),
         },
         "merge_weights": {"model": "models/tiny", "full": trained["full"], "merged": "out/merged"},
@@ -271,7 +265,7 @@ ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\
 OTHER_RAW = rf"1 of 1 raw files have changed since they were checked: .*\n.*remove {RAW} and run the same command again"
 
 READ_RAW = ("fetch_images", "resolve_images", "convert_rows", "validate_sharegpt")
-READ_PICTURES = ("measure_lengths", "fit_rows", "cache_dataset", "train_smoke", "train_model")
+READ_PICTURES = ("measure_lengths", "fit_rows", "train_smoke", "train_model")
 COUNT_TOKENS = ("measure_lengths", "fit_rows")
 READ_MODEL = (
     *(stage for stage in READ_PICTURES if stage not in COUNT_TOKENS),
@@ -295,7 +289,7 @@ SWAPS = [
     *((stage, in_folder("data/fire/val.jsonl"), OTHER_ROWS) for stage in ("measure_lengths", "fit_rows", "data_page")),
     *(
         (stage, in_folder(f"fitted/{RUN}/{name}"), OTHER_ROWS)
-        for stage in ("cache_dataset", "train_smoke", "train_model", "verify_merged", "publish_merged")
+        for stage in ("train_smoke", "train_model", "verify_merged", "publish_merged")
         for name in ("train.jsonl", "val.jsonl", "val.lengths.jsonl")
     ),
     ("fit_rows", in_folder(f"lengths/{RUN}/val.jsonl"), "has changed since"),
@@ -337,15 +331,6 @@ def test_merged_weights_that_changed_after_their_tensors_were_verified_are_refus
     other_file(shard(merged))
     with pytest.raises(VlmflowError, match=SHARD.replace("models/tiny", "work/merged")):
         run("verify_merged", merged="work/merged")
-
-
-def test_a_cached_data_set_that_changed_is_refused(place: Path) -> None:
-    cached = place / "cached" / RUN
-    put(cached / "train" / "data.arrow", b"the rows that ms-swift made")
-    write_json(cached / DIGESTS, digests_of(cached, ["train/data.arrow"]))
-    other_file(cached / "train" / "data.arrow")
-    with pytest.raises(VlmflowError, match=r"1 of 1 row files have changed .*: train/data\.arrow\n.*remove cached/"):
-        run("train_model", cached=[f"cached/{RUN}"])
 
 
 FORGED = [

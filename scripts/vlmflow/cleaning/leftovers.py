@@ -186,7 +186,7 @@ def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftove
 
 def _unfinished(folder: Path) -> Iterator[Leftover]:
     """Yield what killed stages left beside target folders; these stages start from the beginning."""
-    parents = [folder / name for name in ("verified", "merged", "fitted", "cached", "models", "model_files")]
+    parents = [folder / name for name in ("verified", "merged", "fitted", "models", "model_files")]
     parents += [place for name in ("checkpoints", "work") for place in _folders(folder / name)]
     for parent in parents:
         for place in _folders(parent):

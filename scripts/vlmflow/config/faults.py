@@ -16,6 +16,14 @@ COMMAND_LINE = "--config"
 SECRET = ("_token", "_secret", "_webhook_url")
 """Ends of the names of keys whose values messages do not show."""
 
+PLANNED = "train.micro_batch_tokens plans each step's passes"
+FORMER_KEYS = {
+    ("runs", "train", "packing"): PLANNED,
+    ("runs", "train", "padding_free"): PLANNED,
+    ("runs", "cached_dataset"): f"{PLANNED}, from lengths that are already counted",
+}
+"""Keys that no longer exist, without the name in them (`runs.NAME.train.packing`), with what there is instead."""
+
 
 def say_faults(error: pydantic.ValidationError, schema: Schema, merged: Any, files: list[Path]) -> str:
     """Return the lines for all errors that pydantic found.
@@ -40,6 +48,8 @@ def _say(fault: Any, schema: Schema, merged: Any, contents: list[tuple[Path, Any
         return f"{file}: {'.'.join(map(str, path))}{': ' if path else ''}{cause}"
     if "[key]" in fault["loc"]:
         return f"{where}: the name is not allowed; it must be a letter or digit, then up to 99 of [A-Za-z0-9._-]"
+    if fault["type"] == "extra_forbidden" and (instead := FORMER_KEYS.get((*path[:1], *path[2:]))):
+        return f"{where}: no longer exists; remove it: {instead} (docs/training.md)"
     if fault["type"] == "extra_forbidden":
         known = list(_schema_at(schema, path[:-1], fault["loc"]).get("properties", {}))
         nearest = difflib.get_close_matches(str(path[-1]), known, n=1, cutoff=0.5)

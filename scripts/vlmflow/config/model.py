@@ -25,7 +25,7 @@ VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of an environment variable, or the beginning of names before a `*`."""
 
 TARGETS = (
-    *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "cached"),
+    *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted"),
     *("estimates", "checkpoints", "work", "verified", "eval", "answers", "search"),
     *("merged", "tracked", "reports", "logs", "benchmarks"),
 )

@@ -146,13 +146,6 @@ class TrainSettings(Settings):
     """The attention kernel. Those of flash attention are experimental and need packages that the locked environment
     does not have: docs/training.md."""
 
-    padding_free: bool = False
-    """Train the rows of a batch as one sequence without padding; needs flash attention."""
-
-    packing: bool = False
-    """Pack rows into sequences of at most max_length tokens before the training; needs flash attention. A row of a step
-    is then a sequence of several rows."""
-
     group_by_length: bool = False
     """Give all processes rows of similar length at each step, so that none waits for the longest."""
 
@@ -208,21 +201,8 @@ class TrainSettings(Settings):
         return self
 
     @model_validator(mode="after")
-    def _packed_sequences_have_no_lengths(self) -> Self:
-        if self.packing and self.group_by_length:
-            raise ValueError(
-                "packing, group_by_length: set one; ms-swift 4.6 fails with both, and packs are alike in length"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _sequences_without_padding_have_flash_attention(self) -> Self:
-        if self.attention in FLASH_ATTENTION:
-            return self
-        for name in ("padding_free", "packing"):
-            if getattr(self, name):
-                raise ValueError(f"{name}: needs attention {' or '.join(FLASH_ATTENTION)}, not {self.attention}")
-        if self.sequence_parallel > 1:
+    def _shared_rows_have_flash_attention(self) -> Self:
+        if self.sequence_parallel > 1 and self.attention not in FLASH_ATTENTION:
             raise ValueError(
                 f"sequence_parallel: {self.sequence_parallel} needs attention {' or '.join(FLASH_ATTENTION)}, not "
                 f"{self.attention}"
@@ -374,11 +354,6 @@ class RunSettings(Settings):
     names them. leave_out: they are not trained; `fitted/RUN/over_long.jsonl` names each. shorten (timestep form only):
     their oldest attempts are dropped until they fit, and those that never fit are left out. No row is cut. Of the half
     of val that judges, longer rows are left out of the evaluation, and counted there."""
-
-    cached_dataset: bool = False
-    """Let ms-swift read all rows and pictures once, in a pod without GPUs, and train from the result. It is worthwhile
-    when every length is needed before the first step: with train.packing or train.group_by_length, each start would
-    read all pictures (for a text model, tokenize all rows) while the GPUs wait."""
 
     train: Annotated[TrainSettings, Field(validate_default=True)] = TrainSettings()
     smoke: SmokeSettings = SmokeSettings()

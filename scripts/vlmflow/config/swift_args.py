@@ -25,8 +25,6 @@ SET_BY_THE_WORKFLOW = {
     "model_type": "models.NAME.model_type",
     "dataset": "runs.NAME.dataset",
     "val_dataset": "runs.NAME.dataset",
-    "cached_dataset": "runs.NAME.cached_dataset",
-    "cached_val_dataset": "runs.NAME.cached_dataset",
     "output_dir": "stores.runs",
     "resume_from_checkpoint": "resuming from the newest whole checkpoint",
     **dict.fromkeys(tuners.argument_names(), "runs.NAME.tuner"),
@@ -46,8 +44,8 @@ SET_BY_THE_WORKFLOW = {
     "bf16": "train.dtype",
     "fp16": "train.dtype",
     "attn_impl": "train.attention",
-    "padding_free": "train.padding_free",
-    "packing": "train.packing",
+    "padding_free": "train.micro_batch_tokens",
+    "packing": "train.micro_batch_tokens",
     "group_by_length": "train.group_by_length",
     "use_liger_kernel": "train.liger",
     "sequence_parallel_size": "train.sequence_parallel",
@@ -94,7 +92,8 @@ NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; re
 CODE = "it imports Python from outside this workflow, which no digest covers; remove it"
 LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
-PACKED_BY_ONE = "the workflow counts the sequences as one process makes them by best fit, the default; remove it"
+OTHER_ROWS = "no digest covers its rows, and no stage checks them; remove it, and set runs.NAME.dataset"
+OF_PACKING = "it changes only packing, which no run uses; remove it: train.micro_batch_tokens plans each step's passes"
 REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
 OTHER_LOSS = "the validation loss would not be the mean over all trained tokens; remove it"
 NO_LOSS = "its evaluations give no loss, which chooses the checkpoint; remove it"
@@ -150,8 +149,11 @@ REFUSED: dict[str, str] = {
     "custom_dataset_info": "it renames keys and roles of rows, but they already have ms-swift's, and no digest covers "
     "its file; to rename the raw file's keys, set datasets.NAME.columns",
     "split_dataset_ratio": "the run already has a val split; set datasets.NAME.val_share",
-    "packing_num_proc": PACKED_BY_ONE,
-    "packing_strategy": PACKED_BY_ONE,
+    "cached_dataset": OTHER_ROWS,
+    "cached_val_dataset": OTHER_ROWS,
+    "packing_length": OF_PACKING,
+    "packing_num_proc": OF_PACKING,
+    "packing_strategy": OF_PACKING,
     "streaming": "the smoke gate could not count rows or steps; remove it",
     "ignore_data_skip": "a resumed training would repeat the first rows and skip others; remove it",
     "logging_strategy": "the report needs the loss of every step; remove it",

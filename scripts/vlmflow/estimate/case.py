@@ -38,18 +38,16 @@ class Case:
         return [self._batch_of(row) for row in self.train.extremes()]
 
     def _batch_of(self, row: Row) -> Batch:
-        """Return a batch of such rows. Packed rows fill max_length; processes with sequence_parallel share a row."""
+        """Return a batch of such rows; processes with sequence_parallel share a row."""
         settings = self.settings
         rows, share = settings.per_device_batch_size, settings.sequence_parallel
-        packed = settings.max_length / row.tokens if settings.packing else 1.0
-        one_sequence = settings.packing or settings.padding_free
-        text, pictures = (ceil(count * packed * rows / share) for count in (row.text, row.pictures))
+        text, pictures = (ceil(count * rows / share) for count in (row.text, row.pictures))
         return Batch(
-            rows=1 if one_sequence else rows,
+            rows=rows,
             tokens=text + pictures,
-            longest=ceil((text + pictures) / (1 if one_sequence else rows)),
+            longest=ceil((text + pictures) / rows),
             logits=text if share == 1 else text + pictures,  # with sequence_parallel ms-swift keeps those of pictures
-            padded=rows > 1 and not one_sequence and settings.attention == "sdpa",
+            padded=rows > 1 and settings.attention == "sdpa",
             pictures=pictures,
         )
 

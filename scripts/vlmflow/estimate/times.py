@@ -14,7 +14,7 @@ from vlmflow.estimate.case import Case
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
 from vlmflow.estimate.way import Way
 from vlmflow.estimate.work import forward, training
-from vlmflow.training.steps import Steps, evaluations_of, samples_of, side_by_side
+from vlmflow.training.steps import Steps, evaluations_of, side_by_side
 
 LOW, HIGH = 0.2, 0.4
 """Shares of the dense peak that such trainings reach, low and high, on one machine. Assumptions, not measured here; for
@@ -57,11 +57,10 @@ def amount(case: Case) -> Amount:
     settings, processes = case.settings, case.way.processes
     if not len(case.train):
         return Amount(0, 0, 0, 0, 0.0, 0.0, 0)
-    samples, samples_of_val = (len(samples_of(rows.tokens.tolist(), settings)) for rows in (case.train, case.val))
-    count = Steps.of(samples, settings, processes)
-    passes = count.total / count.per_epoch * count.samples / samples
+    count = Steps.of(len(case.train), settings, processes)
+    passes = count.total / count.per_epoch * count.rows / len(case.train)
     evaluations = evaluations_of(count.total, settings)
-    batches_of_val = -(-samples_of_val // (side_by_side(settings, processes) * settings.per_device_batch_size))
+    batches_of_val = -(-len(case.val) // (side_by_side(settings, processes) * settings.per_device_batch_size))
     return Amount(
         steps=count.total,
         evaluations=evaluations,

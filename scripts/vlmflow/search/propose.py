@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from vlmflow.search.accounts import OWN, Asked, AskedTrial
 from vlmflow.search.budget import hours_each
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import Study, ranked
-from vlmflow.training.steps import Steps, samples_of, scheduled
+from vlmflow.training.steps import Steps, scheduled
 
 SPENT = "the budget is spent (limits.gpu_hours)"
 FEW = "too few trials finished the rung before within the limits"
@@ -45,12 +45,12 @@ def refuse_equal_rungs(name: str, search: SearchSettings, schedule: "Schedule", 
 
 
 class Schedule:
-    """The steps of a search's trials. lengths: tokens of the run's rows. ranks: the trainers of a trial."""
+    """The steps of a search's trials. rows: the number of the run's train rows. ranks: the trainers of a trial."""
 
-    def __init__(self, train: TrainSettings, lengths: Sequence[int], ranks: int) -> None:
+    def __init__(self, train: TrainSettings, rows: int, ranks: int) -> None:
         self._ranks = ranks
-        self._samples = len(samples_of(lengths, train))
-        self._train = scheduled(train, lengths, ranks)
+        self._rows = rows
+        self._train = scheduled(train, rows, ranks)
 
     @property
     def checkpoint_steps(self) -> int:
@@ -63,7 +63,7 @@ class Schedule:
         values: the trial's settings.
         """
         train = trained_with(self._train, values)
-        total, every = Steps.of(self._samples, train, self._ranks).total, train.evaluate_every
+        total, every = Steps.of(self._rows, train, self._ranks).total, train.evaluate_every
         shares = (share_of_rung(rungs, rung) for rung in range(rungs))
         return [min(total, math.ceil(total * share / every) * every) for share in shares]
 

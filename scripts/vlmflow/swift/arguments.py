@@ -58,8 +58,6 @@ class Passes:
 class Training:
     """A complete training. device: "cuda" or "cpu". nodes: machines; processes: the trainers on each.
 
-    cached: the folder of `cached_dataset.cache_dataset` to read the data from. It has the same rows in the same order,
-    so it is not part of the digest.
     stop_at: the optimizer step, a multiple of `settings.evaluate_every`, after which the training stops; None trains to
     the last step. hours: how long trainers may run from each start on; None: without a limit. Neither is part of the
     digest: with a larger value the training goes on, as if it had not stopped.
@@ -74,7 +72,6 @@ class Training:
     processes: int
     strategy: Strategy
     tuner: Tuner = LORA
-    cached: Path | None = None
     nodes: int = 1
     stop_at: int | None = None
     hours: float | None = None
@@ -161,8 +158,9 @@ class Training:
             "freeze_llm": "language_model" in settings.freeze,
             **self._types(),
             "attn_impl": settings.attention,
-            "padding_free": settings.padding_free,
-            "packing": settings.packing,
+            # ms-swift's defaults. They stay explicit: a run's digest covers its arguments, and would change without.
+            "padding_free": False,
+            "packing": False,
             "group_by_length": settings.group_by_length,
             "use_liger_kernel": settings.liger,
             "sequence_parallel_size": settings.sequence_parallel,

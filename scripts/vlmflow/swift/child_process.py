@@ -1,20 +1,15 @@
-"""Runs ms-swift in a child process: its environment, its progress, and the cause of a failure."""
+"""Runs ms-swift in a child process: its environment, and the cause of a failure."""
 
 import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from vlmflow.core.child_environment import THREADS_OF_LIBRARIES, child_environment
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.process import bound_to_this_process, import_path
-from vlmflow.core.progress import LOG_INTERVAL
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
-
-BAR = re.compile(r"(\d+)/(\d+) \[[\d:]+<([\d:]+), *([\d.]+) ?examples/s")
-"""A progress bar of Hugging Face's datasets (tqdm's form)."""
 
 FAULT = re.compile(r"(?m)^(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)")
 
@@ -59,28 +54,22 @@ def gpu_products() -> list[str]:
 
 
 def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:
-    """Run a Python module in `folder` to its end, with its output in `log`; prints its progress in rows.
+    """Run a Python module in `folder` to its end, with its output in `log`.
 
     what: its name for messages. Raises VlmflowError with the last error of its output if it fails.
     """
-    with log.open("wb") as output, log.open("rb") as said:
-        process = subprocess.Popen(
+    with log.open("wb") as output:
+        done = subprocess.run(
             [sys.executable, "-m", module, *words],
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,  # ms-swift searches for a picture in the working directory first
             env=env,
             preexec_fn=bound_to_this_process(),
+            check=False,
         )
-        shown_at = time.monotonic()
-        while process.poll() is None:
-            time.sleep(0.2)
-            if time.monotonic() - shown_at >= LOG_INTERVAL:
-                shown_at = time.monotonic()
-                if line := progress_line(said.read().decode(errors="replace")):
-                    print(f"{what}: {line}", file=sys.stderr, flush=True)
-    if process.returncode:
-        raise failed(what, log, process.returncode)
+    if done.returncode:
+        raise failed(what, log, done.returncode)
 
 
 class ChildFailedError(VlmflowError):
@@ -93,14 +82,3 @@ def failed(what: str, log: Path, code: int) -> ChildFailedError:
     faults = FAULT.findall(text)
     cause = faults[-1].strip() if faults else f"ms-swift ended with code {code}"
     return ChildFailedError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
-
-
-def progress_line(output: str) -> str | None:
-    """Return ms-swift's progress in mapping rows from its last progress bar; None without one, or if it is full."""
-    bars = BAR.findall(output)
-    if not bars:
-        return None
-    done, total, left, rate = bars[-1]
-    if done == total:
-        return None
-    return f"{int(done):,} of {int(total):,} rows · {float(rate):,.0f} rows/s · {left} left"

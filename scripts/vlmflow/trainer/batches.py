@@ -57,8 +57,8 @@ class Batches:
     def _get_train_dataloader(self, skip_batches: int = 0) -> Any:
         """Return ms-swift's loader, whose length is now in steps. skip_batches: steps that were trained before."""
         loader = self._get_loader()
-        rank = self._trainer.args.process_index
-        steps = PlannedSteps(self._plan, rank) if self._plan else GroupedSteps(loader.batch_sampler, self._size)
+        given = GroupedSteps(loader.batch_sampler, self._size)
+        steps = PlannedSteps(self._plan, self._heart.rank) if self._plan else given
         # torch forbids another sampler, because the loader's batch size would differ; nobody asks this loader for it.
         object.__setattr__(loader, "batch_sampler", StepSampler(steps, skip_batches, self._ahead))
         return loader
@@ -70,7 +70,7 @@ class Batches:
         """
         timed = self._timed(batches)
         begun = list(islice(timed, 1))
-        self.of_step = [self._rows_of(batch) for batch in self._ahead.popleft()] if begun else []
+        self.of_step = self._ahead.popleft() if begun else []
         taken, trained_tokens = self._get_samples(chain(begun, timed), len(self.of_step), *arguments)
         self._tokens = [_tokens_of(batch) for batch in taken]
         if taken and self._log:
@@ -109,11 +109,6 @@ class Batches:
             finally:
                 self.waited += time.monotonic() - begun
             yield batch
-
-    def _rows_of(self, samples: list[int]) -> Batch:
-        """Return the rows of samples; ms-swift's packed data set lists those of each sequence (dataset/packing.py)."""
-        packs = getattr(self._trainer.train_dataset, "packed_idx", None)
-        return [packs[sample] if packs else [sample] for sample in samples]
 
 
 def _tokens_of(batch: dict[str, Any]) -> torch.Tensor | int:

@@ -75,8 +75,7 @@ class Evaluation:
         if self._planner and len(rows) >= ranks:
             return self._planner.step(rows)
         size = 1 if self._planner else self._trainer.args.eval_batch_size
-        dealt = [rows[rank::ranks] for rank in range(ranks)]
-        return [[list(mine[at : at + size]) for at in range(0, len(mine), size)] for mine in dealt]
+        return dealt(rows, size, ranks)
 
     def _evaluation_loop(self, dataloader: DataLoaderShard, *arguments: Any, **values: Any) -> Any:
         """Evaluate all batches; replace the loss by that of all tokens."""
@@ -90,7 +89,7 @@ class Evaluation:
         # The ranks that share a row by sequence parallelism each added all of it.
         nll, tokens = (self._sum / trainer.template.sequence_parallel_size).tolist()
         output.metrics["eval_loss"] = nll / tokens if tokens else float("nan")
-        output.metrics["eval_rows"] = _rows_of(trainer.eval_dataset)
+        output.metrics["eval_rows"] = len(trainer.eval_dataset)
         output.metrics["eval_tokens"] = round(tokens)
         return output
 
@@ -109,6 +108,12 @@ class Evaluation:
         if tokens:
             self._sum += torch.stack([loss.double() * tokens, loss.new_tensor(tokens, dtype=torch.float64)])
         return loss, logits, labels
+
+
+def dealt(rows: range, size: int, ranks: int) -> list[list[list[int]]]:
+    """Deal rows to ranks, one by one; return the batches of each, of `size` rows."""
+    of_ranks = [rows[rank::ranks] for rank in range(ranks)]
+    return [[list(mine[at : at + size]) for at in range(0, len(mine), size)] for mine in of_ranks]
 
 
 class EvenBatches:
@@ -134,12 +139,6 @@ def _place(trainer: Any) -> tuple[int, int]:
     if trainer.template.sequence_parallel_size > 1:
         return sequence_parallel.dp_rank, sequence_parallel.dp_world_size
     return trainer.args.process_index, trainer.args.world_size
-
-
-def _rows_of(dataset: Any) -> int:
-    """Return the number of rows of a data set, also if they are packed."""
-    packs = getattr(dataset, "packed_idx", None)
-    return len(dataset) if packs is None else sum(map(len, packs))
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class Faults:
     def _suspects(self, fault: Fault) -> list[list[int]]:
         """Return the rows of this rank's forward passes of the step, or of those whose loss is no number."""
         return [
-            [row for sample in batch for row in sample]
+            batch
             for loss, batch in zip(self._of_passes, self._batches.of_step, strict=True)
             if fault is not Fault.LOSS or not math.isfinite(loss)
         ]

@@ -1,10 +1,8 @@
 """Which rows were in which step: one text file per rank in the run folder.
 
 A line is an optimizer step: its number, then for each forward pass the rows, by their lines in the train file from 0.
-Rows that were packed into one sequence are joined:
 
     17 403,88 12,5        step 17 of two forward passes, with two rows each
-    18 403+88+7 12        packed: the first pass had one sequence of three rows
 
 A line is written before the step is trained, so a step that fails has one. A step that was trained again after a resume
 has several; the last one counts. A last line without its end was cut by a kill, and does not count.
@@ -18,13 +16,10 @@ from pathlib import Path
 FOLDER = "rows_of_steps"
 """The folder of these files in a run folder."""
 
-Sample = list[int]
-"""What the trainer takes as one row: a row, or several that were packed; by their lines in the train file, from 0."""
+Batch = list[int]
+"""The rows of one forward pass on one rank, by their lines in the train file from 0."""
 
-Batch = list[Sample]
-"""The samples of one forward pass on one rank."""
-
-LINE = re.compile(rb"(\d+)((?: \d+(?:[,+]\d+)*)*)")
+LINE = re.compile(rb"(\d+)((?: \d+(?:,\d+)*)*)")
 
 
 class RowLog:
@@ -40,8 +35,7 @@ class RowLog:
 
     def write(self, step: int, batches: list[Batch]) -> None:
         """Record the rows of a step that is trained now."""
-        samples = (",".join("+".join(map(str, sample)) for sample in batch) for batch in batches)
-        line = " ".join([str(step), *samples]).encode() + b"\n"
+        line = " ".join([str(step), *(",".join(map(str, batch)) for batch in batches)]).encode() + b"\n"
         if self._file.write(line) < len(line):  # the next line would continue this one
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
@@ -75,9 +69,7 @@ def _last_line(file: Path, step: int) -> list[Batch] | None:
             found = line
     if found is None:
         return None
-    return [
-        [[int(row) for row in sample.split("+")] for sample in batch.split(",")] for batch in found.decode().split()[1:]
-    ]
+    return [[int(row) for row in batch.split(",")] for batch in found.decode().split()[1:]]
 
 
 def _file_of(run_folder: Path, rank: int) -> Path:

@@ -43,9 +43,7 @@ def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:
 
     The training goes on as if this had not happened: dropout is off meanwhile, and no random number is drawn.
     """
-    dataset = trainer.eval_dataset
-    dataset = getattr(dataset, "dataset", dataset) if hasattr(dataset, "packed_idx") else dataset
-    model, template = trainer.model_wrapped, trainer.template
+    dataset, model, template = trainer.eval_dataset, trainer.model_wrapped, trainer.template
     stored: dict[str, torch.Tensor] = {}
     was_training = model.training
     model.eval()

@@ -101,12 +101,10 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         seconds=None if training.hours is None else 3600 * training.hours,
     )
     worker = ["-m", trainer.__name__, orders.as_word()]
-    rows = {"dataset": training.data.train, "val_dataset": training.data.val}
-    if training.cached:
-        rows = {"cached_dataset": training.cached / "train", "cached_val_dataset": training.cached / "val"}
     paths = {
         "model": training.model.folder,
-        **rows,
+        "dataset": training.data.train,
+        "val_dataset": training.data.val,
         "output_dir": folder.output,
         **({"resume_from_checkpoint": resume} if resume else {}),
     }

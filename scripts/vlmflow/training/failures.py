@@ -40,7 +40,7 @@ FAULTS = [
     (
         r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
         "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
-        "rows first (packing, group_by_length), set runs.NAME.cached_dataset: true",
+        "rows first (runs.NAME.train.group_by_length), set train.micro_batch_tokens instead",
         PassingError,
     ),
     (

@@ -21,14 +21,7 @@ from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, 
 from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
 from vlmflow.training.step_plan import describe, passes_per_step, plan_of
-from vlmflow.training.steps import (
-    Steps,
-    evaluations_of,
-    rows_left_over,
-    samples_of,
-    schedule_in_words,
-    side_by_side,
-)
+from vlmflow.training.steps import Steps, evaluations_of, rows_left_over, schedule_in_words, side_by_side
 
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
@@ -118,12 +111,11 @@ def estimate(train: list[RowLength], val: list[RowLength], full: Training, pace:
     """
     settings, processes = full.settings, full.ranks
     lengths = [row.tokens for row in train]
-    samples = samples_of(lengths, settings)
-    count = Steps.of(len(samples), settings, processes)
+    count = Steps.of(len(lengths), settings, processes)
     left_over = rows_left_over(lengths, settings, processes)
-    mean = sum(lengths) / len(samples)
+    mean = sum(lengths) / len(lengths)
     steps = count.total
-    tokens = round(steps / count.per_epoch * count.samples * mean)
+    tokens = round(steps / count.per_epoch * count.rows * mean)
     evaluations = evaluations_of(steps, settings)
     evaluating = pace.evaluation_cost * _seconds_of_batches(val, pace, full)
     seconds = round(steps * pace.step_seconds + tokens * pace.token_seconds + evaluations * evaluating)

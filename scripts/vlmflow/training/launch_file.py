@@ -67,7 +67,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strategy: str
     deepspeed: dict[str, Any] | None
     tuner: str
-    cached: str | None
     one_sequence: bool
     found: Passes | None
     stop_at: int | None
@@ -100,7 +99,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             tuner=training.tuner.name,
             one_sequence=data.one_sequence,
             found=training.found,
-            cached=str(training.cached.absolute()) if training.cached else None,
             stop_at=training.stop_at,
             hours=training.hours,
         )
@@ -124,7 +122,6 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.processes,
             strategy_of(self.strategy, self.deepspeed and check_deepspeed(self.deepspeed)),
             tuner_of(self.tuner),
-            _place(self.cached) if self.cached else None,
             self.nodes,
             self.stop_at,
             self.hours,

@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
-from vlmflow.lengths.count import read_lengths
+from vlmflow.core.files import count_lines
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.compiler import refuse_missing_compiler
@@ -15,18 +15,13 @@ from vlmflow.training.steps import scheduled
 
 
 def plan_training(
-    settings: TrainBlock,
-    rows: Path,
-    model: Path,
-    picture_store: Path,
-    manifests: Sequence[Path],
-    cached: Path | None = None,
+    settings: TrainBlock, rows: Path, model: Path, picture_store: Path, manifests: Sequence[Path]
 ) -> Training:
     """Build the training of a run.
 
     rows: those that fit (fitted/RUN). model: folder with the base model's manifest.
     picture_store: the folder with all picture stores. manifests: the image manifests of the rows' pictures; none if
-    rows have no pictures. cached: the cached data set's folder.
+    rows have no pictures.
 
     Raises VlmflowError if rows, pictures or model have changed, rows were fitted to more tokens, or this machine lacks
     something that the settings need.
@@ -37,6 +32,5 @@ def plan_training(
     strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
     refuse_missing_compiler(strategy)
     processes, nodes = settings.processes, settings.nodes
-    lengths = [row.tokens for row in read_lengths(rows / "train.lengths.jsonl")]
-    train = scheduled(settings.train, lengths, nodes * processes)
-    return Training(data, base, train, settings.device, processes, strategy, tuner, cached, nodes)
+    train = scheduled(settings.train, count_lines(data.train), nodes * processes)
+    return Training(data, base, train, settings.device, processes, strategy, tuner, nodes)

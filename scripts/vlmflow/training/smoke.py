@@ -32,12 +32,12 @@ class SmokeRows:
     val: list[RowLength]
 
 
-def capped(smoke: SmokeSettings, full: Training, samples: int) -> SmokeSettings:
+def capped(smoke: SmokeSettings, full: Training, rows: int) -> SmokeSettings:
     """Return the smoke run's settings, with at most as many steps as the full run.
 
-    It keeps FEWEST_STEPS: fewer do not show whether the loss falls. samples: those of the full run (`samples_of`).
+    It keeps FEWEST_STEPS: fewer do not show whether the loss falls. rows: those of the full run's train split.
     """
-    steps = max(FEWEST_STEPS, Steps.of(samples, full.settings, full.ranks).total)
+    steps = max(FEWEST_STEPS, Steps.of(rows, full.settings, full.ranks).total)
     if steps >= smoke.steps:
         return smoke
     longest = min(smoke.longest, steps * full.rows_per_step)

@@ -1,7 +1,4 @@
-"""Computes the steps of a training from its rows, with the trainer's own arithmetic.
-
-A sample is what the trainer takes as one row: a row, or with packing a sequence of several.
-"""
+"""Computes the steps of a training from its rows, with the trainer's own arithmetic."""
 
 import math
 from collections.abc import Sequence
@@ -10,75 +7,52 @@ from typing import Self
 
 from vlmflow.config.run_settings import TrainSettings
 
-PACKED_TOGETHER = 1000
-"""ms-swift packs so many rows at a time, and carries the last sequence over (4.6, dataset/packing.py)."""
-
-Sample = list[int]
-"""The rows of a sample, by their lines in the train file, from 0."""
-
 
 @dataclass(frozen=True)
 class Steps:
-    """total: optimizer steps of the whole run. per_epoch: those of one pass over the samples.
+    """total: optimizer steps of the whole run. per_epoch: those of one pass over the rows.
 
-    samples: those that one pass trains on. left_over: how many it does not train on, because each process takes equally
+    rows: those that one pass trains on. left_over: how many it does not train on, because each process takes equally
     many (ms-swift 4.6, dataloader/shard.py, `BatchSamplerShard`). With sequence parallelism a pass repeats some
     instead (sequence_parallel/utils.py, `SequenceParallelSampler`).
     """
 
     total: int
     per_epoch: int
-    samples: int
+    rows: int
     left_over: int
 
     @classmethod
-    def of(cls, samples: int, settings: TrainSettings, processes: int) -> Self:
+    def of(cls, rows: int, settings: TrainSettings, processes: int) -> Self:
         """Count as transformers does (5.19, trainer.py, `set_initial_training_values`).
 
-        An epoch may end with a smaller step. samples: those of the train split (`samples_of`).
+        An epoch may end with a smaller step. rows: those of the train split.
         """
-        side, each = side_by_side(settings, processes), _each(samples, settings, processes)
+        side, each = side_by_side(settings, processes), _each(rows, settings, processes)
         batches = math.ceil(each / settings.per_device_batch_size)
         per_epoch = max(1, math.ceil(batches / settings.gradient_accumulation_steps))
         total = settings.max_steps or math.ceil(settings.epochs * per_epoch)
-        trained = min(samples, each * side)
-        return cls(total, per_epoch, trained, samples - trained)
+        trained = min(rows, each * side)
+        return cls(total, per_epoch, trained, rows - trained)
 
 
 def side_by_side(settings: TrainSettings, processes: int) -> int:
-    """Return how many samples the processes train at the same time; with sequence parallelism several share each."""
+    """Return how many rows the processes train at the same time; with sequence parallelism several share each."""
     return processes // settings.sequence_parallel
 
 
-def _each(samples: int, settings: TrainSettings, processes: int) -> int:
-    """Return how many samples each process takes in a pass."""
+def _each(rows: int, settings: TrainSettings, processes: int) -> int:
+    """Return how many rows each process takes in a pass."""
     side = side_by_side(settings, processes)
-    return math.ceil(samples / side) if settings.sequence_parallel > 1 else samples // side
+    return math.ceil(rows / side) if settings.sequence_parallel > 1 else rows // side
 
 
-def samples_of(lengths: Sequence[int], settings: TrainSettings) -> list[Sample]:
-    """Return the samples of an epoch, in the trainer's order before it shuffles. lengths: tokens of each row."""
-    if not settings.packing:
-        return [[row] for row in range(len(lengths))]
-    import binpacking  # only packing needs it
-
-    room = int(settings.swift_args.get("packing_length", settings.max_length))
-    packs: list[list[tuple[int, int]]] = []
-    carried: list[tuple[int, int]] = []
-    for begin in range(0, len(lengths), PACKED_TOGETHER):
-        rows = list(enumerate(lengths[begin : begin + PACKED_TOGETHER], start=begin))
-        made = binpacking.to_constant_volume([*carried, *rows], room, weight_pos=1)
-        carried = made.pop() if begin + PACKED_TOGETHER < len(lengths) else []
-        packs += made
-    return [[row for row, _ in pack] for pack in packs]
-
-
-def scheduled(settings: TrainSettings, lengths: Sequence[int], processes: int) -> TrainSettings:
+def scheduled(settings: TrainSettings, rows: int, processes: int) -> TrainSettings:
     """Return the settings with the steps between checkpoints and evaluations of this run.
 
-    lengths: tokens of each row of its train split.
+    rows: those of its train split.
     """
-    return settings.scheduled(Steps.of(len(samples_of(lengths, settings)), settings, processes).total)
+    return settings.scheduled(Steps.of(rows, settings, processes).total)
 
 
 def evaluations_of(steps: int, settings: TrainSettings) -> int:
@@ -98,22 +72,19 @@ def rows_left_over(lengths: Sequence[int], settings: TrainSettings, processes: i
     They are too few for another row on each process, or the run ends before it reaches them: with max_steps, or in a
     part of a pass. lengths: tokens of each row.
     """
-    samples = samples_of(lengths, settings)
-    count = Steps.of(len(samples), settings, processes)
+    count = Steps.of(len(lengths), settings, processes)
     passes, rest = divmod(count.total, count.per_epoch)
     if passes and not (settings.group_by_length and settings.sequence_parallel == 1):
-        reached = set(range(count.samples))  # each whole pass takes these, in another order
+        reached = set(range(count.rows))  # each whole pass takes these, in another order
     else:
         steps = [*[count.per_epoch] * passes, rest]
-        taken = (_taken(lengths, len(samples), settings, processes, *one) for one in enumerate(steps))
-        reached = {sample for one in taken for sample in one}
-    return sorted(row for number, sample in enumerate(samples) if number not in reached for row in sample)
+        taken = (_taken(lengths, settings, processes, *one) for one in enumerate(steps))
+        reached = {row for one in taken for row in one}
+    return [row for row in range(len(lengths)) if row not in reached]
 
 
-def _taken(
-    lengths: Sequence[int], samples: int, settings: TrainSettings, processes: int, epoch: int, steps: int
-) -> list[int]:
-    """Return the samples that the first steps of a pass take, drawn as ms-swift's samplers do.
+def _taken(lengths: Sequence[int], settings: TrainSettings, processes: int, epoch: int, steps: int) -> list[int]:
+    """Return the rows that the first steps of a pass take, drawn as ms-swift's samplers do.
 
     With group_by_length the sampler draws all rows, and the first ranks may have a row more than the others. It is
     trained on if it fits into the last batch of the others, because the trainer takes equally many batches on each.
@@ -121,13 +92,14 @@ def _taken(
     import torch
 
     side, size = side_by_side(settings, processes), settings.per_device_batch_size
-    each = _each(samples, settings, processes)
+    rows = len(lengths)
+    each = _each(rows, settings, processes)
     batches = min(math.ceil(each / size), steps * settings.gradient_accumulation_steps)
     generator = torch.Generator()
     generator.manual_seed(settings.seed + epoch)
     if settings.sequence_parallel > 1:
-        drawn: list[int] = torch.randperm(samples, generator=generator).tolist()
-        order = (drawn * (each * side // samples + 1))[: each * side]
+        drawn: list[int] = torch.randperm(rows, generator=generator).tolist()
+        order = (drawn * (each * side // rows + 1))[: each * side]
     elif settings.group_by_length:
         from transformers.trainer_pt_utils import get_length_grouped_indices
 

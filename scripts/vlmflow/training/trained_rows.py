@@ -80,8 +80,7 @@ def trained_rows(run_folder: Path, rows: Path, step: int) -> list[TrainedRow]:
         (rank, number, lengths[row])
         for rank, batches in of_ranks.items()
         for number, batch in enumerate(batches, start=1)
-        for sample in batch
-        for row in sample
+        for row in batch
     ]
     lines = lines_of(rows / "train.jsonl", [length for _, _, length in found]).splitlines()
     return [

@@ -100,7 +100,7 @@ def test_the_run_on_fire_has_the_original_settings() -> None:
     run = config.runs["qwen3vl-fire"]
     assert (run.processes, run.train.per_device_batch_size, run.train.gradient_accumulation_steps) == (4, 1, 16)
     assert (run.train.epochs, run.train.learning_rate, run.train.warmup_ratio) == (1, 1e-4, 0.05)
-    assert (run.train.weight_decay, run.train.dtype, run.train.gradient_checkpointing) == (0.01, "bfloat16", True)
+    assert (run.train.weight_decay, run.train.dtype, run.train.gradient_checkpointing) == (0.01, "bfloat16", "auto")
     assert (run.train.max_length, run.train.image_max_tokens) == (8192, 2048)
     lora = run.train.lora
     assert (lora.rank, lora.alpha, lora.dropout, lora.target_modules) == (32, 64, 0.05, ["all-linear"])
@@ -221,19 +221,12 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r.tuner", "dora", "'dora' is not allowed; it must be one of lora, qlora, full"),
         ("runs.r.train.freeze", ["vit"], "must be one of vision_tower, aligner, language_model"),
         ("runs.r.train.freeze", ["vision_tower", "aligner", "language_model"], "nothing would be trained"),
-        ("runs.r.train.packing", True, "packing: needs attention flash_attention_2 or flash_attention_3, not sdpa"),
-        (
-            "runs.r.train",
-            {"packing": True, "group_by_length": True, "attention": "flash_attention_2"},
-            "packing, group_by_length: set one",
-        ),
         ("runs.r.train.hang_minutes", 30, "30 is not allowed; it must be a number more than 0 less than 30"),
         ("runs.r.train.swift_args", {"dataset_shuffle": True}, "its record of each step's rows"),
         ("runs.r.train.swift_args", {"eval_metric": "acc"}, "its figures would count rows twice"),
         ("runs.r.train.swift_args", {"label_smoothing_factor": 0.1}, "would not be the mean over all trained tokens"),
         ("runs.r.train.swift_args", {"include_num_input_tokens_seen": "all"}, "the workflow counts tokens itself"),
         ("runs.r.train.swift_args", {"eval_delay": 5}, "would make up for the evaluations"),
-        ("runs.r.train.padding_free", True, "padding_free: needs attention flash_attention_2"),
         ("runs.r.train.sequence_parallel", 2, "sequence_parallel: 2 needs attention flash_attention_2"),
         ("runs.r", {**RUN, "train": {"attention": "flash_attention_2"}}, "train.attention flash_attention_2 (set exp"),
         ("runs.r", {**RUN, "train": {"liger": True}}, "experimental, because no test proves it: train.liger (set"),
@@ -242,6 +235,8 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r", {**RUN, "tuner": "qlora", "strategy": "zero3"}, "tuner qlora with strategy zero3 (supported: ddp"),
         ("runs.r.train.swift_args", {"tuner_type": "full"}, "the workflow sets this argument itself (runs.NAME.tuner)"),
         ("runs.r.train.swift_args", {"group_by_length": True}, "itself (train.group_by_length); remove it"),
+        ("runs.r.train.swift_args", {"packing": False}, "itself (train.micro_batch_tokens); remove it"),
+        ("runs.r.train.swift_args", {"padding_free": True}, "itself (train.micro_batch_tokens); remove it"),
         *(
             (f"runs.r.{key}", 10**20, "00000 is not allowed; it must be a whole number at least ")
             for key in (
@@ -426,6 +421,20 @@ def test_a_fault_is_one_line_with_file_key_value_and_what_is_allowed(
     assert line.startswith(f"{tmp_path}/my-run.yaml: ")
     assert path.rsplit(".", 1)[0] in line
     assert said in line
+
+
+@pytest.mark.parametrize("key", ["train.packing", "train.padding_free", "cached_dataset"])
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("run", ["r", "my.run"])
+def test_a_former_key_is_refused_with_what_there_is_instead(tmp_path: Path, key: str, value: bool, run: str) -> None:
+    file = tmp_path / "my-run.yaml"
+    config = with_value(f"runs.r.{key}", value)
+    config["runs"] = {run: config["runs"]["r"]}
+    file.write_text(yaml.safe_dump(config))
+    with pytest.raises(VlmflowError) as error:
+        check_config(config, [file])
+    instead = "no longer exists; remove it: train.micro_batch_tokens plans each step's passes"
+    assert error.value.cause.startswith(f"{file}: runs.{run}.{key}: {instead}")
 
 
 @pytest.mark.parametrize("key", ["hub_token", "swanlab_secret", "swanlab_webhook_url"])

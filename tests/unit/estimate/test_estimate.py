@@ -77,18 +77,6 @@ def test_what_needs_less_memory(train: dict[str, Any], others: dict[str, Any]) -
     assert needed(some_case(train, **others)) < needed(some_case())
 
 
-def test_padded_rows_cost_more_than_the_same_tokens_in_one_sequence() -> None:
-    padded = KEEPS_ALL | {"per_device_batch_size": 4}
-    together = padded | {"attention": "flash_attention_2", "padding_free": True}
-    assert needed(some_case(padded)) > needed(some_case(together))
-
-
-def test_packed_rows_fill_a_sequence() -> None:
-    packed = {"packing": True, "attention": "flash_attention_2", "max_length": 8_192}
-    (batch, *_) = some_case(packed, rows=[(100, 0)] * 50).batches()
-    assert (batch.tokens, batch.rows, batch.padded) == (8_192, 1, False)
-
-
 def test_only_rows_that_fit_max_length_count() -> None:
     short = [(300, 0)] * 9
     assert needed(some_case({"max_length": 400}, rows=[*short, (5_000, 0)])) == needed(some_case(rows=short))
@@ -115,7 +103,7 @@ def test_steps_are_those_of_the_trainer() -> None:
     count = Steps.of(len(ROWS), case.settings, 3)
     work = amount(case)
     assert work.steps == count.total
-    assert work.tokens == pytest.approx(2 * sum(map(sum, ROWS)) * count.samples / len(ROWS), abs=1)
+    assert work.tokens == pytest.approx(2 * sum(map(sum, ROWS)) * count.rows / len(ROWS), abs=1)
 
 
 def test_operations_grow_by_the_square_of_a_rows_tokens() -> None:

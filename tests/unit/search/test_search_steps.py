@@ -84,7 +84,7 @@ def test_the_best_third_of_each_rung_goes_on_from_the_same_schedule(tmp_path: Pa
 
 def test_steps_are_those_of_an_evaluation_and_follow_the_trials_settings() -> None:
     train = TRAIN.model_copy(update={"max_steps": None, "epochs": 4})
-    schedule = Schedule(train, LENGTHS, 2)
+    schedule = Schedule(train, len(LENGTHS), 2)
     assert schedule.stops({"gradient_accumulation_steps": 2}, 2) == [30, 64]  # a third of 64 is 22
     assert schedule.stops({"gradient_accumulation_steps": 8}, 2) == [10, 16]
 
@@ -95,16 +95,18 @@ def test_rungs_that_end_at_the_same_evaluation_are_refused() -> None:
     search = settings(space=space, rungs=3)
     train = TRAIN.model_copy(update={"max_steps": None, "epochs": 4})
     own = {"gradient_accumulation_steps": 1}
-    refuse_equal_rungs("s", search, Schedule(train, LENGTHS * 9, 2), own)
+    refuse_equal_rungs("s", search, Schedule(train, len(LENGTHS) * 9, 2), own)
     with pytest.raises(VlmflowError, match=r"search.s.rungs: 3, .* at the steps 10, 10, 20"):
-        refuse_equal_rungs("s", search, Schedule(train, LENGTHS * 9, 2), {"gradient_accumulation_steps": 64})
+        refuse_equal_rungs("s", search, Schedule(train, len(LENGTHS) * 9, 2), {"gradient_accumulation_steps": 64})
     with pytest.raises(VlmflowError, match=r"search.s.rungs: 3, .* at the steps 20, 20, 32") as refused:
-        refuse_equal_rungs("s", search, Schedule(train.model_copy(update={"evaluation_steps": 20}), LENGTHS, 2), own)
+        refuse_equal_rungs(
+            "s", search, Schedule(train.model_copy(update={"evaluation_steps": 20}), len(LENGTHS), 2), own
+        )
     both = "set evaluation_steps and checkpoint_steps of runs.r.train to 3 or less, or lower search.s.rungs"
     assert refused.value.next_step == both, "an evaluation comes only with a checkpoint"
     often = train.model_copy(update={"evaluation_steps": 20, "checkpoint_steps": 1})
     with pytest.raises(VlmflowError) as refused:
-        refuse_equal_rungs("s", search, Schedule(often, LENGTHS, 2), own)
+        refuse_equal_rungs("s", search, Schedule(often, len(LENGTHS), 2), own)
     assert refused.value.next_step == "set evaluation_steps of runs.r.train to 3 or less, or lower search.s.rungs"
 
 
@@ -295,7 +297,7 @@ def test_a_study_or_a_journal_of_another_step_is_refused(tmp_path: Path) -> None
     search = settings(rounds=2, together=3)
     study = searched(tmp_path, search, by_rate, last=(0, 0))
     journal, new = tmp_path / "search/s/0/0/study.journal", tmp_path / "new.journal"
-    schedule = Schedule(TRAIN, LENGTHS, 1)
+    schedule = Schedule(TRAIN, len(LENGTHS), 1)
     with pytest.raises(VlmflowError, match="the study before it is that of search s, round 0, rung 0"):
         propose(search, study, journal, new, schedule, 1, step=("s", 2, 0), own=None)
     journal.write_text("")
@@ -358,7 +360,7 @@ def test_a_damaged_journal_is_named_without_a_traceback(
     journal = tmp_path / "search" / "s" / "0" / "0" / "study.journal"
     journal.write_bytes(content)
     capfd.readouterr()
-    schedule = Schedule(TRAIN, LENGTHS, 1)
+    schedule = Schedule(TRAIN, len(LENGTHS), 1)
     asked = tmp_path / "asked.journal"
     with pytest.raises(VlmflowError, match=re.escape(str(journal))) as refused:
         propose(search, study, journal, asked, schedule, 1, step=("s", 1, 0), own=None)

@@ -1,4 +1,4 @@
-"""The rows of each step, from ms-swift's own loaders and packs; what is trained on them is in the stages' tests."""
+"""The rows of each step, from ms-swift's own loaders; what is trained on them is in the stages' tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,28 +12,16 @@ from vlmflow.trainer.batches import Batches
 from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.row_log import Batch, RowLog, rows_of_step
 
-LENGTHS = [9, 300, 40, 500, 11, 700, 90, 120, 333, 8, 64, 901, 77, 410, 5, 256, 31]
-
-
-def numbers(packed: bool) -> Any:
-    """Return a data set whose rows are their own numbers, or packs of them."""
-    from swift.dataset.packing import PackingDataset  # here: it takes seconds, and all test processes read this file
-
-    from samplers import Rows, Template
-
-    class Numbers(Rows):
-        def __getitem__(self, index: Any) -> Any:
-            return index if isinstance(index, int) else self.lengths
-
-    return PackingDataset(Template(), Numbers(LENGTHS), packing_length=1024) if packed else Numbers(LENGTHS)
+NUMBERS = range(17)
+"""A data set whose rows are their own numbers."""
 
 
 class Fed(list):
-    """What a collator makes of samples, here the samples themselves; the trainer asks for its tensors by name."""
+    """What a collator makes of rows, here the rows themselves; the trainer asks for its tensors by name."""
 
-    def __init__(self, samples: list[Any]) -> None:
-        super().__init__(samples)
-        self.mask = torch.ones(len(samples), 3)
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.mask = torch.ones(len(rows), 3)
 
     def get(self, name: str) -> torch.Tensor | None:
         return self.mask if name == "attention_mask" else None
@@ -42,8 +30,7 @@ class Fed(list):
 class Trainer:
     """The part of a trainer that `Batches` uses: ms-swift's loader, transformers' way to take batches from it."""
 
-    def __init__(self, dataset: Any, workers: int) -> None:
-        self.train_dataset = dataset
+    def __init__(self, workers: int) -> None:
         self.workers = workers
         self.state = SimpleNamespace(global_step=0)
 
@@ -55,9 +42,9 @@ class Trainer:
     def get_train_dataloader(self) -> Any:
         from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
 
-        sampler = BatchSamplerShard(len(self.train_dataset), 2, shuffle=True, drop_last=False, data_seed=1)
+        sampler = BatchSamplerShard(len(NUMBERS), 2, shuffle=True, drop_last=False, data_seed=1)
         values = {"num_workers": self.workers, "persistent_workers": self.workers > 0, "collate_fn": Fed}
-        return DataLoaderShard(self.train_dataset, batch_sampler=sampler, **values)
+        return DataLoaderShard(NUMBERS, batch_sampler=sampler, **values)
 
     def get_batch_samples(self, *arguments: Any) -> Any:
         from transformers import Trainer
@@ -75,31 +62,25 @@ def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
         loader.set_epoch(epoch)
         iterator = iter(loader)
         while step := trainer.get_batch_samples(iterator, 1, "cpu")[0]:
-            (batches,) = step
-            yield [[sample if isinstance(sample, list) else [sample] for sample in batch] for batch in batches]
+            yield [list(batch) for batch in step[0]]
             trainer.state.global_step += 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("packed", [False, True])
-def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, packed: bool, workers: int) -> None:
+def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, workers: int) -> None:
     """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
-    dataset = numbers(packed)
-    trainer = Trainer(dataset, workers)
-    batches = Batches(trainer, Heart(tmp_path, 0), 2, RowLog(tmp_path, 0))
+    trainer = Trainer(workers)
+    batches = Batches(trainer, Heart(tmp_path, 0), 2, None, RowLog(tmp_path, 0))
     taken = list(steps_of(trainer, 2))
     assert [rows_of_step(tmp_path, step + 1)[0] for step in range(len(taken))] == taken
-    assert sorted(row for step in taken for batch in step for sample in batch for row in sample) == [
-        row for row in range(len(LENGTHS)) for _ in (1, 2)
-    ]
-    assert max(len(sample) for step in taken for batch in step for sample in batch) > 1 or not packed
+    assert sorted(row for step in taken for batch in step for row in batch) == sorted([*NUMBERS, *NUMBERS])
     assert batches.waited > 0
     assert batches.tokens_of_step() == 0  # the last pass is over
 
 
 def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
-    trainer = Trainer(numbers(packed=False), 0)
-    batches = Batches(trainer, Heart(tmp_path, 0), 2, None)
+    trainer = Trainer(0)
+    batches = Batches(trainer, Heart(tmp_path, 0), 2, None, None)
     taken = next(steps_of(trainer, 1))
     assert batches.of_step == taken, "a bad step names its rows all the same"
     assert rows_of_step(tmp_path, 1) == {}

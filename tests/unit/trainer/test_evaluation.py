@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 
 
 def even_batches(rows: int, size: int, rank: int, ranks: int) -> Any:
-    from vlmflow.trainer.evaluation import EvenBatches  # here: it takes seconds, and all test processes read this file
+    from vlmflow.trainer.evaluation import (  # here: it takes seconds, and all test processes read this file
+        EvenBatches,
+        dealt,
+    )
 
-    return EvenBatches(rows, size, rank, ranks)
+    return EvenBatches(dealt(range(rows), size, ranks), rank)
 
 
 @given(rows=st.integers(1, 40), size=st.integers(1, 5), ranks=st.integers(1, 8))

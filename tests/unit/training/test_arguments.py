@@ -138,6 +138,11 @@ def test_steps_that_are_configured_stay(given: dict[str, int], steps: int) -> No
         ({"model_kwargs": '{"IMAGE_MAX_TOKEN_NUM": 99}'}, "train.image_max_tokens"),
         ({"new_special_tokens": "<x>"}, "without these tokens"),
         ({"ignore_data_skip": True}, "would repeat the first rows"),
+        ({"cached_dataset": "elsewhere"}, "set runs.NAME.dataset"),
+        ({"cached_val_dataset": "elsewhere"}, "set runs.NAME.dataset"),
+        ({"packing_length": 4096}, "train.micro_batch_tokens plans"),
+        ({"packing_num_proc": 2}, "train.micro_batch_tokens plans"),
+        ({"packing_strategy": "sequential"}, "train.micro_batch_tokens plans"),
         ({"streaming": True}, "could not count rows or steps"),
         ({"custom_register_path": "evil.py"}, "imports Python from outside"),
         ({"local_repo_path": "evil"}, "imports Python from outside"),
@@ -215,7 +220,7 @@ def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
     assert value(job(swift_args={"use_cache": True}).arguments(), "use_cache") == "true"
     jobs = [job(strategy=name) for name in STRATEGIES]
     jobs += [replace(job(), tuner=tuner) for tuner in TUNERS.values()]
-    jobs += [job(device="cpu"), job(max_steps=1), replace(job(), cached=Path("cached"))]
+    jobs += [job(device="cpu"), job(max_steps=1)]
     words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
     torchruns = {"standalone", "nproc_per_node=4"}
     assert {word[2:] for word in words if word.startswith("--")} - torchruns == set(SET_BY_THE_WORKFLOW)

@@ -31,7 +31,7 @@ JSON = {
 """Weights are kept a second time within each node (hpZ), which no test has run."""
 OTHERS = [
     TRAINING,
-    replace(TRAINING, tuner=QLORA, strategy=strategy_of("zero2"), cached=Path("/c")),
+    replace(TRAINING, tuner=QLORA, strategy=strategy_of("zero2")),
     replace(TRAINING, strategy=strategy_of("deepspeed", JSON), nodes=16, processes=8),
 ]
 

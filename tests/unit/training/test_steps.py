@@ -1,4 +1,4 @@
-"""Steps and rows left over, compared with what ms-swift's own samplers and packs give."""
+"""Steps and rows left over, compared with what ms-swift's own samplers give."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.trainer.micro_batches import Plan, Planner
-from vlmflow.training.steps import Steps, rows_left_over, samples_of
+from vlmflow.training.steps import Steps, rows_left_over
 from workflow_runs import ROOT
 
 LENGTHS = [random.Random(1).choice([9, 40, 300, 777, 1024]) for _ in range(2_345)]
@@ -24,8 +24,6 @@ SHAPES = [
     for grouped in (False, True)
     if not (grouped and parallel > 1)
 ]
-
-PACKS = [{"lengths": LENGTHS[:count], "room": 1024} for count in (1, 999, 1000, 1001, 2345)]
 
 
 def settings(shape: dict[str, Any], epochs: float = 2) -> TrainSettings:
@@ -41,11 +39,11 @@ def settings(shape: dict[str, Any], epochs: float = 2) -> TrainSettings:
 
 @pytest.fixture(scope="module")
 def from_swift() -> list[Any]:
-    """What tests/helpers/samplers.py makes of SHAPES and of PACKS."""
+    """What tests/helpers/samplers.py makes of SHAPES."""
     given = [shape | {"lengths": LENGTHS[: shape["count"]], "passes": 2, "seed": 42} for shape in SHAPES]
     script = ROOT / "tests" / "helpers" / "samplers.py"
     done = subprocess.run(
-        [sys.executable, str(script), json.dumps([*given, *PACKS])],
+        [sys.executable, str(script), json.dumps(given)],
         capture_output=True,
         text=True,
         check=False,
@@ -60,7 +58,7 @@ def from_swift() -> list[Any]:
 def test_steps_and_rows_left_over_are_those_of_the_trainers_own_samplers(from_swift: list[Any], number: int) -> None:
     shape, ranks = SHAPES[number], from_swift[number]
     lengths = LENGTHS[: shape["count"]]
-    count = Steps.of(len(samples_of(lengths, settings(shape))), settings(shape), shape["processes"])
+    count = Steps.of(len(lengths), settings(shape), shape["processes"])
     assert {len(batches) for passes in ranks for batches in passes} == {len(ranks[0][0])}
     assert count.per_epoch == max(1, -(-len(ranks[0][0]) // 2))
     assert count.total == 2 * count.per_epoch
@@ -71,7 +69,7 @@ def test_steps_and_rows_left_over_are_those_of_the_trainers_own_samplers(from_sw
     assert rows_left_over(lengths, settings(shape, epochs=1), shape["processes"]) == never_in_one
     if not shape["group_by_length"]:
         assert count.left_over == len(never)
-        assert count.samples == len(trained[0])
+        assert count.rows == len(trained[0])
 
 
 @pytest.mark.parametrize("number", [n for n, shape in enumerate(SHAPES) if not shape["group_by_length"]])
@@ -114,27 +112,3 @@ def test_fifty_steps_of_two_rows_train_a_hundred_of_them() -> None:
     assert len(rows_left_over([9] * 199, fifty.model_copy(update={"max_steps": 100}), 2)) == 1, "a pass and a step"
     half = TrainSettings(epochs=0.5, gradient_accumulation_steps=1)
     assert len(rows_left_over([9] * 200, half, 2)) == 100
-
-
-@pytest.mark.parametrize("number", range(len(PACKS)))
-def test_packs_are_those_of_ms_swift(from_swift: list[Any], number: int) -> None:
-    given, packs = PACKS[number], from_swift[len(SHAPES) + number]
-    packing = TrainSettings(packing=True, max_length=1024, attention="flash_attention_2")
-    assert samples_of(given["lengths"], packing) == packs
-    assert sorted(row for pack in packs for row in pack) == list(range(len(given["lengths"])))
-
-
-def test_steps_count_packs_and_name_the_rows_of_packs_left_over() -> None:
-    packing = TrainSettings(packing=True, max_length=1024, attention="flash_attention_2", epochs=1)
-    packs = samples_of(LENGTHS, packing)
-    count = Steps.of(len(packs), packing, 4)
-    assert count.per_epoch == -(-(len(packs) // 4) // 8)
-    assert count.left_over == len(packs) % 4 > 0
-    left_over = [row for pack in packs[len(packs) // 4 * 4 :] for row in pack]
-    assert rows_left_over(LENGTHS, packing, 4) == sorted(left_over)
-
-
-def test_a_packing_length_of_ones_own_is_used() -> None:
-    given = {"packing": True, "max_length": 1024, "attention": "flash_attention_2"}
-    longer = TrainSettings(**given, swift_args={"packing_length": 4096})
-    assert len(samples_of(LENGTHS, longer)) < len(samples_of(LENGTHS, TrainSettings(**given))) / 3

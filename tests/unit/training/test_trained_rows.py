@@ -38,8 +38,8 @@ def place(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "mine" / "full" / "digest"
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps({"data": {"digest": "abc", "train": "x"}, "processes": 2}))
-    RowLog(folder, 0).write(1, [[[2]], [[0, 1]]])
-    RowLog(folder, 1).write(1, [[[1]], [[0]]])
+    RowLog(folder, 0).write(1, [[2], [0, 1]])
+    RowLog(folder, 1).write(1, [[1], [0]])
     return tmp_path
 
 
@@ -71,7 +71,7 @@ def test_the_newest_training_of_a_run_is_meant(place: Path) -> None:
     older, newer = (place / "runs" / "mine" / "full" / name for name in ("z", "a"))
     for age, folder in ((100, older), (0, newer)):
         folder.mkdir()
-        RowLog(folder, 0).write(1, [[[0]]])
+        RowLog(folder, 0).write(1, [[0]])
         time = (folder / "rows_of_steps" / "rank-0.txt").stat().st_mtime + 10 - age
         os.utime(folder / "rows_of_steps" / "rank-0.txt", (time, time))
     assert newest_training(place / "runs", "mine") == newer
