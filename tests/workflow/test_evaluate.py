@@ -25,9 +25,9 @@ from vlmflow.core.account import read_account
 from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.looks import read_looks
-from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
+from vlmflow.evaluation.measure import TOGETHER, Measurement, ScoredModel, measure
 from vlmflow.reports.accounts import Provenance
-from vlmflow.rows.chat import ROLES, Turn
+from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.track.accounts import Tracked
@@ -237,6 +237,32 @@ def test_another_run_does_not_measure_the_base_again(
     drawn_out = [row["detail"] for row in out if row["reason"] == "not_drawn"]
     assert other.left_out["not_drawn"] == len(drawn_out) > 0
     assert set(drawn_out) == {"5 rows were to be drawn (runs.other.evaluate.rows)"}
+
+
+def test_conversations_of_a_row_in_one_sequence_have_the_same_losses(
+    evaluated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU; with and without a picture, and with the beginning of an answer given."""
+    pictures = evaluated / "stores" / "pictures" / "fire"
+    (picture, *_) = sorted(str(file.relative_to(pictures)) for file in pictures.rglob("*.jpg"))
+    asked, answer = Turn("human", "Is it red?"), Turn("gpt", "It is green and blue.")
+    passes = {
+        "seen": Pass([Turn("human", f"{IMAGE_TAG}\nIs it red?"), answer], [picture]),
+        "told": Pass([asked, answer, Turn("human", "Look again."), Turn("gpt", "No.")], []),
+        "begun": Pass([asked, answer], [], given="It is"),
+    }
+    how = Measurement("qwen3_vl", {}, "last_round", pictures, 64, 512, "cpu", "float32", 1, 1)
+    losses = {}
+    for together in (0, 10_000):
+        monkeypatch.setitem(TOGETHER, "cpu", together)
+        model = ScoredModel("it", evaluated / "verified" / RUN, "digest")
+        found, new = measure(model, [Work("key", passes)], how, tmp_path / "store")
+        assert new == 1, "losses of the other way are not taken for these"
+        losses[together] = found["key"].losses
+    assert {name: loss.tokens for name, loss in losses[0].items()} == {"seen": 6, "told": 3, "begun": 4}
+    for name, loss in losses[0].items():
+        assert losses[10_000][name].tokens == loss.tokens
+        assert losses[10_000][name].nats == pytest.approx(loss.nats, rel=1e-5)
 
 
 def test_the_loss_of_an_answer_is_that_of_plain_transformers(evaluated: Path, tmp_path: Path) -> None:

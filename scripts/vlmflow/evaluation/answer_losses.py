@@ -7,7 +7,8 @@ the order of the work. SETTINGS: `HowToMeasure` as JSON. ms-swift's own argument
 picture store and the picture budget come from the environment, as for training (`child_process.environment`).
 
 ms-swift's template turns a conversation into tokens and pictures, as in training. Plain transformers loads the model,
-from the folder alone, and computes one conversation at a time. Nothing is trained, and no token is drawn.
+from the folder alone. Nothing is trained, and no token is drawn. On a GPU the conversations of a row stand in one
+sequence, each of which attends to itself alone: a GPU waits for Python in each forward pass.
 """
 
 import hashlib
@@ -57,11 +58,15 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class HowToMeasure(msgspec.Struct, frozen=True):
-    """device, dtype: of the computation. max_length: of a conversation in tokens; longer ones are not computed."""
+    """device, dtype: of the computation. max_length: of a conversation in tokens; longer ones are not computed.
+
+    together: tokens of several conversations in one forward pass; 0 for one at a time.
+    """
 
     device: str
     dtype: str
     max_length: int
+    together: int
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -91,6 +96,8 @@ def main() -> None:
         from transformers.utils.logging import disable_progress_bar
 
         from vlmflow.merging.loaded_model import load
+        from vlmflow.swift.one_sequence import joins_rows
+        from vlmflow.trainer.row_attention import SDPA, keep_rows_apart
     disable_progress_bar()
     arguments, unknown = parse_args(BaseArguments, words)
     if unknown:
@@ -99,6 +106,10 @@ def main() -> None:
     template.set_mode("train")
     model = load(Path(arguments.model), how.device, how.dtype)
     template.model = model  # the template asks it for the positions of pictures
+    if how.together and joins_rows(template) and model.config._attn_implementation == SDPA:
+        keep_rows_apart()
+    else:
+        how = msgspec.structs.replace(how, together=0)
     with Path(losses).open("wb", buffering=0) as file:
         for row in _rows(Path(work)):
             file.write(msgspec.json.encode(_measure(row, template, model, how)) + b"\n")
@@ -117,9 +128,10 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
     answers = {name: _digest([n for n in each["labels"] if n != IGNORED]) for name, each in encoded.items()}
     longest = max(len(each["input_ids"]) for each in encoded.values())
     fits = longest <= how.max_length
-    losses = (
-        {name: _loss(template, model, each, row.passes[name].given) for name, each in encoded.items()} if fits else {}
-    )
+    losses: dict[str, Loss] = {}
+    for names in _groups(encoded, how.together) if fits else []:
+        given = [(encoded[name], row.passes[name].given) for name in names]
+        losses |= zip(names, _losses(template, model, given), strict=True)
     for name, loss in losses.items():
         if not math.isfinite(loss.nats):  # JSON has no such number: the line could not be read again
             # The parent shows the last line of this form as the cause.
@@ -143,12 +155,61 @@ def _digest(tokens: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(tokens)).hexdigest()[:16]
 
 
-def _loss(template: Any, model: Any, encoded: dict[str, Any], given: str) -> Loss:
-    """Return the loss of the trained answers, without what is given of it and what the template adds after its end."""
+def _groups(encoded: dict[str, dict[str, Any]], together: int) -> list[list[str]]:
+    """Return the names of conversations in groups of at most so many tokens; each alone if it is longer."""
+    groups: list[list[str]] = []
+    tokens = 0
+    for name, each in encoded.items():
+        tokens += len(each["input_ids"])
+        if not groups or tokens > together:
+            groups.append([])
+            tokens = len(each["input_ids"])
+        groups[-1].append(name)
+    return groups
+
+
+def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any], str]]) -> list[Loss]:
+    """Return the losses of encoded conversations in one forward pass, each with what is given of its last answer."""
     import torch
 
-    batch = template.data_collator([encoded])
+    from vlmflow.trainer.row_attention import ROWS, NamesRows
+
+    encoded = [dict(each) for each, _ in conversations]
+    lengths = [len(each["input_ids"]) for each in encoded]
+    template.padding_free = len(encoded) > 1
+    batch = NamesRows(template.data_collator)(encoded) if template.padding_free else template.data_collator(encoded)
     labels = batch["labels"][0]
+    inputs = {
+        name: value.to(model.device) if isinstance(value, torch.Tensor) else value
+        for name, value in batch.items()
+        if name not in NOT_OF_THE_MODEL
+    }
+    begins = inputs[ROWS][:-1] if template.padding_free else [0]
+    scored = [
+        begin + _scored(template, labels[begin : begin + length], given)
+        for begin, length, (_, given) in zip(begins, lengths, conversations, strict=True)
+    ]
+    firsts = [int(positions[0]) - 1 for positions in scored]  # the positions that predict the answers' first tokens
+    kept = torch.cat([torch.arange(first, int(positions[-1])) for first, positions in zip(firsts, scored, strict=True)])
+    keep: Any = kept.to(model.device) if template.padding_free else len(labels) - firsts[0]
+    with torch.inference_mode(), template.forward_context(model, inputs):
+        logits = model(**inputs, logits_to_keep=keep).logits[0]
+    found, at = [], 0
+    for first, positions in zip(firsts, scored, strict=True):
+        own = logits[at : at + int(positions[-1]) - first] if template.padding_free else logits
+        at += len(own)
+        wanted = labels[positions].to(logits.device)
+        log_probabilities = own.float().log_softmax(-1)[(positions - 1 - first).to(logits.device)]
+        nats = -log_probabilities.gather(1, wanted[:, None]).double().sum()
+        found.append(Loss(float(nats), len(positions)))
+    return found
+
+
+def _scored(template: Any, labels: Any, given: str) -> Any:
+    """Return the positions of the trained answers' tokens, without what is given and what the template adds at the end.
+
+    labels: those of one conversation.
+    """
     scored = (labels != IGNORED).nonzero().flatten()
     ends = (labels[scored] == template.tokenizer.eos_token_id).nonzero().flatten()
     if len(ends):
@@ -158,18 +219,7 @@ def _loss(template: Any, model: Any, encoded: dict[str, Any], given: str) -> Los
         if labels[scored[: len(first_tokens)]].tolist() != first_tokens:
             sys.exit(f"ValueError: the tokens of an answer that begins with {given!r} do not begin with its tokens")
         scored = scored[len(first_tokens) :]
-    inputs = {
-        name: value.to(model.device) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-        if name not in NOT_OF_THE_MODEL
-    }
-    first = int(scored[0]) - 1  # the position that predicts the answer's first token
-    with torch.inference_mode(), template.forward_context(model, inputs):
-        logits = model(**inputs, logits_to_keep=len(labels) - first).logits[0].float()
-    wanted = labels[scored].to(logits.device)
-    log_probabilities = logits.log_softmax(-1)[(scored - 1 - first).to(logits.device)]
-    nats = -log_probabilities.gather(1, wanted[:, None]).double().sum()
-    return Loss(float(nats), len(scored))
+    return scored
 
 
 if __name__ == "__main__":

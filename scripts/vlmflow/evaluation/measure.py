@@ -34,6 +34,9 @@ MEASURING = 3
 """The way in which losses are measured. Kept losses belong to it: raise it whenever a change of this code or of
 `answer_losses` may change a loss of the same conversation."""
 
+TOGETHER = {"cuda": 16_384, "cpu": 0}
+"""Tokens of a row's conversations in one forward pass (`HowToMeasure.together`)."""
+
 SPARE = 1.2
 """A model on one GPU needs this much of the size of its weights: activations and logits of one row come on top."""
 
@@ -81,6 +84,7 @@ class Measurement:
             "dtype": self.dtype,
             "versions": versions(),
             "measuring": MEASURING,
+            **({"together": TOGETHER[self.device]} if TOGETHER[self.device] else {}),
         }
 
 
@@ -161,7 +165,7 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     work = folder / f"work-{number}.jsonl"
     work.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    settings = msgspec.json.encode(HowToMeasure(how.device, how.dtype, how.max_length)).decode()
+    settings = msgspec.json.encode(HowToMeasure(how.device, how.dtype, how.max_length, TOGETHER[how.device])).decode()
     arguments = template_arguments(model.folder, how.model_type, how.loss_scale, how.text_args)
     env = environment(how.pictures, how.image_max_tokens, folder / "cache", max(1, how.threads // processes))
     command = [sys.executable, "-m", answer_losses.__name__, str(work), str(output.absolute()), settings]

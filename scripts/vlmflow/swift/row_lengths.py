@@ -15,12 +15,12 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.one_sequence import joins_rows
 from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.swift.row_encoder import encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
@@ -57,22 +57,8 @@ def main() -> None:
     difference = first_difference(template.processor, list(lines_of(Path(rows), ShareGptRow)), tokens)
     stored = json.loads(Path(names).read_text())
     tensors = {} if stored is None else compare_tensors(Path(arguments.model), stored)
-    one_sequence = _in_one_sequence(template)
-    found_here = {"lengths": lengths, "template": difference, "tensors": tensors, "one_sequence": one_sequence}
-    Path(found).write_text(json.dumps(found_here))
-
-
-def _in_one_sequence(template: Any) -> bool:
-    """Return whether ms-swift's template can join rows, and each layer of the model attends to all of a row.
-
-    Rows that stand behind each other need a mask where a layer attends to a window; a state that goes from token to
-    token would go on into the next row.
-    """
-    supported = template.support_padding_free
-    if supported is None:  # as ms-swift decides (pipelines/train/sft.py)
-        supported = not template.model_meta.is_multimodal
-    layers = getattr(template.config.get_text_config(), "layer_types", None) or []
-    return bool(supported) and set(layers) <= {"full_attention"}
+    account = {"lengths": lengths, "template": difference, "tensors": tensors, "one_sequence": joins_rows(template)}
+    Path(found).write_text(json.dumps(account))
 
 
 if __name__ == "__main__":
