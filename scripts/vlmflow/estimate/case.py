@@ -8,8 +8,8 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import Strategy, strategy_of
 from vlmflow.config.tuners import tuner_of
-from vlmflow.estimate.activations import Batch
 from vlmflow.estimate.parameters import PARTS
+from vlmflow.estimate.pass_memory import Batch
 from vlmflow.estimate.row_lengths import Row, RowLengths
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.way import Adapter, Sharding, Way

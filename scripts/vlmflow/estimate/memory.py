@@ -1,8 +1,8 @@
 """The memory of one GPU in a training step, by what takes it."""
 
 from vlmflow.estimate.accounts import Memory
-from vlmflow.estimate.activations import Batch, language_activations
 from vlmflow.estimate.case import Case
+from vlmflow.estimate.pass_memory import Batch, language_activations
 from vlmflow.estimate.states import states
 from vlmflow.estimate.tower import picture_tower
 
