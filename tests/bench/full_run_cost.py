@@ -21,7 +21,7 @@ from vlmflow.estimate.changes import longest_that_fits, share
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape, read_shape
-from vlmflow.estimate.times import HIGH, LOW, times
+from vlmflow.estimate.times import times
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -124,7 +124,7 @@ def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
 
 
 def _hours(run: Case, product: str) -> str:
-    fast, slow = (times(run, GPUS[product], part).hours for part in (HIGH, LOW))
+    fast, slow = (times(run, GPUS[product], fast=fast).hours for fast in (True, False))
     return f"{fast:.1f} to {slow:.1f}" if slow < 10 else f"{fast:.0f} to {slow:.0f}"
 
 

@@ -13,8 +13,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     weights: of the base, and a second copy of all weights with hpZ. adapter, gradients, optimizer: of what is trained.
     gathered: buffers for weights that other GPUs hold, and for exchanging gradients. activations: what the backward
     pass needs of all layers. layer: to compute one layer again, and its gradients. logits: logits and loss; not at the
-    same time as `layer`. pictures: pixels and picture tower. context: CUDA and communication, an assumption. host: main
-    memory for each process, with offload.
+    same time as `layer`. pictures: pixels and picture tower. step: what an optimizer step copies, at another time than
+    all of these. cache: what PyTorch reserves and does not use. context: CUDA and communication. host: main memory for
+    each process, with offload.
     """
 
     weights: int
@@ -28,20 +29,28 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     pictures: int
     context: int
     host: int = 0
+    step: int = 0
+    cache: int = 0
 
     @property
     def total(self) -> int:
         """All of it at the worst moment, in bytes."""
         states = self.weights + self.adapter + self.gradients + self.optimizer + self.gathered
-        return states + self.activations + max(self.layer, self.logits) + self.pictures + self.context
+        return states + max(self.passing, self.step) + self.cache + self.context
+
+    @property
+    def passing(self) -> int:
+        """What a forward and a backward pass need beside what is there all the time, in bytes."""
+        return self.activations + max(self.layer, self.logits) + self.pictures
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run takes on one kind of GPU: training and evaluations, and their parts.
 
-    share_of_peak: of the GPU's dense operations that is assumed. batch_seconds, token_seconds: a batch of one GPU with
-    n tokens takes batch_seconds + n · token_seconds. step_seconds: what an optimizer step takes besides its batches.
-    evaluation_share: the evaluations' part of `seconds`, 0 to 1.
+    share_of_peak: of the GPU's dense operations. batch_seconds, token_seconds: a batch of one GPU with n tokens takes
+    max(batch_seconds, n · token_seconds), for it computes while further kernels are started. exchange_seconds: what
+    each batch takes besides: weights come from other GPUs, or are restored from 4 bits. step_seconds: what an optimizer
+    step takes besides its batches. evaluation_share: the evaluations' part of `seconds`, 0 to 1.
     """
 
     share_of_peak: float
@@ -49,6 +58,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     token_seconds: float
     step_seconds: float
     seconds: float
+    exchange_seconds: float = 0.0
     evaluation_share: float
 
     @property
@@ -60,9 +70,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 class OnProduct(msgspec.Struct, frozen=True, kw_only=True):
     """The run on GPUs of one product (`config.gpus`).
 
-    memory_share: of the GPU's memory that is needed; more than 1 does not fit. fast, slow: at a high and a low share of
-    peak. fast_price, slow_price: of all GPUs, null without a price per hour. fast_comparison, slow_comparison: seconds
-    to compare the tuned model with its base; 0 if the run does not ask for it.
+    memory_share: of the GPU's memory that is needed; more than 1 does not fit. fast, slow: at its high and its
+    low share of peak. fast_price, slow_price: of all GPUs, null without a price per hour. fast_comparison,
+    slow_comparison: seconds to compare the tuned model with its base; 0 if the run does not ask for it.
     """
 
     gpu: str

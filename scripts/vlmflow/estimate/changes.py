@@ -15,7 +15,7 @@ from vlmflow.config.tuners import LORA, QLORA, tuner_of
 from vlmflow.estimate.accounts import Change
 from vlmflow.estimate.case import Case, sharding_of
 from vlmflow.estimate.memory import memory
-from vlmflow.estimate.times import LOW, times
+from vlmflow.estimate.times import times
 from vlmflow.estimate.way import Sharding
 from vlmflow.lengths.accounts import STEP
 
@@ -96,7 +96,7 @@ def _both(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> Iterator[Idea]:
 
 def _change(idea: Idea) -> Change:
     needed = memory(idea.case).total
-    hours = times(idea.case, idea.gpu, LOW).hours * idea.case.way.processes
+    hours = times(idea.case, idea.gpu, fast=False).hours * idea.case.way.processes
     return Change(
         what=idea.what,
         costs=idea.costs,

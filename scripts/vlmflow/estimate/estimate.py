@@ -8,7 +8,7 @@ from vlmflow.estimate.disk import disk
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import weights_of
 from vlmflow.estimate.states import trained_of
-from vlmflow.estimate.times import HIGH, LOW, amount, comparison_seconds, times
+from vlmflow.estimate.times import amount, comparison_seconds, times
 
 
 def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
@@ -39,7 +39,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
 
 
 def _on(case: Case, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
-    fast, slow = times(case, gpu, HIGH), times(case, gpu, LOW)
+    fast, slow = times(case, gpu, fast=True), times(case, gpu, fast=False)
     hourly = None if price is None else price * case.way.processes
     return OnProduct(
         gpu=gpu.name,
@@ -48,6 +48,6 @@ def _on(case: Case, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
         slow=slow,
         fast_price=None if hourly is None else hourly * fast.hours,
         slow_price=None if hourly is None else hourly * slow.hours,
-        fast_comparison=comparison_seconds(case, gpu, HIGH),
-        slow_comparison=comparison_seconds(case, gpu, LOW),
+        fast_comparison=comparison_seconds(case, gpu, fast=True),
+        slow_comparison=comparison_seconds(case, gpu, fast=False),
     )
