@@ -11,8 +11,8 @@ ASSUMED = 0.2, 0.4
 """Shares of `flops` on products that nobody has measured; PaLM's paper (arXiv:2204.02311, table 3) lists 0.21 to 0.46.
 """
 
-A100, H100 = (0.38, 0.55), (0.24, 0.28)
-"""Measured shares, of trainings with more than 1,000 tokens in a batch."""
+A100, H100 = (0.38, 0.55), (0.27, 0.35)
+"""Measured shares, of trainings with more than 1,000 tokens in a batch, by the operations that the estimate counts."""
 
 PCIE_4, PCIE_5 = 32e9, 64e9
 """Bytes per second in one direction over 16 lanes."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from made_case import some_case
+from made_case import TEXT, some_case
 from vlmflow.config.gpus import GPUS
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.memory import memory
@@ -106,6 +106,27 @@ def test_a_row_that_is_far_off_has_its_reason_and_no_other_row_has_one(compared:
     far = [str(one) for one in compared if abs(one.estimated - 1) > CLOSE]
     explained = [str(one) for one in compared if one.row["reason"]]
     assert far == explained
+
+
+QWEN3_8B = ModelShape(TEXT, None, tied=False)
+"""The language model of the 8B, which was measured alone."""
+
+
+def test_tensors_have_the_bytes_that_an_h100_allocated() -> None:
+    """8,192 tokens, all trained, with LoRA of rank 16: `max_memory_allocated` (docs/benchmarks.md, "On a GPU")."""
+    needed = memory(some_case(rows=[(8_192, 0)], shape=QWEN3_8B))
+    assert needed.total - needed.cache - needed.context == pytest.approx(34.64e9, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(616, 0.356), (2_048, 0.382), (8_192, 1.49), (16_384, 3.26), (24_576, 5.3)]
+)
+def test_batches_of_an_h100_take_what_was_measured(tokens: int, seconds: float) -> None:
+    """The same: a bare loop of torch, transformers and peft."""
+    case = some_case({"max_length": 32_768}, rows=[(tokens, 0)], shape=QWEN3_8B)
+    fast, slow = (times(case, GPUS["h100"], fast=fast) for fast in (True, False))
+    least, most = (max(found.batch_seconds, tokens * found.token_seconds) for found in (fast, slow))
+    assert least <= seconds <= most
 
 
 def test_speeds_of_an_a100_lie_in_the_range_of_the_estimate() -> None:
