@@ -35,6 +35,7 @@ rule estimate_page:
         mem_mb=2_000,
         disk_mb=1_000,
         runtime=30,
+        pod_template="train",
     message:
         "Drawing the estimate of {wildcards.run}"
     script:

@@ -3,8 +3,9 @@
 # Needs: the lengths of all rows and their account; the base model's config.json. No weights.
 # Makes: estimates/{run}.json: memory per GPU by part, steps, operations, hours and price on GPU products, disk, and
 #        what would make the run fit.
-# Holds: it is arithmetic, not measured. A run that needs more than 110 % of the memory of its GPU (runs.NAME.gpu) is
-#        refused here, with what would make it fit, unless runs.NAME.estimate is ignore; above 90 % there is a warning.
+# Holds: nothing is measured on a GPU: a pass without data gives its memory, arithmetic the rest. A run that needs more
+#        than 110 % of the memory of its GPU (runs.NAME.gpu) is refused here, with what would make it fit, unless
+#        runs.NAME.estimate is ignore; above 90 % there is a warning.
 
 
 rule estimate_run:
@@ -30,6 +31,7 @@ rule estimate_run:
         mem_mb=2_000,
         disk_mb=1_000,
         runtime=30,
+        pod_template="train",
     message:
         "Estimating memory and time of {wildcards.run}"
     script:

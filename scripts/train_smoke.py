@@ -21,7 +21,7 @@ from vlmflow.trainer.events import read_events
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.onlooker import page_of
-from vlmflow.training.passes import find_passes
+from vlmflow.training.passes import find_passes, fits_by
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows, smoke_training
@@ -71,7 +71,7 @@ def main(
         return chosen, report(training, trained), trained
 
     if settings.train.micro_batch_tokens == "auto":
-        full, done = find_passes(full, None, smoke_of)
+        full, done = find_passes(full, fits_by(estimate and read_estimate(estimate)), smoke_of)
     else:
         done = smoke_of(full)
     chosen, account, trained = done

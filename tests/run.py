@@ -46,10 +46,11 @@ LIGHT = "VLMFLOW_TEST_LIGHT"
 """The variable that lets test processes refuse slow imports (conftest.py)."""
 
 HEAVY = (
-    *("unit/demo/test_tiny_tokenizer.py", "unit/estimate/test_shape.py", "unit/evaluation/answering"),
+    *("unit/demo/test_tiny_tokenizer.py", "unit/estimate", "unit/evaluation/answering"),
     *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/scoring/test_squad.py"),
     *("unit/evaluation/test_gpus.py", "unit/merging"),
-    *("unit/pictures/test_size_limits.py", "unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
+    *("unit/pictures/test_size_limits.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
+    *("unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
     *("unit/test_notebook.py", "unit/trainer"),
     *("unit/training/test_checkpoint.py", "unit/training/test_foreign_code.py", "unit/training/test_steps.py"),
     "unit/training/test_strategies.py",

@@ -6,7 +6,7 @@ has rows.
 """
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -17,11 +17,11 @@ from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.estimate.case import Case, case_of
-from vlmflow.estimate.changes import longest_that_fits, share
-from vlmflow.estimate.memory import memory
+from vlmflow.estimate.changes import FITS, longest_that_fits, share
+from vlmflow.estimate.memory import largest_micro_batch, memory
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape, read_shape
-from vlmflow.estimate.times import HIGH, LOW, times
+from vlmflow.estimate.times import times
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -100,7 +100,8 @@ def longest(line: Line) -> int:
 
 def table(train: RowLengths, val: RowLengths) -> str:
     """Return the table in Markdown."""
-    heads = ["model", "method", "GPUs", "memory of each", "fits up to", "hours", f"on {GPUS[INSTEAD].title}"]
+    heads = ["model", "method", "GPUs", "memory of each", "fits up to", "hours, a row at a time", "hours, planned"]
+    heads.append(f"planned, on {GPUS[INSTEAD].title}")
     rows = [_cells(line, train, val) for line in lines()]
     return "\n".join(["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|", *rows])
 
@@ -118,13 +119,19 @@ def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
         f"{nodes}{settings.processes} × {gpu.title}",
         f"{memory(full).total / 1e9:.0f} GB ({share(full, gpu):.0%})",
         f"{longest(line):,} tokens",
-        *(_hours(run, name) if name else "" for name in (gpu.name, other)),
+        _hours(run, gpu.name),
+        *(_hours(_planned(run, name), name) if name else "" for name in (gpu.name, other)),
     ]
     return f"| {' | '.join(cells)} |"
 
 
+def _planned(run: Case, product: str) -> Case:
+    """Return the run with the largest micro-batches that fit a product."""
+    return replace(run, micro_batch_tokens=largest_micro_batch(run, int(FITS * GPUS[product].memory)))
+
+
 def _hours(run: Case, product: str) -> str:
-    fast, slow = (times(run, GPUS[product], part).hours for part in (HIGH, LOW))
+    fast, slow = (times(run, GPUS[product], fast=fast).hours for fast in (True, False))
     return f"{fast:.1f} to {slow:.1f}" if slow < 10 else f"{fast:.0f} to {slow:.0f}"
 
 
@@ -136,7 +143,7 @@ def rows_of(folder: Path | None) -> tuple[RowLengths, RowLengths]:
     if not (lengths / "train.jsonl").is_file():
         sys.exit(f"{folder}: no lengths of a FIRE run are there; first: make fire-demo FIRE=FOLDER")
     both = RowLengths.read(lengths / "train.jsonl")
-    pairs = list(zip(both.text.tolist(), both.pictures.tolist(), strict=True))
+    pairs = list(zip(both.text.tolist(), both.pictures.tolist(), both.trained.tolist(), strict=True))
     return tuple(RowLengths.of((pairs * (count // len(pairs) + 1))[:count]) for count in (ROWS, VAL_ROWS))
 
 

@@ -16,7 +16,7 @@ from vlmflow.estimate.case import Case, case_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import read_shape
-from vlmflow.estimate.times import HIGH, LOW, times
+from vlmflow.estimate.times import times
 
 
 def case_of_check(base: Path, rows: Sequence[RowSize], settings: TrainSettings) -> Case:
@@ -40,12 +40,14 @@ def estimated(case: Case, trained: Trained, peak: float, steps: int) -> dict[str
     memory_error is null where no memory was measured; step_error is 0 within the range of the estimate.
     """
     needed = memory(case)
-    tensors = needed.total - needed.context  # PyTorch counts its tensors, and nothing of CUDA itself
+    tensors = needed.total - needed.context  # PyTorch counts what it reserves, and nothing of CUDA itself
     passes = case.settings.gradient_accumulation_steps
     here = Gpu("here", "this device", 1, peak, math.inf, math.inf, "measured here")
     fast, slow = (
-        passes * found.batch_seconds + trained.tokens / steps * found.token_seconds + found.step_seconds
-        for found in (times(case, here, share) for share in (HIGH, LOW))
+        passes * found.exchange_seconds
+        + max(passes * found.batch_seconds, trained.tokens / steps * found.token_seconds)
+        + found.step_seconds
+        for found in (times(case, here, fast=fast) for fast in (True, False))
     )
     took = trained.seconds / steps
     return {

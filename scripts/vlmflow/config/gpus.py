@@ -7,6 +7,13 @@ are dense, where data sheets show twice as much with sparsity; for GeForce, with
 
 from dataclasses import dataclass
 
+ASSUMED = 0.2, 0.4
+"""Shares of `flops` on products that nobody has measured; PaLM's paper (arXiv:2204.02311, table 3) lists 0.21 to 0.46.
+"""
+
+A100, H100 = (0.38, 0.55), (0.27, 0.35)
+"""Measured shares, of trainings with more than 1,000 tokens in a batch, by the operations that the estimate counts."""
+
 PCIE_4, PCIE_5 = 32e9, 64e9
 """Bytes per second in one direction over 16 lanes."""
 
@@ -17,6 +24,8 @@ class Gpu:
 
     memory: bytes. flops: dense bfloat16 operations per second. bandwidth: bytes per second of its memory. link: bytes
     per second that it receives from other GPUs of its machine, at most. source: NVIDIA's document with these figures.
+    measured: the lowest and the highest share of `flops` that trainings reached on it (docs/benchmarks.md, "On a GPU");
+    None if none is known.
     """
 
     name: str
@@ -26,6 +35,12 @@ class Gpu:
     bandwidth: float
     link: float
     source: str
+    measured: tuple[float, float] | None = None
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        """The shares of `flops` to count with, a low and a high one."""
+        return self.measured or ASSUMED
 
 
 _ALL = (
@@ -37,9 +52,9 @@ _ALL = (
     Gpu("a100-40gb", "A100 SXM 40 GB", 40 * 10**9, 312e12, 1555e9, 300e9, "A100 data sheet"),
     Gpu("a40", "A40", 48 * 10**9, 149.7e12, 696e9, PCIE_4, "A40 data sheet"),
     Gpu("l40s", "L40S", 48 * 10**9, 362e12, 864e9, PCIE_4, "L40S data sheet"),
-    Gpu("a100-80gb", "A100 SXM 80 GB", 80 * 10**9, 312e12, 2039e9, 300e9, "A100 data sheet"),
+    Gpu("a100-80gb", "A100 SXM 80 GB", 80 * 10**9, 312e12, 2039e9, 300e9, "A100 data sheet", A100),
     Gpu("h100-pcie", "H100 PCIe 80 GB", 80 * 10**9, 756e12, 2000e9, PCIE_5, "H100 data sheet"),
-    Gpu("h100", "H100 SXM 80 GB", 80 * 10**9, 989e12, 3350e9, 450e9, "H100 data sheet"),
+    Gpu("h100", "H100 SXM 80 GB", 80 * 10**9, 989e12, 3350e9, 450e9, "H100 data sheet", H100),
     Gpu("h200", "H200 SXM 141 GB", 141 * 10**9, 989e12, 4800e9, 450e9, "H200 data sheet"),
     Gpu("b200", "B200 SXM 180 GB", 180 * 10**9, 2250e12, 7700e9, 900e9, "HGX B200 data sheet"),
 )

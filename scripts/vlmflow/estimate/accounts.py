@@ -13,8 +13,9 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     weights: of the base, and a second copy of all weights with hpZ. adapter, gradients, optimizer: of what is trained.
     gathered: buffers for weights that other GPUs hold, and for exchanging gradients. activations: what the backward
     pass needs of all layers. layer: to compute one layer again, and its gradients. logits: logits and loss; not at the
-    same time as `layer`. pictures: pixels and picture tower. context: CUDA and communication, an assumption. host: main
-    memory for each process, with offload.
+    same time as `layer`. pictures: pixels and picture tower. step: what an optimizer step copies, at another time than
+    all of these. cache: what PyTorch reserves and does not use. context: CUDA and communication. host: main memory for
+    each process, with offload.
     """
 
     weights: int
@@ -28,20 +29,28 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     pictures: int
     context: int
     host: int = 0
+    step: int = 0
+    cache: int = 0
 
     @property
     def total(self) -> int:
         """All of it at the worst moment, in bytes."""
         states = self.weights + self.adapter + self.gradients + self.optimizer + self.gathered
-        return states + self.activations + max(self.layer, self.logits) + self.pictures + self.context
+        return states + max(self.passing, self.step) + self.cache + self.context
+
+    @property
+    def passing(self) -> int:
+        """What a forward and a backward pass need beside what is there all the time, in bytes."""
+        return self.activations + max(self.layer, self.logits) + self.pictures
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
     """How long the run takes on one kind of GPU: training and evaluations, and their parts.
 
-    share_of_peak: of the GPU's dense operations that is assumed. batch_seconds, token_seconds: a batch of one GPU with
-    n tokens takes batch_seconds + n · token_seconds. step_seconds: what an optimizer step takes besides its batches.
-    evaluation_share: the evaluations' part of `seconds`, 0 to 1.
+    share_of_peak: of the GPU's dense operations. batch_seconds, token_seconds: a batch of one GPU with n tokens takes
+    max(batch_seconds, n · token_seconds), for it computes while further kernels are started. exchange_seconds: what
+    each batch takes besides: weights come from other GPUs, or are restored from 4 bits. step_seconds: what an optimizer
+    step takes besides its batches. evaluation_share: the evaluations' part of `seconds`, 0 to 1.
     """
 
     share_of_peak: float
@@ -49,6 +58,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     token_seconds: float
     step_seconds: float
     seconds: float
+    exchange_seconds: float = 0.0
     evaluation_share: float
 
     @property
@@ -60,9 +70,9 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 class OnProduct(msgspec.Struct, frozen=True, kw_only=True):
     """The run on GPUs of one product (`config.gpus`).
 
-    memory_share: of the GPU's memory that is needed; more than 1 does not fit. fast, slow: at a high and a low share of
-    peak. fast_price, slow_price: of all GPUs, null without a price per hour. fast_comparison, slow_comparison: seconds
-    to compare the tuned model with its base; 0 if the run does not ask for it.
+    memory_share: of the GPU's memory that is needed; more than 1 does not fit. fast, slow: at its high and its
+    low share of peak. fast_price, slow_price: of all GPUs, null without a price per hour. fast_comparison,
+    slow_comparison: seconds to compare the tuned model with its base; 0 if the run does not ask for it.
     """
 
     gpu: str
@@ -101,6 +111,14 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     rows_left_out: int = 0
 
 
+class Needs(msgspec.Struct, frozen=True):
+    """The memory of one GPU in bytes with micro-batches of a number of tokens."""
+
+    micro_batch_tokens: int
+    gradient_checkpointing: bool
+    memory: int
+
+
 class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="estimate"):
     """The estimate of a run.
 
@@ -108,7 +126,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     numbers, of the base and of what is trained. steps, rows, tokens: of the whole training. flops: operations of
     training and evaluations. longest: tokens of the longest row that fits. memory: of one GPU. changes: what would make
     it fit `gpu`, the cheapest first; [] if it fits. nodes: machines; an account of before has none, and means one.
-    evaluations: on val; 0 in an account of before.
+    evaluations: on val; 0 in an account of before. micro_batch_tokens, gradient_checkpointing: with which it is
+    estimated; null for per_device_batch_size rows per pass. one_row_each: so many times as long one row per pass would
+    take on `gpu`; null without micro-batches. passes: what `auto` may come to mean.
     """
 
     gpu: str | None
@@ -126,6 +146,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     changes: list[Change]
     nodes: int = 1
     evaluations: int = 0
+    micro_batch_tokens: int | None = None
+    gradient_checkpointing: bool = True
+    one_row_each: float | None = None
+    passes: list[Needs] = []
 
     def on(self, gpu: str | None) -> OnProduct | None:
         """Return the run on a product; None for no product."""

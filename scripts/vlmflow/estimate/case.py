@@ -8,8 +8,8 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import Strategy, strategy_of
 from vlmflow.config.tuners import tuner_of
-from vlmflow.estimate.activations import Batch
 from vlmflow.estimate.parameters import PARTS
+from vlmflow.estimate.pass_memory import Batch
 from vlmflow.estimate.row_lengths import Row, RowLengths
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.way import Adapter, Sharding, Way
@@ -21,7 +21,8 @@ class Case:
 
     train, val: the rows of each split. shortened: whether rows that are too long lose their oldest attempts instead of
     being left out. on_gpu: whether the run trains on GPUs. compared_rows: rows on which the tuned model is compared
-    with its base (`runs.NAME.evaluate`).
+    with its base (`runs.NAME.evaluate`). micro_batch_tokens: the most tokens of a planned micro-batch, whose rows stand
+    in one sequence; None for batches of per_device_batch_size rows, padded to the longest.
     """
 
     shape: ModelShape
@@ -32,24 +33,52 @@ class Case:
     shortened: bool
     on_gpu: bool
     compared_rows: int = 0
+    micro_batch_tokens: int | None = None
 
     def batches(self) -> list[Batch]:
-        """Return the batches that may need the most memory: as many rows as allowed, each like an extreme one."""
-        return [self._batch_of(row) for row in self.train.extremes()]
+        """Return the batches that may need the most memory; [] without rows."""
+        if self.micro_batch_tokens is None:
+            return [self._fixed(row) for row in self.train.extremes()]
+        return self._planned(self.micro_batch_tokens)
 
-    def _batch_of(self, row: Row) -> Batch:
-        """Return a batch of such rows; processes with sequence_parallel share a row."""
-        settings = self.settings
-        rows, share = settings.per_device_batch_size, settings.sequence_parallel
-        text, pictures = (ceil(count * rows / share) for count in (row.text, row.pictures))
+    def _fixed(self, row: Row) -> Batch:
+        """Return a batch of such rows, as many as allowed. Processes with sequence_parallel share a row.
+
+        ms-swift computes logits for the trained tokens of a single row alone (4.6, trainers/mixin.py,
+        `prepare_logits_to_keep`): of several for all columns from the earliest trained token on, here their text; with
+        sequence_parallel for all tokens.
+        """
+        rows, share = self.settings.per_device_batch_size, self.settings.sequence_parallel
+        text, pictures, trained = (ceil(count * rows / share) for count in (row.text, row.pictures, row.trained))
         return Batch(
             rows=rows,
             tokens=text + pictures,
             longest=ceil((text + pictures) / rows),
-            logits=text if share == 1 else text + pictures,  # with sequence_parallel ms-swift keeps those of pictures
-            padded=rows > 1 and settings.attention == "sdpa",
+            logits=text + pictures if share > 1 else text if rows > 1 else trained,
+            padded=rows > 1 and self.settings.attention == "sdpa",
             pictures=pictures,
         )
+
+    def _planned(self, most: int) -> list[Batch]:
+        """Return the dearest micro-batches of at most `most` tokens: rows in one sequence, and longer rows alone.
+
+        Their tokens are the densest that rows can give: as many trained ones as possible, or as many of pictures.
+        """
+        alone = [
+            Batch(1, row.tokens, row.tokens, row.trained, pictures=row.pictures)
+            for row in self.train.extremes()
+            if row.tokens > most
+        ]
+        rest = self.train.fitted(most)
+        if not len(rest):
+            return alone
+        trained, pictures = (ceil(most * share) for share in rest.densest())
+        longest = int(rest.tokens.max())
+        return [
+            *alone,
+            Batch(ceil(most / longest), most, longest, trained, pictures=min(pictures, most - trained)),
+            Batch(ceil(most / longest), most, longest, min(trained, most - pictures), pictures=pictures),
+        ]
 
     def with_settings(self, **changes: object) -> Self:
         """Return the same run with other settings of `train`; rows longer than a lower max_length are left out."""

@@ -15,7 +15,7 @@ from vlmflow.config.tuners import LORA, QLORA, tuner_of
 from vlmflow.estimate.accounts import Change
 from vlmflow.estimate.case import Case, sharding_of
 from vlmflow.estimate.memory import memory
-from vlmflow.estimate.times import LOW, times
+from vlmflow.estimate.times import times
 from vlmflow.estimate.way import Sharding
 from vlmflow.lengths.accounts import STEP
 
@@ -96,7 +96,7 @@ def _both(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> Iterator[Idea]:
 
 def _change(idea: Idea) -> Change:
     needed = memory(idea.case).total
-    hours = times(idea.case, idea.gpu, LOW).hours * idea.case.way.processes
+    hours = times(idea.case, idea.gpu, fast=False).hours * idea.case.way.processes
     return Change(
         what=idea.what,
         costs=idea.costs,
@@ -110,7 +110,7 @@ def _change(idea: Idea) -> Change:
 
 def _one_row(case: Case, gpu: Gpu) -> Idea | None:
     rows, passes = case.settings.per_device_batch_size, case.settings.gradient_accumulation_steps
-    if rows == 1:
+    if rows == 1 or case.micro_batch_tokens is not None:
         return None
     changed = case.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows * passes)
     what = f"train.per_device_batch_size: 1, train.gradient_accumulation_steps: {rows * passes}"

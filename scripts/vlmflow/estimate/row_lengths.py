@@ -19,15 +19,17 @@ class Length(msgspec.Struct):
 
     text_tokens: int
     picture_tokens: int
+    trained_tokens: int = 0
     pictures: int = 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """The tokens of one row: text with the chat's marks, and pictures."""
+    """The tokens of one row: text with the chat's marks, pictures, and how many of the text are trained."""
 
     text: int
     pictures: int
+    trained: int
 
     @property
     def tokens(self) -> int:
@@ -37,22 +39,32 @@ class Row:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Text and picture tokens of each row, in the order of the file. shown: the number of its pictures, at least 1."""
+    """Text and picture tokens of each row, in the order of the file.
+
+    trained: those of the text that are trained. shown: the number of pictures, at least 1.
+    """
 
     text: Numbers
     pictures: Numbers
+    trained: Numbers
     shown: Numbers
 
     @classmethod
     def read(cls, file: Path) -> Self:
         """Read a lengths file (`lengths/RUN/SPLIT.jsonl`); raises VlmflowError if a line is damaged."""
-        return cls.of([(row.text_tokens, row.picture_tokens, row.pictures) for row in lines_of(file, Length)])
+        rows = lines_of(file, Length)
+        return cls.of((row.text_tokens, row.picture_tokens, row.trained_tokens, row.pictures) for row in rows)
 
     @classmethod
     def of(cls, rows: Iterable[tuple[int, ...]]) -> Self:
-        """Make it from the tokens of text and of pictures of each row, and the number of pictures, if not 1."""
-        found = np.array([(*row, 1)[:3] for row in rows], dtype=np.int64).reshape(-1, 3)
-        return cls(found[:, 0], found[:, 1], found[:, 2])
+        """Make it from each row's tokens of text and of pictures, trained tokens, and number of pictures.
+
+        The last two may be missing: 0 trained tokens mean that they are unknown, so that the whole text counts as
+        trained; and there is one picture.
+        """
+        found = np.array([(*row, *(0, 1)[len(row) - 2 :]) for row in rows], dtype=np.int64).reshape(-1, 4)
+        text, pictures, trained, shown = found.T
+        return cls(text, pictures, np.where(trained, trained, text), shown)
 
     def __len__(self) -> int:
         return len(self.text)
@@ -65,17 +77,39 @@ class RowLengths:
     def fitted(self, max_length: int, *, shorten: bool = False) -> Self:
         """Return the rows of at most `max_length` tokens. shorten: keep the others too, as long as that."""
         if shorten:
-            return replace(self, text=np.minimum(self.text, np.maximum(max_length - self.pictures, 1)))
-        fits = self.tokens <= max_length
-        return type(self)(self.text[fits], self.pictures[fits], self.shown[fits])
+            text = np.minimum(self.text, np.maximum(max_length - self.pictures, 1))
+            return replace(self, text=text, trained=np.minimum(self.trained, text))
+        return self._only(self.tokens <= max_length)
+
+    def _only(self, chosen: NDArray[np.bool_]) -> Self:
+        return type(self)(self.text[chosen], self.pictures[chosen], self.trained[chosen], self.shown[chosen])
 
     def with_pictures_of(self, image_max_tokens: int) -> Self:
         """Return the rows with a smaller budget for each picture; of pictures that differ in size it is the most."""
         return replace(self, pictures=np.minimum(self.pictures, self.shown * image_max_tokens))
 
     def extremes(self) -> list[Row]:
-        """Return the rows that may need the most memory: most tokens, most text, most of pictures; [] without rows."""
+        """Return the rows that may need the most memory: with more trained or picture tokens than any longer row."""
+        order = np.lexsort((-self.pictures, -self.trained, -self.tokens))
+        more = np.zeros(len(self), dtype=bool)
+        more[:1] = True
+        for numbers in (self.trained[order], self.pictures[order]):
+            more[1:] |= numbers[1:] > np.maximum.accumulate(numbers)[:-1]
+        places = order[more]
+        each = (numbers[places].tolist() for numbers in (self.text, self.pictures, self.trained))
+        return [Row(*row) for row in zip(*each, strict=True)]
+
+    def densest(self) -> tuple[float, float]:
+        """Return the highest shares of a row's tokens that are trained, and that are pictures; 0 without rows."""
         if not len(self):
-            return []
-        places = {int(np.argmax(numbers)) for numbers in (self.tokens, self.text, self.pictures)}
-        return [Row(int(self.text[place]), int(self.pictures[place])) for place in sorted(places)]
+            return 0.0, 0.0
+        return float((self.trained / self.tokens).max()), float((self.pictures / self.tokens).max())
+
+    def grouped(self, size: int) -> NDArray[np.int64]:
+        """Return rows in groups of `size`, as a training may draw them: groups × size places, the same each time.
+
+        Rows that fill no group are left out, unless there is none.
+        """
+        drawn = np.random.default_rng(0).permutation(len(self))
+        size = min(size, len(self))
+        return drawn[: len(self) // size * size].reshape(-1, size)

@@ -25,6 +25,9 @@ ZERO2_BUCKET = 200_000_000
 MAX_LIVE = 1_000_000_000
 """Weights that ZeRO-3 keeps gathered at a time (ms-swift's zero3.json, `stage3_max_live_parameters`)."""
 
+SUB_GROUP = 1_000_000_000
+"""Weights that ZeRO-3 updates at a time (ms-swift's zero3.json, `sub_group_size`)."""
+
 PREFETCHED_LAYERS = 2
 """Layers that FSDP2 holds gathered: the one that computes, and the next one."""
 
@@ -34,7 +37,7 @@ class States:
     """Bytes on one GPU. host: bytes in the main memory of the machine for each process, with offload.
 
     weights: of the base, and with hpZ a second copy of all weights. gathered: buffers for weights that others hold, and
-    for reducing gradients.
+    for reducing gradients. step: copies of gradients that exist in an optimizer step alone.
     """
 
     weights: int
@@ -42,6 +45,7 @@ class States:
     gradients: int
     optimizer: int
     gathered: int
+    step: int
     host: int
 
 
@@ -85,12 +89,27 @@ def states(shape: ModelShape, way: Way) -> States:
         gradients=_gradients(trained, way) * optimizer_here,
         optimizer=optimizer * optimizer_here,
         gathered=_gathered(shape, trained, way),
+        step=_step(trained, way) * optimizer_here,
         host=(base + adapter) * (1 - weights_here) + (optimizer + _gradients(trained, way)) * (1 - optimizer_here),
     )
 
 
 def _gradients(trained: int, way: Way) -> int:
     return math.ceil(trained * way.gradient_bytes / way.sharding.gradients)
+
+
+def _step(trained: int, way: Way) -> int:
+    """Return the bytes of DeepSpeed's copies of gradients: a flat one, and that in float32.
+
+    ZeRO 3 makes them for a sub-group of weights at a time (stage3.py:2686, `_prepare_fp32_grad_for_sub_group`), ZeRO 1
+    and 2 for all of the process (stage_1_and_2.py:3117, `step`).
+    """
+    if way.sharding.engine != "deepspeed":
+        return 0
+    own = math.ceil(trained / way.sharding.optimizer)
+    if way.sharding.weights > 1:
+        own = min(own, SUB_GROUP)
+    return own * (way.gradient_bytes + (FP32 if way.gradient_bytes < FP32 else 0))
 
 
 def _gathered(shape: ModelShape, trained: int, way: Way) -> int:

@@ -1,27 +1,32 @@
-"""How long a training takes on a GPU product, from its operations and the GPU's rates; nothing is measured.
+"""How long a training takes on a GPU product, from its operations and the GPU's rates.
 
-A batch takes a + b · tokens. b: its operations at a share of the GPU's peak. a: what does not depend on its tokens: the
-kernels that are started one by one, or reading all weights, whichever takes longer; and the weights that other GPUs
-hold, which come over the link between them, or over the network between nodes, for each forward and each backward pass
-(`overlap_comm: false`).
+A batch takes max(a, b · tokens), and what it exchanges. a: the kernels that Python starts one by one, or reading all
+weights, whichever takes longer. b: the operations of a token at a share of the GPU's peak. The GPU computes while
+further kernels are started, so the longer one decides: measured with 256, 512, 1,024 and 2,048 tokens, a batch takes
+150, 188, 350 and 650 ms (QwenLM, 7B, LoRA, A100). Exchanged are the weights that other GPUs hold, which come over the
+link between them, or over the network between nodes, for each forward and each backward pass (`overlap_comm: false`);
+and the weights in 4 bits are restored.
 """
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vlmflow.config.gpus import Gpu
 from vlmflow.estimate.accounts import Times
 from vlmflow.estimate.case import Case
+from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
 from vlmflow.estimate.way import Way
-from vlmflow.estimate.work import forward, training
+from vlmflow.estimate.work import Work, forward, training
 from vlmflow.training.steps import Steps, evaluations_of, side_by_side
 
-LOW, HIGH = 0.2, 0.4
-"""Shares of the dense peak that such trainings reach, low and high, on one machine. Assumptions, not measured here; for
-large models PaLM's paper (arXiv:2204.02311, table 3) lists 0.21 to 0.46."""
+Numbers = NDArray[np.float64]
 
-KERNEL_SECONDS = 8e-6
-"""Seconds that eager PyTorch needs to start a kernel. An assumption, not measured."""
+KERNEL_SECONDS = 23e-6, 33e-6
+"""Seconds until Python has started a kernel, low and high: 10 to 14 ms for the 420 of a layer with adapters and
+gradient checkpointing (8B, 36 layers, H100: 0.35 s in a bare loop, 0.50 s through ms-swift)."""
 
 RESTORED_BYTES = 4.5
 """Bytes that restoring a weight from 4 bits moves: it is read, written in 16 bits, and read again as such."""
@@ -36,44 +41,91 @@ answer in four contexts (`evaluation.passes`)."""
 
 
 @dataclass(frozen=True)
+class Batches:
+    """Batches that stand for all those of a run.
+
+    flops: operations of one GPU, by group of rows. counts: into how many batches each group is cut.
+    """
+
+    flops: Numbers
+    counts: Numbers
+
+    def seconds(self, rate: float, least: float, besides: float) -> float:
+        """Return what a group takes on average.
+
+        rate: operations per second. least: seconds of a batch, whatever its tokens. besides: what it takes in addition.
+        """
+        if not len(self.flops):
+            return 0.0
+        each = besides + np.maximum(least, self.flops / self.counts / rate)
+        return float((self.counts * each).mean())
+
+
+@dataclass(frozen=True)
 class Amount:
     """How much work a run is.
 
-    steps: optimizer steps. evaluations: on val. batches: of one GPU in a step. tokens: of the whole training.
-    flops, evaluation_flops: of training and of all evaluations. evaluation_batches: of one GPU, in all evaluations.
+    steps: optimizer steps. evaluations: on val. tokens: of the whole training. flops, evaluation_flops: of training and
+    of all evaluations. groups, evaluation_groups: how often one GPU takes a group of `batches`, in a step, or
+    `evaluation_batches`, in all evaluations.
     """
 
     steps: int
     evaluations: int
-    batches: int
     tokens: int
     flops: float
     evaluation_flops: float
-    evaluation_batches: int
+    groups: int
+    batches: Batches
+    evaluation_groups: int
+    evaluation_batches: Batches
 
 
 def amount(case: Case) -> Amount:
     """Return how much work a run is; all zero without rows."""
     settings, processes = case.settings, case.way.processes
+    nothing = Batches(np.zeros(0), np.zeros(0))
     if not len(case.train):
-        return Amount(0, 0, 0, 0, 0.0, 0.0, 0)
+        return Amount(0, 0, 0, 0.0, 0.0, 0, nothing, 0, nothing)
     count = Steps.of(len(case.train), settings, processes)
     passes = count.total / count.per_epoch * count.rows / len(case.train)
     evaluations = evaluations_of(count.total, settings)
-    batches_of_val = -(-len(case.val) // (side_by_side(settings, processes) * settings.per_device_batch_size))
+    size, accumulated = settings.per_device_batch_size, settings.gradient_accumulation_steps
+    trained, read = training(case.shape, case.way), forward(case.shape, case.way)
+    most = case.micro_batch_tokens
     return Amount(
         steps=count.total,
         evaluations=evaluations,
-        batches=settings.gradient_accumulation_steps,
         tokens=round(passes * int(case.train.tokens.sum())),
-        flops=passes * training(case.shape, case.way).of(case.train),
-        evaluation_flops=evaluations * forward(case.shape, case.way).of(case.val),
-        evaluation_batches=evaluations * batches_of_val,
+        flops=passes * trained.of(case.train),
+        evaluation_flops=evaluations * read.of(case.val),
+        groups=accumulated if most is None else 1,
+        batches=_batches(trained, case, case.train, size if most is None else size * accumulated, most),
+        evaluation_groups=evaluations * -(-len(case.val) // (side_by_side(settings, processes) * size)),
+        evaluation_batches=_batches(read, case, case.val, size, None),
     )
 
 
-def comparison_seconds(case: Case, gpu: Gpu, share: float) -> float:
-    """Return how long the rule `evaluate` takes at a share of a product's peak, without loading the models.
+def _batches(work: Work, case: Case, rows: RowLengths, size: int, most: int | None) -> Batches:
+    """Return the batches of groups of `size` rows: each group is one padded batch, or several of at most `most` tokens.
+
+    Processes with sequence_parallel share them.
+    """
+    if not len(rows):
+        return Batches(np.zeros(0), np.zeros(0))
+    groups = rows.grouped(size)
+    tokens = rows.tokens[groups].astype(float)
+    flops = work.of_each(rows)[groups].sum(axis=1)
+    if most is None:
+        flops += work.token * (tokens.max(axis=1) * groups.shape[1] - tokens.sum(axis=1))
+        counts = np.ones(len(groups))
+    else:
+        counts = np.ceil(tokens.sum(axis=1) / most)
+    return Batches(flops / case.settings.sequence_parallel, counts)
+
+
+def comparison_seconds(case: Case, gpu: Gpu, *, fast: bool) -> float:
+    """Return how long the rule `evaluate` takes on a product, without loading the models. fast: see `times`.
 
     At most: each row has scores, feedback and a picture, without which there are fewer passes; every pass counts as one
     over the whole row; each GPU of a node has a model of its own; the base's losses are not known from another run.
@@ -81,37 +133,49 @@ def comparison_seconds(case: Case, gpu: Gpu, share: float) -> float:
     if not case.compared_rows or not len(case.val):
         return 0.0
     passes = case.compared_rows * PASSES
-    flops = passes * forward(case.shape, case.way).of(case.val) / len(case.val)
-    seconds = flops / (gpu.flops * share) + passes * _fixed(case, gpu, 1)
-    return seconds / (case.way.processes // case.way.nodes)
+    rows = _batches(forward(case.shape, case.way), case, case.val, 1, None)
+    row = rows.seconds(gpu.flops * _share(gpu, fast), _least(case, gpu, 1, fast), _restoring(case, gpu, 1))
+    return passes * row / (case.way.processes // case.way.nodes)
 
 
-def times(case: Case, gpu: Gpu, share: float) -> Times:
-    """Return how long a run takes on a product, at a share of its peak."""
-    work, processes = amount(case), case.way.processes
-    rate = gpu.flops * share
+def times(case: Case, gpu: Gpu, *, fast: bool) -> Times:
+    """Return how long a run takes on a product. fast: at its high share of the peak; otherwise at its low one."""
+    work = amount(case)
+    rate = gpu.flops * _share(gpu, fast)
     passes = 4 if case.way.gradient_checkpointing else 3  # the backward pass counts twice
-    fixed = _fixed(case, gpu, passes) + 2 * _gathering(case, gpu)
-    fixed_evaluation = _fixed(case, gpu, 1) + _gathering(case, gpu)
+    least, besides = _least(case, gpu, passes, fast), _restoring(case, gpu, passes) + 2 * _gathering(case, gpu)
     step = _step(case, gpu)
-    train = work.steps * (work.batches * fixed + step) + work.flops / processes / rate
-    evaluate = work.evaluation_batches * fixed_evaluation + work.evaluation_flops / processes / rate
+    train = work.steps * (work.groups * work.batches.seconds(rate, least, besides) + step)
+    evaluate = work.evaluation_groups * work.evaluation_batches.seconds(
+        rate, _least(case, gpu, 1, fast), _restoring(case, gpu, 1) + _gathering(case, gpu)
+    )
     return Times(
-        share_of_peak=share,
-        batch_seconds=fixed,
+        share_of_peak=_share(gpu, fast),
+        batch_seconds=least,
         token_seconds=work.flops / work.tokens / rate if work.tokens else 0.0,
+        exchange_seconds=besides,
         step_seconds=step,
         seconds=train + evaluate,
         evaluation_share=evaluate / (train + evaluate) if evaluate else 0.0,
     )
 
 
-def _fixed(case: Case, gpu: Gpu, passes: int) -> float:
-    """Return the seconds of a batch without tokens, in some passes over all layers."""
+def _share(gpu: Gpu, fast: bool) -> float:
+    low, high = gpu.shares
+    return high if fast else low
+
+
+def _least(case: Case, gpu: Gpu, passes: int, fast: bool) -> float:
+    """Return the seconds that a batch takes at least, in some passes over all layers."""
+    low, high = KERNEL_SECONDS
     kernels = case.shape.text.num_hidden_layers * (KERNELS + (0 if case.way.is_full else ADAPTER_KERNELS))
     reading = base_bytes(case.shape, case.way) / gpu.bandwidth
-    restoring = quantised_weights(case.shape, case.way) * RESTORED_BYTES / gpu.bandwidth
-    return passes * (max(kernels * KERNEL_SECONDS, reading) + restoring)
+    return passes * max(kernels * (low if fast else high), reading)
+
+
+def _restoring(case: Case, gpu: Gpu, passes: int) -> float:
+    """Return the seconds in which weights are restored from 4 bits, in some passes over all layers."""
+    return passes * quantised_weights(case.shape, case.way) * RESTORED_BYTES / gpu.bandwidth
 
 
 def _gathering(case: Case, gpu: Gpu) -> float:

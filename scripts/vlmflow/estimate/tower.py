@@ -1,4 +1,14 @@
-"""The bytes that the picture tower and the mergers behind it need on one GPU, counted as in `activations`.
+"""The bytes that the picture tower and the mergers behind it need on one GPU, from what PyTorch keeps.
+
+Each function below counts the tensors that autograd saves, as the modules of transformers 5.19 and peft 0.20 make them
+on a CUDA device (modeling_qwen3_vl.py, tuners/lora/layer.py):
+
+    norm (LayerNorm)   its input in float32, mean and deviation
+    attention          queries, keys, values and result in 16 bits, one float32 per head (flash and efficient kernels)
+    linear, adapted    the dropout's mask (1 byte per number), its input after dropout, the product with A
+    linear, trained    its input
+
+`tests/stages/test_estimated_memory.py` compares the sums with the tensors of real models.
 
 A frozen tower computes without a graph (ms-swift's `patch_frozen_module`): only its features stay. If a part of it is
 trained, gradient checkpointing covers its blocks too (`vit_gradient_checkpointing`).
@@ -6,10 +16,13 @@ trained, gradient checkpointing covers its blocks too (`vit_gradient_checkpointi
 
 from dataclasses import dataclass
 
-from vlmflow.estimate.activations import Batch, casts, linear_inputs
-from vlmflow.estimate.parameters import ALIGNER, TOWER
-from vlmflow.estimate.shape import VisionShape
+from vlmflow.estimate.parameters import ALIGNER, ALL_LINEAR, TOWER
+from vlmflow.estimate.pass_memory import Batch
+from vlmflow.estimate.shape import Matrix, VisionShape
 from vlmflow.estimate.way import FP32, Way
+
+MASK = 1
+"""Bytes of a number in a dropout mask (`native_dropout`: bool)."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +58,10 @@ def _block(vision: VisionShape, way: Way, patches: int) -> int:
     attention = way.compute * (3 + 1 + 2) * width + FP32 * vision.num_heads  # q, k after rotation; qkv itself; result
     saved = 2 * _norm(width, way) + attention + way.compute * vision.intermediate_size
     inputs = sum(
-        linear_inputs([one], way, patches, TOWER, kept=kept)
+        _input(one, way, patches, TOWER, kept=kept)
         for one, kept in ((qkv, False), (projection, True), (first, False), (second, False))
     )
-    return saved * patches + inputs + casts(vision.block, way, TOWER)
+    return saved * patches + inputs + _casts(vision.block, way, TOWER)
 
 
 def _mergers(vision: VisionShape, way: Way, patches: int) -> int:
@@ -56,8 +69,37 @@ def _mergers(vision: VisionShape, way: Way, patches: int) -> int:
     first, second = vision.merger
     tokens = patches // vision.patches_per_token
     each = (_norm(vision.hidden_size, way) * patches) + way.compute * first.outputs * tokens
-    each += sum(linear_inputs([one], way, tokens, ALIGNER) for one in (first, second))
-    return (1 + vision.levels) * (each + casts(vision.merger, way, ALIGNER))
+    each += sum(_input(one, way, tokens, ALIGNER) for one in (first, second))
+    return (1 + vision.levels) * (each + _casts(vision.merger, way, ALIGNER))
+
+
+def _input(matrix: Matrix, way: Way, tokens: int, part: str, *, kept: bool = False) -> int:
+    """Return the saved bytes of a linear layer. kept: the layer before it saves its input anyway, as its result."""
+    if way.is_full:
+        return way.compute * matrix.inputs * tokens if part in way.trained and not kept else 0
+    if not _is_adapted(matrix, way, part):
+        return 0
+    if way.adapter.dropout:
+        each = (way.compute + MASK) * matrix.inputs  # the mask, and the input after dropout
+    else:
+        each = way.compute * matrix.inputs if way.autocast or not kept else 0
+    return tokens * (each + way.compute * way.adapter.rank)
+
+
+def _casts(matrices: list[Matrix], way: Way, part: str) -> int:
+    """Return the bytes of the 16-bit copies that autocast makes of float32 weights, and that a layer's graph keeps."""
+    if not way.autocast:
+        return 0
+    rank = way.adapter.rank
+    adapters = sum(rank * (one.inputs + one.outputs) for one in matrices if _is_adapted(one, way, part))
+    base = sum(one.weights for one in matrices) if way.base == FP32 else 0
+    return way.compute * (adapters + base)
+
+
+def _is_adapted(matrix: Matrix, way: Way, part: str) -> bool:
+    """Return whether a linear layer of a part gets an adapter."""
+    targets = way.adapter.targets
+    return not way.is_full and (matrix.name in targets or (ALL_LINEAR in targets and part in way.trained))
 
 
 def _norm(width: int, way: Way) -> int:

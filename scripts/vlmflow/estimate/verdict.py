@@ -21,10 +21,12 @@ PARTS = {
     "gradients": "gradients",
     "optimizer": "optimizer",
     "gathered": "weights of other GPUs, and buffers",
+    "step": "copies of gradients in the optimizer's step",
     "activations": "activations",
     "layer": "one layer again",
     "logits": "logits",
     "pictures": "pictures",
+    "cache": "reserved and unused",
     "context": "CUDA",
 }
 """Names of the parts of Memory for people."""
@@ -32,8 +34,11 @@ PARTS = {
 
 def parts_of(memory: Memory) -> list[tuple[str, int]]:
     """Return the parts of the worst moment with their bytes, the largest first; together they are `memory.total`."""
-    less = "logits" if memory.layer > memory.logits else "layer"
-    parts = [(name, getattr(memory, field)) for field, name in PARTS.items() if field != less]
+    if memory.step > memory.passing:
+        others = {"activations", "layer", "logits", "pictures"}
+    else:
+        others = {"step", "logits" if memory.layer > memory.logits else "layer"}
+    parts = [(name, getattr(memory, field)) for field, name in PARTS.items() if field not in others]
     return sorted(((name, size) for name, size in parts if size), key=lambda part: -part[1])
 
 

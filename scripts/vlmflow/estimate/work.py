@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, TOWER, adapted, adapter_weights, parts
 from vlmflow.estimate.row_lengths import RowLengths
@@ -58,18 +59,23 @@ class Work:
         )
 
     def of(self, rows: RowLengths) -> float:
-        """Return the operations of all rows; each text token counts as trained, and a row's pictures as equally large.
+        """Return the operations of all rows."""
+        return float(self.of_each(rows).sum())
+
+    def of_each(self, rows: RowLengths) -> NDArray[np.float64]:
+        """Return the operations of each row, with its pictures as equally large.
 
         The tower's attention is within a picture.
         """
         tokens, patches = rows.tokens.astype(float), rows.pictures.astype(float) * self.patches_per_token
-        return float(
-            self.token * tokens.sum()
-            + self.token_square * np.square(tokens).sum()
-            + self.logit * rows.text.astype(float).sum()
-            + self.patch * patches.sum()
-            + self.patch_square * (np.square(patches) / rows.shown).sum()
+        operations: NDArray[np.float64] = (
+            self.token * tokens
+            + self.token_square * np.square(tokens)
+            + self.logit * rows.trained.astype(float)
+            + self.patch * patches
+            + self.patch_square * np.square(patches) / rows.shown
         )
+        return operations
 
 
 def forward(shape: ModelShape, way: Way) -> Work:

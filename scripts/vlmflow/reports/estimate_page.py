@@ -7,7 +7,6 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.printable import counted
 from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, REFUSED
-from vlmflow.estimate.times import HIGH, LOW
 from vlmflow.estimate.verdict import GB, parts_of, spread_of
 from vlmflow.reports.page import Tile, render
 from vlmflow.training.steps import schedule_in_words
@@ -32,6 +31,7 @@ class Product:
     state: str
     verdict: str
     hours: str
+    shares: str
     price: str
     chosen: bool
 
@@ -62,8 +62,6 @@ class EstimatePage:
     products: list[Product] = field(default_factory=list)
     changes: list[ChangeRow] = field(default_factory=list)
     disk: list[tuple[str, str]] = field(default_factory=list)
-    low: float = LOW
-    high: float = HIGH
 
 
 def estimate_page(run: str, found: Result, settings: EstimateBlock) -> str:
@@ -109,6 +107,11 @@ def _tiles(found: Estimate) -> list[Tile]:
         Tile("longest row", f"{found.longest:,}", "tokens, of those that fit max_length"),
         Tile("operations", f"{found.flops:.2g}", "floating-point, evaluations included"),
     ]
+    if found.micro_batch_tokens:
+        saved = f"; one row each: {found.one_row_each:.1f} times as long" if found.one_row_each else ""
+        again = "with" if found.gradient_checkpointing else "without"
+        note = f"tokens in one pass, {again} gradient_checkpointing{saved}"
+        tiles.append(Tile("micro-batch", f"{found.micro_batch_tokens:,}", note))
     if found.evaluations:
         said = schedule_in_words(found.steps, found.evaluations)
         tiles.append(Tile("evaluations", f"{found.evaluations:,}", said))
@@ -159,6 +162,7 @@ def _product(one: OnProduct, found: Estimate) -> Product:
         state=state,
         verdict=verdict,
         hours=_hours(one.fast.seconds, one.slow.seconds),
+        shares=f"{100 * gpu.shares[1]:.0f} to {100 * gpu.shares[0]:.0f} %{'' if gpu.measured else ', not measured'}",
         price=_price(one) if one.fast_price is not None else "",
         chosen=one.gpu == found.gpu,
     )

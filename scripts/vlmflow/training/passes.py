@@ -9,20 +9,14 @@ from itertools import islice
 from typing import TypeVar
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.estimate.accounts import Estimate, Result
+from vlmflow.estimate.passes import SHARE
 from vlmflow.swift.arguments import Passes, Training
+from vlmflow.trainer.micro_batches import FIRST, NUMBERS
 from vlmflow.training.step_plan import plan_of
 from vlmflow.training.train import TooLargeError
 
 log = logging.getLogger("vlmflow")
-
-NUMBERS = [1024 * 2**power for power in range(8)]
-"""The tokens that a micro-batch may have: 1,024 to 131,072."""
-
-FIRST = 8192
-"""The number to begin with where no estimate of the memory exists."""
-
-SHARE = 0.85
-"""The share of a GPU's memory that the first one may take by the estimate."""
 
 HALVINGS = 3
 """So often a number is halved after a GPU ran out of memory."""
@@ -97,6 +91,15 @@ def _fastest(full: Training, again: bool, most: int) -> tuple[float, Passes]:
         )
         tried.append((float(cost * work), Passes(number, again)))
     return min(tried, key=lambda one: one[0])
+
+
+def fits_by(estimate: Result | None) -> Fits | None:
+    """Return whether micro-batches fit the GPU at hand by an estimate; None without one."""
+    if not isinstance(estimate, Estimate) or not estimate.passes:
+        return None
+    room = SHARE * gpu_memory()
+    needs = {(one.micro_batch_tokens, one.gradient_checkpointing): one.memory for one in estimate.passes}
+    return lambda asked: needs[asked.micro_batch_tokens, asked.gradient_checkpointing] <= room
 
 
 def gpu_memory() -> int:

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -14,12 +15,12 @@ from vlmflow.estimate.case import Case
 from vlmflow.estimate.changes import FITS, changes, longest_that_fits, share
 from vlmflow.estimate.disk import disk
 from vlmflow.estimate.estimate import estimate
-from vlmflow.estimate.memory import memory
+from vlmflow.estimate.memory import largest_micro_batch, memory
 from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.states import base_bytes, states, trained_of
-from vlmflow.estimate.times import HIGH, LOW, amount, comparison_seconds, times
+from vlmflow.estimate.times import amount, comparison_seconds, times
 from vlmflow.estimate.verdict import parts_of
 from vlmflow.estimate.way import Sharding
 from vlmflow.estimate.work import Work, forward, model_flops, training
@@ -75,6 +76,57 @@ def test_what_needs_more_memory(train: dict[str, Any], others: dict[str, Any]) -
 )
 def test_what_needs_less_memory(train: dict[str, Any], others: dict[str, Any]) -> None:
     assert needed(some_case(train, **others)) < needed(some_case())
+
+
+def test_padded_rows_cost_more_than_the_same_tokens_in_one_sequence() -> None:
+    padded = KEEPS_ALL | {"per_device_batch_size": 4}
+    rows = [(2_000, 0)] * 40
+    assert needed(some_case(padded, rows)) > needed(replace(some_case(KEEPS_ALL, rows), micro_batch_tokens=8_000))
+
+
+def test_only_trained_tokens_have_logits() -> None:
+    """Of a row alone; of several padded ones ms-swift keeps the columns of untrained tokens too."""
+    lengths = RowLengths.of([(4_000, 500, 1_000), (3_000, 900)])
+    case = replace(some_case(), train=lengths)
+    assert [batch.logits for batch in case.batches()] == [1_000, 3_000]
+    assert [batch.tokens for batch in case.batches()] == [4_500, 3_900]
+    padded = replace(case, settings=case.settings.model_copy(update={"per_device_batch_size": 2}))
+    assert [batch.logits for batch in padded.batches()] == [8_000, 6_000]
+
+
+def test_a_file_without_trained_tokens_means_that_all_text_is_trained(tmp_path: Path) -> None:
+    file = tmp_path / "train.jsonl"
+    file.write_text(
+        '{"id": "a", "start": 0, "end": 9, "text_tokens": 30, "picture_tokens": 5}\n'
+        '{"id": "b", "start": 9, "end": 9, "text_tokens": 9, "trained_tokens": 7, "picture_tokens": 8, "pictures": 2}\n'
+    )
+    found = RowLengths.read(file)
+    assert (found.trained.tolist(), found.shown.tolist()) == ([30, 7], [1, 2])
+    assert found.fitted(20, shorten=True).trained.tolist() == [15, 7]
+
+
+def test_the_dearest_micro_batch_has_the_densest_tokens_or_a_long_row_alone() -> None:
+    """Trained tokens: at most 60 % of a row; of pictures: at most 80 %."""
+    lengths = RowLengths.of([(500, 500, 200), (1_000, 0, 600), (100, 400, 100), (9_000, 0, 90)])
+    case = replace(some_case({"max_length": 16_384}), train=lengths, micro_batch_tokens=4_000)
+    alone, trained, pictures = case.batches()
+    assert (alone.rows, alone.tokens, alone.logits, alone.pictures) == (1, 9_000, 90, 0)
+    assert (trained.tokens, trained.logits, trained.pictures) == (4_000, 2_400, 1_600)
+    assert (pictures.tokens, pictures.logits, pictures.pictures) == (4_000, 800, 3_200)
+    assert trained.rows * trained.longest >= 4_000
+
+
+def test_the_largest_micro_batch_fits_and_a_larger_one_does_not() -> None:
+    case, room = some_case(rows=[(300, 256)] * 40), 40 * 10**9
+    most = largest_micro_batch(case, room)
+    assert most is not None
+    assert most % 1_024 == 0
+    fits, more = (needed(replace(case, micro_batch_tokens=tokens)) for tokens in (most, most + 1_024))
+    assert fits <= room < more
+    assert largest_micro_batch(case, 10**12) == 131_072
+    assert largest_micro_batch(case, 15 * 10**9) is None, "the weights alone take more"
+    with_long_row = some_case({"max_length": 65_536}, rows=[(300, 256)] * 40 + [(60_000, 0)])
+    assert largest_micro_batch(with_long_row, room) is None, "a row cannot be cut"
 
 
 def test_only_rows_that_fit_max_length_count() -> None:
@@ -136,53 +188,81 @@ def test_a_frozen_tower_costs_only_its_forward_pass() -> None:
     assert trained.patch_square == 3 * frozen.patch_square
 
 
-def test_half_the_share_of_the_peak_takes_at_most_twice_as_long() -> None:
+def test_a_lower_share_of_the_peak_takes_longer() -> None:
     for gpu in GPUS.values():
-        fast, slow = (times(some_case(), gpu, part) for part in (HIGH, LOW))
-        assert fast.seconds < slow.seconds <= 2 * fast.seconds
-        assert slow.token_seconds == pytest.approx(2 * fast.token_seconds)
-        assert slow.batch_seconds == fast.batch_seconds
+        fast, slow = (times(some_case(), gpu, fast=fast) for fast in (True, False))
+        low, high = gpu.shares
+        assert (slow.share_of_peak, fast.share_of_peak) == (low, high)
+        assert fast.seconds < slow.seconds <= max(high / low, 33 / 23) * fast.seconds
+        assert slow.token_seconds == pytest.approx(high / low * fast.token_seconds)
 
 
-def test_time_is_a_plus_b_times_tokens() -> None:
-    case = some_case({"evaluation_steps": 10**6, "gradient_accumulation_steps": 1, "max_length": 4_096})
-    found = times(case, LARGE_CARD, LOW)
-    evaluation = found.evaluation_share * found.seconds
-    steps, tokens = amount(case).steps, amount(case).tokens
-    expected = steps * (found.batch_seconds + found.step_seconds) + tokens * found.token_seconds + evaluation
-    assert found.seconds == pytest.approx(expected)
+@pytest.mark.parametrize("text", [60, 6_000])
+def test_a_batch_takes_what_its_kernels_or_its_tokens_take(text: int) -> None:
+    """The GPU computes while further kernels are started."""
+    case = some_case({"evaluation_steps": 10**6, "gradient_accumulation_steps": 4}, rows=[(text, 0)] * 400)
+    found = times(case, GPUS["h100"], fast=False)
+    kernels, tokens = found.batch_seconds, text * found.token_seconds
+    assert (kernels > tokens) == (text == 60)
+    expected = amount(case).steps * (4 * max(kernels, tokens) + found.step_seconds)
+    assert (1 - found.evaluation_share) * found.seconds == pytest.approx(expected)
+
+
+def test_an_8b_takes_10_to_14_ms_a_layer_at_least() -> None:
+    fast, slow = (times(some_case(), GPUS["h100"], fast=fast).batch_seconds / 36 for fast in (True, False))
+    assert (fast, slow) == (pytest.approx(10e-3, rel=0.05), pytest.approx(14e-3, rel=0.02))
+
+
+def test_padding_takes_time() -> None:
+    padded = some_case({"per_device_batch_size": 2, "gradient_accumulation_steps": 1}, rows=[(200, 0), (6_000, 0)] * 50)
+    batches = amount(padded).batches
+    alone = training(SHAPE, padded.way)
+    assert batches.flops.sum() > alone.of(padded.train)
+    assert len(batches.flops) == 50
+
+
+def test_planned_micro_batches_take_less_time_than_rows_one_by_one() -> None:
+    """Their kernels are started for many rows at once."""
+    gpu = GPUS["h100"]
+    one_by_one = some_case(rows=[(300, 0)] * 400)
+    planned = replace(one_by_one, micro_batch_tokens=1_200)
+    assert amount(planned).batches.counts.tolist() == [2] * 50
+    found = times(planned, gpu, fast=False)
+    step = found.step_seconds + 2 * max(found.batch_seconds, 1_200 * found.token_seconds)
+    assert found.seconds * (1 - found.evaluation_share) == pytest.approx(50 * step)
+    assert found.seconds < times(one_by_one, gpu, fast=False).seconds / 2
 
 
 def test_sharded_weights_come_over_the_link() -> None:
     alone, shared = (some_case(processes=2, strategy=name) for name in ("ddp", "zero3"))
     fast_link, slow_link = GPUS["h100"], GPUS["h100-pcie"]
-    extra = times(shared, fast_link, LOW).batch_seconds - times(alone, fast_link, LOW).batch_seconds
+    alone_seconds, shared_seconds = (times(case, fast_link, fast=False).exchange_seconds for case in (alone, shared))
+    extra = shared_seconds - alone_seconds
     assert extra == pytest.approx(2 * 0.5 * 2 * 8.767e9 / fast_link.link, rel=0.01)
-    assert times(shared, slow_link, LOW).batch_seconds > times(shared, fast_link, LOW).batch_seconds
+    assert times(shared, slow_link, fast=False).exchange_seconds > shared_seconds
 
 
 def test_between_nodes_the_network_decides() -> None:
     """Weights and gradients cross it as often as the link of one node; 100 Gbit are 12.5 GB."""
     gpu = GPUS["h100"]
     (one, fast), (two, slow) = (
-        (case, times(case, gpu, LOW))
+        (case, times(case, gpu, fast=False))
         for case in (some_case(processes=16 // nodes, nodes=nodes, strategy="zero3") for nodes in (1, 2))
     )
     assert (one.way.processes, two.way.processes) == (16, 16)
     longer = 1 / 12.5e9 - 1 / gpu.link
     gathered = 2 * 15 / 16 * base_bytes(SHAPE, two.way)
-    assert slow.batch_seconds - fast.batch_seconds == pytest.approx(gathered * longer)
+    assert slow.exchange_seconds - fast.exchange_seconds == pytest.approx(gathered * longer)
     exchanged = 9 * 15 / 16 * 2 * trained_of(SHAPE, two.way)
     assert slow.step_seconds - fast.step_seconds == pytest.approx(exchanged * longer)
 
 
 def test_a_network_that_is_faster_than_the_link_does_not_help() -> None:
-    slow_link = GPUS["rtx-4090"]
-    seconds = [
-        times(some_case(nodes=nodes, processes=4 // nodes, strategy="zero3", network_gbit=800), slow_link, LOW).seconds
-        for nodes in (1, 2)
-    ]
-    assert seconds[0] == seconds[1]
+    run: dict[str, Any] = {"strategy": "zero3", "network_gbit": 800}
+    one, two = (
+        times(some_case(nodes=nodes, processes=4 // nodes, **run), GPUS["rtx-4090"], fast=False) for nodes in (1, 2)
+    )
+    assert one == two
 
 
 def with_hpz(size: int, **zero: Any) -> dict[str, Any]:
@@ -215,35 +295,36 @@ def test_a_second_copy_needs_stage_3_and_a_number() -> None:
 def test_weights_with_a_second_copy_do_not_cross_the_network_in_each_batch() -> None:
     """They come over the link from the other GPUs of the node; gradients still cross the network."""
     gpu = GPUS["h100"]
-    alone, shared = (times(some_case(**with_hpz(size)), gpu, LOW) for size in (1, 8))
+    alone, shared = (times(some_case(**with_hpz(size)), gpu, fast=False) for size in (1, 8))
     every = base_bytes(SHAPE, some_case(**with_hpz(8)).way)
     less = 2 * every * (15 / 16 / 12.5e9 - 7 / 8 / gpu.link)
-    assert alone.batch_seconds - shared.batch_seconds == pytest.approx(less)
+    assert alone.exchange_seconds - shared.exchange_seconds == pytest.approx(less)
     assert alone.step_seconds == shared.step_seconds
 
 
 def test_evaluations_have_their_share() -> None:
     often, seldom = (some_case({"evaluation_steps": steps, "checkpoint_steps": 1}) for steps in (1, 1_000))
-    assert times(often, LARGE_CARD, LOW).evaluation_share > times(seldom, LARGE_CARD, LOW).evaluation_share > 0
+    shares = [times(case, LARGE_CARD, fast=False).evaluation_share for case in (often, seldom)]
+    assert shares[0] > shares[1] > 0
     assert amount(often).evaluation_flops == 50 * amount(seldom).evaluation_flops
 
 
 def test_a_comparison_with_the_base_costs_sixteen_passes_of_a_row() -> None:
     def seconds(**others: Any) -> float:
-        return comparison_seconds(some_case(**others), LARGE_CARD, LOW)
+        return comparison_seconds(some_case(**others), LARGE_CARD, fast=False)
 
     assert seconds() == 0
     assert seconds(compared_rows=2000) == pytest.approx(2 * seconds(compared_rows=1000))
     assert seconds(compared_rows=1000, processes=4) == pytest.approx(seconds(compared_rows=1000) / 4)
     assert seconds(compared_rows=1000, processes=4, nodes=2) == pytest.approx(seconds(compared_rows=1000) / 4)
-    alike = some_case(rows=[(900, 256)] * 40, compared_rows=100)
-    one = forward(alike.shape, alike.way).of_row(1156, 900, 256 * alike.shape.vision.patches_per_token)  # type: ignore[union-attr]
-    computing = 1600 * one / (LARGE_CARD.flops * LOW)
-    assert computing < comparison_seconds(alike, LARGE_CARD, LOW) < 1.5 * computing
+    alike = some_case(rows=[(3_000, 256)] * 40, compared_rows=100)
+    one = forward(alike.shape, alike.way).of_row(3256, 3000, 256 * alike.shape.vision.patches_per_token)  # type: ignore[union-attr]
+    computing = 1600 * one / (LARGE_CARD.flops * LARGE_CARD.shares[0])
+    assert comparison_seconds(alike, LARGE_CARD, fast=False) == pytest.approx(computing)
     on = estimate(alike, "h200", None).on("h200")
     assert on is not None
     assert (on.fast_comparison, on.slow_comparison) == tuple(
-        comparison_seconds(alike, LARGE_CARD, share) for share in (HIGH, LOW)
+        comparison_seconds(alike, LARGE_CARD, fast=fast) for fast in (True, False)
     )
 
 
@@ -278,7 +359,7 @@ def test_a_checkpoint_of_full_fine_tuning_has_all_weights() -> None:
 
 
 def test_four_bits_cost_time() -> None:
-    lora, qlora = (times(some_case(tuner=name), SMALL_CARD, LOW).batch_seconds for name in ("lora", "qlora"))
+    lora, qlora = (times(some_case(tuner=name), SMALL_CARD, fast=False).exchange_seconds for name in ("lora", "qlora"))
     assert qlora > lora
 
 
@@ -289,7 +370,7 @@ def test_sharded_gradients_are_exchanged_in_each_batch() -> None:
         few, many = (
             some_case({"gradient_accumulation_steps": count}, processes=2, strategy=strategy) for count in (4, 8)
         )
-        more = times(many, gpu, LOW).step_seconds - times(few, gpu, LOW).step_seconds
+        more = times(many, gpu, fast=False).step_seconds - times(few, gpu, fast=False).step_seconds
         once = trained_of(SHAPE, few.way) * few.way.gradient_bytes / 2 / gpu.link
         assert more == pytest.approx(exchanges * once)
 
@@ -320,10 +401,10 @@ def test_more_gpus_of_each_node_are_proposed_by_the_key_that_they_change() -> No
     """`processes` are those of a node."""
     found = changes(some_case(tuner="full", nodes=2, processes=1), GPUS["a40"])
     (more,) = (one for one in found if one.what.startswith("processes: "))
-    assert more.what == "processes: 2, strategy: zero3, train.gradient_accumulation_steps: 4"
-    of_all = some_case({"gradient_accumulation_steps": 4}, tuner="full", nodes=2, processes=2, strategy="zero3")
+    assert more.what == "processes: 4, strategy: zero3, train.gradient_accumulation_steps: 2"
+    of_all = some_case({"gradient_accumulation_steps": 2}, tuner="full", nodes=2, processes=4, strategy="zero3")
     assert more.memory == needed(of_all)
-    assert more.gpu_hours == pytest.approx(4 * times(of_all, GPUS["a40"], LOW).hours)
+    assert more.gpu_hours == pytest.approx(8 * times(of_all, GPUS["a40"], fast=False).hours)
 
 
 LARGE = ModelShape(msgspec.structs.replace(TEXT, hidden_size=8_192, num_hidden_layers=64), None, tied=False)
@@ -363,7 +444,7 @@ def test_more_machines_come_before_another_product_with_the_hours_over_their_net
     spread = some_case({"gradient_accumulation_steps": 4}, **run, nodes=2)
     assert more.what.startswith("nodes: 2, processes: 8")
     assert more.memory == needed(spread)
-    assert more.gpu_hours == pytest.approx(16 * times(spread, gpu, LOW).hours)
+    assert more.gpu_hours == pytest.approx(16 * times(spread, gpu, fast=False).hours)
     assert product.what == "gpu: a100-80gb"
 
 
@@ -427,13 +508,14 @@ def test_a_smaller_picture_budget_scales_only_larger_pictures() -> None:
     smaller = case.with_settings(image_max_tokens=256)
     assert smaller.train.pictures.tolist() == [256, 100]
     assert smaller.train.text.tolist() == [100, 100]
-    several = replace(case, train=RowLengths.of([(100, 2_000, 3), (100, 200, 3)])).with_settings(image_max_tokens=256)
+    three_each = replace(case, train=RowLengths.of([(100, 2_000, 0, 3), (100, 200, 0, 3)]))
+    several = three_each.with_settings(image_max_tokens=256)
     assert several.train.pictures.tolist() == [768, 200], "the budget is that of each picture"
 
 
 def test_the_tower_s_attention_is_within_a_picture() -> None:
     work = Work(token=0, token_square=0, logit=0, patch=0, patch_square=1, patches_per_token=4)
-    assert work.of(RowLengths.of([(9, 30, 3)])) == work.of(RowLengths.of([(9, 10)] * 3))
+    assert work.of(RowLengths.of([(9, 30, 0, 3)])) == work.of(RowLengths.of([(9, 10)] * 3))
 
 
 def test_every_product_has_all_figures() -> None:

@@ -109,7 +109,7 @@ def test_lengths_that_changed_are_refused(place: Path) -> None:
 
 
 def test_no_torch_is_needed() -> None:
-    """The small image of data pods has neither torch nor a tokenizer."""
+    """An estimate whose passes are in the cache starts in a second."""
     blocked = f"""
 import sys
 class Blocked:

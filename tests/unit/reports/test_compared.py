@@ -23,7 +23,7 @@ def test_the_estimate_is_compared_with_the_smoke_run_and_with_the_full_run() -> 
     on = guess.on("h100")
     assert on is not None
     smoke = on_h100(target=8, peak_memory=[50_000_000_000])
-    full = on_h100(target=guess.steps, steps=guess.steps, seconds=on.fast.seconds * 1.5, peak_memory=[51_000_000_000])
+    full = on_h100(target=guess.steps, steps=guess.steps, seconds=on.fast.seconds * 1.1, peak_memory=[51_000_000_000])
     _, of_smoke, of_full = comparisons(some_gate(), full, smoke, guess)
     assert [row.name for row in of_smoke.rows] == ["memory of one GPU", "speed of all GPUs"]
     rows = {row.name: row for row in of_full.rows}
