@@ -71,7 +71,7 @@ def main(
         return chosen, report(training, trained), trained
 
     if settings.train.micro_batch_tokens == "auto":
-        full, done = find_passes(full, fits_by(estimate and read_estimate(estimate)), smoke_of)
+        full, done = find_passes(full, fits_by(read_estimate(estimate) if estimate else None), smoke_of)
     else:
         done = smoke_of(full)
     chosen, account, trained = done

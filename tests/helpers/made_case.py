@@ -39,8 +39,9 @@ USUAL: dict[str, Any] = {
 
 
 def settings_of(train: dict[str, Any] | None = None, **others: Any) -> EstimateBlock:
-    """Give a run's settings; train: those of its `train` block."""
-    return EstimateBlock(train=train or {}, **USUAL | others)
+    """Give a run's settings; train: those of its `train` block, with one row per pass if it does not say otherwise."""
+    one_each = {"micro_batch_tokens": None, "gradient_checkpointing": True}
+    return EstimateBlock(train=one_each | (train or {}), **USUAL | others)
 
 
 def some_case(

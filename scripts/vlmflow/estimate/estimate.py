@@ -48,7 +48,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
 
 
 def _one_row_each(case: Case, gpu: Gpu | None) -> float | None:
-    if gpu is None or case.micro_batch_tokens is None:
+    if gpu is None or case.micro_batch_tokens is None or not len(case.train):
         return None
     rows = case.settings.per_device_batch_size * case.settings.gradient_accumulation_steps
     alone = case.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows)

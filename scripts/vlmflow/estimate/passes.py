@@ -8,7 +8,12 @@ from vlmflow.estimate.accounts import Needs
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.times import times
-from vlmflow.trainer.micro_batches import FIRST, NUMBERS
+
+NUMBERS = [1024 * 2**power for power in range(8)]
+"""The tokens that a micro-batch may have where the smoke run finds the number: 1,024 to 131,072."""
+
+FIRST = 8192
+"""The number to begin with where no estimate of the memory exists."""
 
 SHARE = 0.85
 """The share of a GPU's memory that the first smoke run may take by the estimate."""

@@ -22,12 +22,6 @@ PICTURE_TOKEN = 1.125
 """What a picture's token costs, in tokens of text: the vision tower's forward pass has about an eighth of the language
 model's work for it."""
 
-NUMBERS = [1024 * 2**power for power in range(8)]
-"""The tokens that a micro-batch may have where the smoke run finds the number: 1,024 to 131,072."""
-
-FIRST = 8192
-"""The number to begin with where no estimate of the memory exists."""
-
 TRIED = 4
 """So many numbers of micro-batches are tried, from the fewest on: the fewest full ones may be unequal."""
 

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.accounts import Estimate, Result
-from vlmflow.estimate.passes import SHARE
+from vlmflow.estimate.passes import FIRST, NUMBERS, SHARE
 from vlmflow.swift.arguments import Passes, Training
-from vlmflow.trainer.micro_batches import FIRST, NUMBERS
 from vlmflow.training.step_plan import plan_of
 from vlmflow.training.train import TooLargeError
 

@@ -1,0 +1,36 @@
+"""With which micro-batches a run is estimated, and what its smoke run may begin with."""
+
+from made_case import some_case
+from vlmflow.config.gpus import GPUS
+from vlmflow.estimate.estimate import estimate
+from vlmflow.estimate.passes import FIRST, NUMBERS, SHARE
+
+AUTO = {"micro_batch_tokens": "auto", "gradient_checkpointing": "auto", "gradient_accumulation_steps": 32}
+
+
+def test_auto_is_the_fastest_that_fits_the_product() -> None:
+    found = estimate(some_case(AUTO), "h100", None)
+    room = SHARE * GPUS["h100"].memory
+    needs = {(one.micro_batch_tokens, one.gradient_checkpointing): one.memory for one in found.passes}
+    assert set(needs) == {(number, again) for number in NUMBERS for again in (True, False)}
+    assert found.micro_batch_tokens is not None
+    chosen = needs[found.micro_batch_tokens, found.gradient_checkpointing]
+    assert found.memory.total == chosen <= room
+    assert found.micro_batch_tokens >= 8192, "a GPU waits for Python below"
+    assert found.one_row_each is not None
+    assert found.one_row_each > 2
+    small = estimate(some_case(AUTO), "rtx-4090", None)
+    assert small.memory.total <= SHARE * GPUS["rtx-4090"].memory
+    assert (small.micro_batch_tokens or 0) < found.micro_batch_tokens
+
+
+def test_without_a_product_auto_is_an_assumption() -> None:
+    found = estimate(some_case(AUTO | {"gradient_checkpointing": False}), None, None)
+    assert (found.micro_batch_tokens, found.gradient_checkpointing, found.one_row_each) == (FIRST, False, None)
+    assert {one.gradient_checkpointing for one in found.passes} == {False}
+
+
+def test_a_number_and_null_are_taken_as_they_are() -> None:
+    set_to = estimate(some_case({"micro_batch_tokens": 3_000}), "h100", None)
+    assert (set_to.micro_batch_tokens, set_to.passes) == (3_000, [])
+    assert estimate(some_case(), "h100", None).micro_batch_tokens is None
