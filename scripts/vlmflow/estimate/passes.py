@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from vlmflow.config.gpus import Gpu
 from vlmflow.estimate.accounts import Needs
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.memory import memory
-from vlmflow.estimate.times import times
+from vlmflow.trainer.micro_batches import AND_AGAIN, FEWEST_TOKENS, FORWARD_AND_BACKWARD
 
 NUMBERS = [1024 * 2**power for power in range(8)]
 """The tokens that a micro-batch may have where the smoke run finds the number: 1,024 to 131,072."""
@@ -40,7 +42,16 @@ def as_begun(case: Case, needs: Sequence[Needs], gpu: Gpu | None) -> Case:
         return _with(case, FIRST, needs[0].gradient_checkpointing)
     fitting = [one for one in needs if one.memory <= SHARE * gpu.memory] or needs[:1]
     cases = [_with(case, one.micro_batch_tokens, one.gradient_checkpointing) for one in fitting]
-    return min(cases, key=lambda one: (round(times(one, gpu, fast=True).hours, 3), one.micro_batch_tokens))
+    return min(cases, key=lambda one: (_cost(one), one.micro_batch_tokens))
+
+
+def _cost(case: Case) -> float:
+    """Return what a step costs as the smoke run will compare it (`training.passes`), but of rows as they come."""
+    each = case.settings.per_device_batch_size * case.settings.gradient_accumulation_steps
+    tokens = case.train.tokens[case.train.grouped(each)].sum(axis=1) if len(case.train) else np.zeros(1)
+    counts = np.ceil(tokens / (case.micro_batch_tokens or 1))
+    work = AND_AGAIN if case.way.gradient_checkpointing else FORWARD_AND_BACKWARD
+    return float((work * np.maximum(counts * FEWEST_TOKENS, tokens)).mean())
 
 
 def _with(case: Case, number: int, again: bool) -> Case:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vlmflow.lengths.count import RowLength, read_lengths
+if TYPE_CHECKING:
+    from vlmflow.lengths.count import RowLength
 
 FEWEST_TOKENS = 4096
 """A micro-batch costs at least as much as one of so many tokens: below, the GPU waits for its kernels to be started."""
@@ -21,6 +23,9 @@ FEWEST_TOKENS = 4096
 PICTURE_TOKEN = 1.125
 """What a picture's token costs, in tokens of text: the vision tower's forward pass has about an eighth of the language
 model's work for it."""
+
+FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
+"""The work of a pass, in forward passes: without and with computing activations again."""
 
 TRIED = 4
 """So many numbers of micro-batches are tried, from the fewest on: the fewest full ones may be unequal."""
@@ -163,9 +168,11 @@ class Plan:
 
 def read_sizes(lengths: Path) -> list[int]:
     """Return the sizes of the rows of a lengths file for a `Planner`."""
+    from vlmflow.lengths.count import read_lengths  # here: an estimate needs this module's constants without tokenizers
+
     return [size_of(row) for row in read_lengths(lengths)]
 
 
-def size_of(row: RowLength) -> int:
+def size_of(row: "RowLength") -> int:
     """Return the size of a row for a `Planner`."""
     return row.text_tokens + round(PICTURE_TOKEN * row.picture_tokens)

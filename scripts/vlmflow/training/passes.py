@@ -12,6 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.accounts import Estimate, Result
 from vlmflow.estimate.passes import FIRST, NUMBERS, SHARE
 from vlmflow.swift.arguments import Passes, Training
+from vlmflow.trainer.micro_batches import AND_AGAIN, FORWARD_AND_BACKWARD
 from vlmflow.training.step_plan import plan_of
 from vlmflow.training.train import TooLargeError
 
@@ -22,9 +23,6 @@ HALVINGS = 3
 
 STEPS = 100
 """The steps of the plan by which numbers are compared."""
-
-FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
-"""The work of a pass, in forward passes: without and with computing activations again."""
 
 Fits = Callable[[Passes], bool]
 
