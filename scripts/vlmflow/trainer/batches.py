@@ -8,15 +8,42 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
+from swift.dataloader import BatchSamplerShard
 
 from vlmflow.trainer.heartbeat import Doing, Heart
 from vlmflow.trainer.micro_batches import Plan
 from vlmflow.trainer.row_log import Batch, RowLog
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Batches of a fixed number of rows.
+
+    each: the batches of a step. lengths: tokens of each row, if the rows of a batch are to be of similar length.
+    """
+
+    each: int
+    lengths: list[int] | None = None
+
+    def steps(self, sampler: Any) -> "GroupedSteps":
+        """Return the steps of ms-swift's sampler, or of one that groups by our lengths: its own would read all rows."""
+        if self.lengths is not None:
+            sampler = BatchSamplerShard(
+                len(self.lengths),
+                sampler.batch_size,
+                shuffle=True,
+                drop_last=False,
+                data_seed=sampler.base_seed,
+                group_by_length=True,
+                lengths=self.lengths,
+            )
+        return GroupedSteps(sampler, self.each)
 
 
 class Batches:
@@ -26,11 +53,11 @@ class Batches:
     sampler's order; so the next step that the trainer takes is the oldest that was handed out.
     """
 
-    def __init__(self, trainer: Any, heart: Heart, size: int, plan: Plan | None, log: RowLog | None) -> None:
+    def __init__(self, trainer: Any, heart: Heart, how: Plan | Fixed, log: RowLog | None) -> None:
         """Train and note batches from now on.
 
-        size: the batches of a step, if no plan says it. log: gets the rows of each step; None for a rank that shares
-        its rows with another one, which records them.
+        how: which rows are in a batch. log: gets the rows of each step; None for a rank that shares its rows with
+        another one, which records them.
         """
         self.waited = 0.0
         """Seconds of this session in which the trainer waited for its next batch."""
@@ -41,8 +68,7 @@ class Batches:
         self._tokens: list[torch.Tensor | int] = []
         self._trainer = trainer
         self._heart = heart
-        self._size = size
-        self._plan = plan
+        self._how = how
         self._log = log
         self._ahead: deque[list[list[int]]] = deque()
         self._get_loader = trainer.get_train_dataloader
@@ -57,8 +83,8 @@ class Batches:
     def _get_train_dataloader(self, skip_batches: int = 0) -> Any:
         """Return ms-swift's loader, whose length is now in steps. skip_batches: steps that were trained before."""
         loader = self._get_loader()
-        given = GroupedSteps(loader.batch_sampler, self._size)
-        steps = PlannedSteps(self._plan, self._heart.rank) if self._plan else given
+        how = self._how
+        steps = PlannedSteps(how, self._heart.rank) if isinstance(how, Plan) else how.steps(loader.batch_sampler)
         # torch forbids another sampler, because the loader's batch size would differ; nobody asks this loader for it.
         object.__setattr__(loader, "batch_sampler", StepSampler(steps, skip_batches, self._ahead))
         return loader

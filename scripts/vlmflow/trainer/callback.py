@@ -29,9 +29,10 @@ from swift.callbacks.base import TrainerCallback
 from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.files import whole_file
+from vlmflow.lengths.count import read_lengths
 from vlmflow.swift.arguments import CALLBACK
 from vlmflow.trainer import engine
-from vlmflow.trainer.batches import Batches
+from vlmflow.trainer.batches import Batches, Fixed
 from vlmflow.trainer.evaluation import Evaluation
 from vlmflow.trainer.events import Begin, End, Event, Log, Model, as_line
 from vlmflow.trainer.faults import Faults
@@ -76,8 +77,8 @@ class Watch(TrainerCallback):
         self.sharing = trainer.template.sequence_parallel_size
         """So many neighbouring ranks train on the same rows (ms-swift, sequence_parallel.py, `_init_device_mesh`)."""
         row_log = RowLog(folder, heart.rank) if heart.rank % self.sharing == 0 else None
-        train, val = _planned(orders)
-        self.batches = Batches(trainer, heart, orders.batches_per_step, train, row_log)
+        how, val = _batches(orders)
+        self.batches = Batches(trainer, heart, how, row_log)
         self.faults = Faults(trainer, args, self.batches, folder)
         self.terminated = False
         self.trainer = trainer
@@ -210,11 +211,12 @@ class Watch(TrainerCallback):
         self._write(End(state.global_step, peak_memory=gather(peak_memory())))
 
 
-def _planned(orders: Orders) -> tuple[Plan, Planner] | tuple[None, None]:
-    """Return the plan of the training's steps, and a planner for the val split; None without micro-batches."""
+def _batches(orders: Orders) -> tuple[Plan | Fixed, Planner | None]:
+    """Return which rows are in a batch of the training; and a planner for the val split, if they are planned."""
     asked = orders.micro_batches
     if asked is None:
-        return None, None
+        lengths = orders.group_by_length and [row.tokens for row in read_lengths(Path(orders.group_by_length))]
+        return Fixed(orders.batches_per_step, lengths or None), None
     train, val = (
         Planner(read_sizes(Path(lengths)), orders.processes, asked.tokens, asked.padded)
         for lengths in (asked.train, asked.val)

@@ -30,6 +30,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: the absolute path of the run folder. starter: the process that starts torchrun. processes: the number of
     trainers. batches_per_step: of each trainer, where micro_batches is null. tuner, strategy: their names in `config`.
+    group_by_length: the absolute path of the train split's lengths file, where rows of a batch are of similar length.
     early_stop_after: evaluations in a row without a lower loss after which the training ends; null: never. stop_at: the
     step after whose evaluation the training ends; null: the last one. seconds: how long this process may run before it
     saves a checkpoint and ends, after at least one step; null: without a limit.
@@ -43,6 +44,7 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     early_stop_after: int | None
     micro_batches: MicroBatches | None = None
+    group_by_length: str | None = None
     stop_at: int | None = None
     seconds: float | None = None
 

@@ -13,7 +13,7 @@ import psutil
 from vlmflow.core.files import remove
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.swift import child_process
-from vlmflow.swift.arguments import Training
+from vlmflow.swift.arguments import Training, as_words
 from vlmflow.trainer import process as trainer
 from vlmflow.trainer.orders import MicroBatches, Orders
 from vlmflow.training.compiler import search_path
@@ -88,6 +88,9 @@ def log_of(folder: RunFolder, node: int) -> Path:
 def command(training: Training, folder: RunFolder, resume: Path | None, place: Place = ALONE) -> list[str]:
     """Return the torchrun command line of a node."""
     torchrun = ["-m", "torch.distributed.run", *_meeting(training, place), f"--nproc_per_node={training.processes}"]
+    settings = training.settings
+    groups = settings.group_by_length and settings.sequence_parallel == 1
+    grouped = str(training.data.lengths("train").absolute()) if groups else None
     orders = Orders(
         folder=str(folder.path.absolute()),
         starter=os.getpid(),
@@ -97,6 +100,7 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         strategy=training.strategy.name,
         early_stop_after=training.settings.early_stop_after,
         micro_batches=_micro_batches(training),
+        group_by_length=grouped,
         stop_at=training.stop_at,
         seconds=None if training.hours is None else 3600 * training.hours,
     )
@@ -109,8 +113,9 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
         **({"resume_from_checkpoint": resume} if resume else {}),
     }
     places = [word for name, path in paths.items() for word in (f"--{name}", str(path.absolute()))]
-    one_batch = ["--gradient_accumulation_steps", "1"]  # for transformers; our trainer cuts it (trainer/batches.py)
-    return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *one_batch]
+    # Our trainer makes batches and steps (trainer/batches.py); the last word of a name counts.
+    ours = as_words({"gradient_accumulation_steps": 1, "group_by_length": False})
+    return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *ours]
 
 
 def _micro_batches(training: Training) -> MicroBatches | None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlmflow.trainer.batches import Batches
+from vlmflow.trainer.batches import Batches, Fixed
 from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.row_log import Batch, RowLog, rows_of_step
 
@@ -70,7 +70,7 @@ def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
 def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, workers: int) -> None:
     """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
     trainer = Trainer(workers)
-    batches = Batches(trainer, Heart(tmp_path, 0), 2, None, RowLog(tmp_path, 0))
+    batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), RowLog(tmp_path, 0))
     taken = list(steps_of(trainer, 2))
     assert [rows_of_step(tmp_path, step + 1)[0] for step in range(len(taken))] == taken
     assert sorted(row for step in taken for batch in step for row in batch) == sorted([*NUMBERS, *NUMBERS])
@@ -78,9 +78,20 @@ def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, workers
     assert batches.tokens_of_step() == 0  # the last pass is over
 
 
+def test_rows_of_similar_length_are_those_of_ms_swift(tmp_path: Path) -> None:
+    """Its own sampler, with lengths that are known before the start."""
+    from swift.dataloader.shard import BatchSamplerShard
+
+    lengths = [100 * (number % 5) + number for number in NUMBERS]
+    trainer = Trainer(0)
+    Batches(trainer, Heart(tmp_path, 0), Fixed(2, lengths), RowLog(tmp_path, 0))
+    theirs = BatchSamplerShard(len(NUMBERS), 2, True, False, 1, group_by_length=True, lengths=lengths)
+    assert [batch for step in steps_of(trainer, 1) for batch in step] == list(theirs)
+
+
 def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
     trainer = Trainer(0)
-    batches = Batches(trainer, Heart(tmp_path, 0), 2, None, None)
+    batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), None)
     taken = next(steps_of(trainer, 1))
     assert batches.of_step == taken, "a bad step names its rows all the same"
     assert rows_of_step(tmp_path, 1) == {}
