@@ -9,7 +9,10 @@ from pathlib import Path
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.training.resumed import OutOfGpuMemoryError
 
-REMEDY = "lower runs.NAME.train.max_length or runs.NAME.train.per_device_batch_size, which restarts training at step 0"
+REMEDY = (
+    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (where that is null, per_device_batch_size), "
+    "which restarts training at step 0"
+)
 
 
 class TrainersDiedError(PassingError):
@@ -39,8 +42,7 @@ FAULTS = [
     ),
     (
         r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
-        "a process waited half an hour for the others: look for a hang in the trainer's log; if ms-swift reads all "
-        "rows first (runs.NAME.train.group_by_length), set train.micro_batch_tokens instead",
+        "a process waited half an hour for the others: look for a hang in the trainer's log",
         PassingError,
     ),
     (
