@@ -262,7 +262,7 @@ class _Course:
 
 
 def measure(one: Pass) -> PassMemory:
-    """Return the bytes of a pass as a function of its rows.
+    """Return the bytes of a pass as a function of its rows. If some layers have experts, all count as such.
 
     Raises RuntimeError if passes of other rows do other operations.
     """

@@ -16,6 +16,7 @@ from typing import Self
 
 import msgspec
 
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.estimate.parameters import LANGUAGE, adapted
 from vlmflow.estimate.shape import ModelShape, TextShape
@@ -141,7 +142,10 @@ def pass_of(shape: ModelShape, way: Way, *, padded: bool) -> Pass:
 
 
 def pass_memory(one: Pass) -> PassMemory:
-    """Return the bytes of a pass: from the user's cache, or measured now, which takes seconds and needs torch."""
+    """Return the bytes of a pass: from the user's cache, or measured now, which takes seconds and needs torch.
+
+    Raises VlmflowError if transformers cannot build or run layers of these sizes.
+    """
     return _known(msgspec.json.encode(one))
 
 
@@ -154,7 +158,14 @@ def _known(one: bytes) -> PassMemory:
         log.info("measuring the memory of a pass on tensors without data; once for a model and a way to train it")
     from vlmflow.estimate.fake_pass import measure  # imports torch, which takes seconds
 
-    found = measure(msgspec.json.decode(one, type=Pass))
+    try:
+        found = measure(msgspec.json.decode(one, type=Pass))
+    except Exception as error:  # sizes of a foreign file, in foreign code
+        raise VlmflowError(
+            f"a pass with the sizes of the model's config.json fails: {type(error).__name__}: {error}",
+            "take a Qwen3 or Qwen3-VL model with the files that its owner published; to train it in any case, set "
+            "runs.NAME.estimate: ignore",
+        ) from error
     try:
         with whole_file(file) as content:
             content.write(msgspec.json.encode(found))

@@ -71,16 +71,26 @@ def test_the_account_is_that_of_the_rows_and_the_model(place: Path) -> None:
     assert found.on("h100").slow_price is not None
 
 
-def test_a_damaged_config_stops_a_run_unless_the_estimate_is_ignored(place: Path) -> None:
+SIZES = dict.fromkeys(("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"), 64)
+ODD_HEADS = {"model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 15}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [({"model_type": "qwen3", "hidden_size": "wide"}, "hidden_size"), (ODD_HEADS | SIZES, "head_dim")],
+)
+def test_a_damaged_config_stops_a_run_unless_the_estimate_is_ignored(
+    config: dict[str, object], named: str, place: Path
+) -> None:
     damaged = place / "damaged"
     damaged.mkdir()
-    (damaged / "config.json").write_text('{"model_type": "qwen3", "hidden_size": "wide"}')
+    (damaged / "config.json").write_text(json.dumps(config))
     write_small_files(place / "model_files", damaged, ["config.json"], "hf://o/m", None)
     with pytest.raises(VlmflowError, match=r"config\.json"):
         run(place)
     found = run(place, estimate="ignore")
     assert isinstance(found, NoEstimate)
-    assert "hidden_size" in found.reason
+    assert named in found.reason
 
 
 def test_a_run_that_does_not_fit_leaves_no_account(place: Path) -> None:

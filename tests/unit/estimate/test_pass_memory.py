@@ -5,8 +5,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate import pass_memory
 from vlmflow.estimate.pass_memory import Batch, Moment, PassMemory
 from vlmflow.estimate.shape import ModelShape, TextShape
@@ -62,6 +64,12 @@ def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
 def test_a_cache_that_cannot_be_written_costs_only_time(cache: Path) -> None:
     cache.parent.write_text("no folder")
     assert pass_memory.pass_memory(ONE).kept.token > 0
+
+
+def test_sizes_that_do_not_fit_together_are_named(cache: Path) -> None:
+    """A head of an odd width cannot be rotated."""
+    with pytest.raises(VlmflowError, match=r"(?s)config\.json fails: .*even rotary"):
+        pass_memory.pass_memory(msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, head_dim=15)))
 
 
 def test_strategies_that_compute_alike_share_a_measurement() -> None:
