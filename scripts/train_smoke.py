@@ -13,9 +13,9 @@ from vlmflow.estimate.compare import log_compared
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
-from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import to_train
+from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.trainer.events import read_events
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.onlooker import page_of
@@ -24,6 +24,9 @@ from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import capped, choose_rows, smoke_training
 from vlmflow.training.steps import samples_of
 from vlmflow.training.train import train
+
+with quick_imports():
+    from vlmflow.merging.merge_plan import plan_merge
 
 log = logging.getLogger("vlmflow")
 
