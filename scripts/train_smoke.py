@@ -13,10 +13,10 @@ from vlmflow.estimate.compare import log_compared
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
-from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import to_train
 from vlmflow.swift.arguments import Training
+from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.trainer.events import read_events
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.gate import judge, refuse_failed
@@ -26,6 +26,9 @@ from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows, smoke_training
 from vlmflow.training.train import Trained, train
+
+with quick_imports():
+    from vlmflow.merging.merge_plan import plan_merge
 
 log = logging.getLogger("vlmflow")
 

@@ -14,6 +14,7 @@ YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the
 
 import argparse
 import errno
+import gc
 import inspect
 import json
 import logging
@@ -78,6 +79,8 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
         where = f"the traceback is in {log}" if log else "the traceback is above"
         cause = f"{type(error).__name__}: {error}"
         _fail(f"{cause}\n  what to do: this is a bug; {where}; please report it", log, job)
+    finally:
+        gc.freeze()  # Python's end would look through all objects several times: half a second after torch's import
 
 
 def let_stages_end_with_this_process() -> None:

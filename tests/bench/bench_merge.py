@@ -1,10 +1,11 @@
-"""The merge of a 4.4 GB model, compared with a plain copy, the bare arithmetic, and peft's own way.
+"""The merge of a 4.4 GB model and its proof, compared with a plain copy, the bare arithmetic, and peft's own way.
 
 Run alone: python tests/bench/bench_merge.py [CORES]; it takes 14 GB in the working directory.
 
 Every way that reads files runs in its own process, in turn, and starts with the model's files removed from the
-page cache (cold) or freshly read (warm); each ends with its output synced to the disk. Rates of shared disks
-change from minute to minute, so the rounds take turns and the best of each way counts. Seconds are those of the
+page cache (cold) or freshly read (warm); each ends with its output synced to the disk. The proof, digests included,
+reads what was merged just before and writes nothing, so the copy it is compared with is not synced. Rates of shared
+disks change from minute to minute, so the rounds take turns and the best of each way counts. Seconds are those of the
 work; the start of the process with its imports, which does not grow with the model, is given separately.
 """
 
@@ -62,13 +63,26 @@ model.merge_and_unload().save_pretrained(merged, max_shard_size="1GB")
 for name in os.listdir(merged):
     os.fsync(os.open(os.path.join(merged, name), os.O_RDONLY))
 """
-COPY = """
+PROOF = """
+from pathlib import Path
+from vlmflow.merging.proof import verified_files
+from vlmflow.merging.verify_tensors import verify_tensors
+begun = time.perf_counter()
+verified_files(Path(merged), "bench")
+verify_tensors(Path(base), Path(adapter), Path(merged), sorted(os.listdir(base)), int(cores))
+"""
+COPY_UNSYNCED = """
 import subprocess
 begun = time.perf_counter()
 subprocess.run(["cp", "-r", "--reflink=never", base, merged], check=True)
+"""
+COPY = (
+    COPY_UNSYNCED
+    + """
 for name in os.listdir(merged):
     os.fsync(os.open(os.path.join(merged, name), os.O_RDONLY))
 """
+)
 
 
 def bench_merge(folder: Path, cores: int) -> dict[str, Any]:
@@ -84,12 +98,13 @@ def bench_merge(folder: Path, cores: int) -> dict[str, Any]:
         largest_shard = _write_model(base)
         _write_adapter(adapter)
         arguments = [str(base), str(adapter), str(merged), str(cores)]
-        ways = {"copy": COPY, "merge": OUR_WAY}
         runs: dict[str, list[dict[str, float]]] = {}
         for _ in range(ROUNDS):
             for cache in ("cold", "warm"):
-                for way, code in ways.items():
+                for way, code in {"copy": COPY, "merge": OUR_WAY}.items():
                     runs.setdefault(f"{way}_{cache}", []).append(_run(code, arguments, base, merged, cache))
+            for way, code in {"proof_warm": PROOF, "copy_unsynced_warm": COPY_UNSYNCED}.items():
+                runs.setdefault(way, []).append(_run(code, arguments, base, merged, "warm"))
         runs["peft_warm"] = [_run(PEFT_WAY, arguments, base, merged, "warm")]
         result: dict[str, Any] = {
             "cores": cores,
@@ -109,6 +124,8 @@ def bench_merge(folder: Path, cores: int) -> dict[str, Any]:
             max(result["merge_cold_peak_anonymous_bytes"], result["merge_warm_peak_anonymous_bytes"]) / largest_shard,
             2,
         )
+        result["proof_speed_over_copy"] = round(result["copy_unsynced_warm_seconds"] / result["proof_warm_seconds"], 2)
+        result["proof_speed_over_copy_goal"] = 0.5
         return result
     finally:
         for path in (base, adapter, merged):
@@ -132,6 +149,7 @@ def _write_model(base: Path) -> int:
         "dtype": "bfloat16",
     }
     (base / "config.json").write_text(json.dumps(config))
+    (base / "tokenizer_config.json").write_text("{}")  # the proof refuses a base without one
     noise = torch.randn(1 << 26, generator=torch.Generator().manual_seed(1)).mul_(0.02).bfloat16()
 
     def weight(*shape: int) -> torch.Tensor:
@@ -183,7 +201,8 @@ def _write_adapter(adapter: Path) -> None:
 
 def _run(code: str, arguments: list[str], base: Path, merged: Path, cache: str) -> dict[str, float]:
     """Run one way in its own process; return seconds of the work, of the start, and peak anonymous memory."""
-    shutil.rmtree(merged, ignore_errors=True)
+    if code != PROOF:  # it reads what the way before it left
+        shutil.rmtree(merged, ignore_errors=True)
     os.sync()
     for path in base.iterdir():
         with path.open("rb") as file:

@@ -93,7 +93,7 @@ def write_adapter(base: Path, folder: Path, dtype: torch.dtype = torch.float32, 
     return folder
 
 
-def write_wide_base(folder: Path, layers: int, shards: int) -> Path:
+def write_wide_base(folder: Path, layers: int, shards: int, dtype: torch.dtype = torch.float32) -> Path:
     """Write only weights, 38 MB in float32 per layer: more than one task each, and enough to kill a merge in time."""
     folder.mkdir()
     generator = torch.Generator().manual_seed(1)
@@ -101,7 +101,7 @@ def write_wide_base(folder: Path, layers: int, shards: int) -> Path:
     for shard in range(shards):
         name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
         tensors = {
-            f"model.layers.{layer}.mlp.up_proj.weight": torch.randn(*WIDE, generator=generator)
+            f"model.layers.{layer}.mlp.up_proj.weight": torch.randn(*WIDE, generator=generator).to(dtype)
             for layer in range(shard, layers, shards)
         }
         save_file(tensors, folder / name)

@@ -3,11 +3,18 @@
 from functools import partial
 from typing import Any
 
+from accelerate.utils import other as accelerate_utils
 from swift.model.models import qwen
 from torch.distributed.fsdp import FSDPModule
 
 from vlmflow.config.strategies import Strategy
 from vlmflow.trainer import fsdp2
+
+
+def spare_deepspeed(strategy: Strategy) -> None:
+    """Keep accelerate from importing DeepSpeed under another strategy, only to ask whether it wraps the model."""
+    if strategy.engine != "deepspeed":
+        accelerate_utils.is_deepspeed_available = lambda: False
 
 
 def prepare(strategy: Strategy, trainer: Any) -> None:

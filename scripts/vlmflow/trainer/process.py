@@ -37,11 +37,14 @@ def main() -> None:
         from swift import sft_main
         from swift.template import Template
 
+        from vlmflow.config.strategies import strategy_of
+        from vlmflow.trainer import engine
         from vlmflow.trainer.callback import EndsAtOnce, register
         from vlmflow.trainer.faults import BadStepError
 
         # It prints a row. Its words could look like the cause of a failure (training/failures.py), and may be private.
         Template.print_inputs = _print_nothing
+        engine.spare_deepspeed(strategy_of(orders.strategy))
         register(orders, heart)
     with suppress(EndsAtOnce, BadStepError):
         sft_main(sys.argv[2:])
