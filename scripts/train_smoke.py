@@ -10,6 +10,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.estimate.accounts import read_estimate
 from vlmflow.estimate.compare import log_compared
+from vlmflow.estimate.passes import fits_by
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
@@ -21,7 +22,7 @@ from vlmflow.trainer.events import read_events
 from vlmflow.training.accounts import TrainingReport
 from vlmflow.training.gate import judge, refuse_failed
 from vlmflow.training.onlooker import page_of
-from vlmflow.training.passes import find_passes, fits_by
+from vlmflow.training.passes import find_passes, gpu_memory
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.report import draw_losses, report
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows, smoke_training
@@ -74,7 +75,7 @@ def main(
         return chosen, report(training, trained), trained
 
     if settings.train.micro_batch_tokens == "auto":
-        full, done = find_passes(full, fits_by(read_estimate(estimate) if estimate else None), smoke_of)
+        full, done = find_passes(full, fits_by(read_estimate(estimate), gpu_memory) if estimate else None, smoke_of)
     else:
         done = smoke_of(full)
     chosen, account, trained = done

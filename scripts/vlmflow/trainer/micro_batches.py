@@ -24,6 +24,12 @@ PICTURE_TOKEN = 1.125
 """What a picture's token costs, in tokens of text: the vision tower's forward pass has about an eighth of the language
 model's work for it."""
 
+NUMBERS = [1024 * 2**power for power in range(8)]
+"""The tokens that a micro-batch may have where the smoke run finds the number: 1,024 to 131,072."""
+
+FIRST = 8192
+"""The number to begin with where no estimate of the memory exists."""
+
 FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
 """The work of a pass, in forward passes: without and with computing activations again."""
 

@@ -10,7 +10,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.training.resumed import OutOfGpuMemoryError
 
 REMEDY = (
-    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (where that is null, per_device_batch_size), "
+    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (if that is null: per_device_batch_size), "
     "which restarts training at step 0"
 )
 

@@ -9,10 +9,8 @@ from itertools import islice
 from typing import TypeVar
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate.accounts import Estimate, Result
-from vlmflow.estimate.passes import FIRST, NUMBERS, SHARE
 from vlmflow.swift.arguments import Passes, Training
-from vlmflow.trainer.micro_batches import AND_AGAIN, FORWARD_AND_BACKWARD
+from vlmflow.trainer.micro_batches import AND_AGAIN, FIRST, FORWARD_AND_BACKWARD, NUMBERS
 from vlmflow.training.step_plan import plan_of
 from vlmflow.training.train import TooLargeError
 
@@ -24,7 +22,7 @@ HALVINGS = 3
 STEPS = 100
 """The steps of the plan by which numbers are compared."""
 
-Fits = Callable[[Passes], bool]
+Fits = Callable[[int, bool], bool]
 
 Smoke = TypeVar("Smoke")
 
@@ -32,8 +30,9 @@ Smoke = TypeVar("Smoke")
 def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], Smoke]) -> tuple[Training, Smoke]:
     """Return the training with the passes that its smoke run trained with, and that smoke run.
 
-    full: its settings have `auto`. fits: whether a GPU's memory is enough by the estimate; None without one. smoke:
-    trains the smoke run of a training, and raises TooLargeError if a GPU runs out of memory.
+    full: its settings have `auto`. fits: whether a number of tokens fits a GPU by the estimate, with or without
+    gradient_checkpointing; None without an estimate. smoke: trains the smoke run of a training, and raises
+    TooLargeError if a GPU runs out of memory.
 
     Raises TooLargeError if the smoke run does not fit after HALVINGS.
     """
@@ -71,7 +70,7 @@ def _largest_by_estimate(full: Training, fits: Fits | None) -> dict[bool, int]:
         return {allowed[0]: FIRST}
     found = {}
     for again in allowed:
-        fitting = [number for number in NUMBERS if fits(Passes(number, again))]
+        fitting = [number for number in NUMBERS if fits(number, again)]
         if fitting or again is allowed[0]:
             found[again] = max(fitting, default=NUMBERS[0])
     return found
@@ -88,15 +87,6 @@ def _fastest(full: Training, again: bool, most: int) -> tuple[float, Passes]:
         )
         tried.append((float(cost * work), Passes(number, again)))
     return min(tried, key=lambda one: one[0])
-
-
-def fits_by(estimate: Result | None) -> Fits | None:
-    """Return whether micro-batches fit the GPU at hand by an estimate; None without one."""
-    if not isinstance(estimate, Estimate) or not estimate.passes:
-        return None
-    room = SHARE * gpu_memory()
-    needs = {(one.micro_batch_tokens, one.gradient_checkpointing): one.memory for one in estimate.passes}
-    return lambda asked: needs[asked.micro_batch_tokens, asked.gradient_checkpointing] <= room
 
 
 def gpu_memory() -> int:
