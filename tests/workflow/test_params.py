@@ -94,7 +94,7 @@ CHANGES: dict[str, tuple[Any, set[str]]] = {
     "runs.fire.train.swift_args": ({"template": "qwen3_vl"}, {*ESTIMATED, *EVALUATED, *MEASURED, *TRAINED}),
     "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, {*ESTIMATED, *TRAINED}),
     "runs.fire.smoke.steps": (30, {"train_smoke"}),
-    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED - {"propose"}, "search_page"}),
+    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED, "search_page"}),
     "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
     "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED, "judge_best"}),
     "runs.fire.chosen_by": (CHOSEN_BY, {"evaluate", "publish_merged"}),

@@ -1,10 +1,14 @@
 """The account of `estimate_run` (`estimates/RUN.json`). Memory and disk in bytes, times in seconds, money as given."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from vlmflow.core.account import read_account
+
+SHARE = 0.85
+"""The share of a GPU's memory that the first smoke run may take by the estimate."""
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,3 +172,15 @@ Result = Estimate | NoEstimate
 def read_estimate(file: Path) -> Result:
     """Read the account of `estimate_run`; raises VlmflowError as `read_account` does."""
     return read_account(file, Result)  # type: ignore[arg-type]  # msgspec reads a union by its tag
+
+
+def fits_by(estimate: Result, memory_of_gpu: Callable[[], int]) -> Callable[[int, bool], bool] | None:
+    """Return whether micro-batches fit a GPU by an estimate; None if it has none for `auto`.
+
+    The function takes their tokens, one of NUMBERS, and gradient_checkpointing. memory_of_gpu: gives its bytes.
+    """
+    if not isinstance(estimate, Estimate) or not estimate.passes:
+        return None
+    room = SHARE * memory_of_gpu()
+    needs = {(one.micro_batch_tokens, one.gradient_checkpointing): one.memory for one in estimate.passes}
+    return lambda number, again: needs[number, again] <= room

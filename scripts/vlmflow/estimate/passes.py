@@ -1,18 +1,15 @@
 """The micro-batches with which a run is estimated: as set, or those with which its smoke run will begin."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from vlmflow.config.gpus import Gpu
-from vlmflow.estimate.accounts import Estimate, Needs, Result
+from vlmflow.estimate.accounts import SHARE, Needs
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.memory import memory
 from vlmflow.trainer.micro_batches import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
-
-SHARE = 0.85
-"""The share of a GPU's memory that the first smoke run may take by the estimate."""
 
 
 def needs_of(case: Case) -> list[Needs]:
@@ -22,18 +19,6 @@ def needs_of(case: Case) -> list[Needs]:
     word = case.settings.gradient_checkpointing
     allowed = [True, False] if word == "auto" else [word]
     return [Needs(number, again, memory(_with(case, number, again)).total) for again in allowed for number in NUMBERS]
-
-
-def fits_by(estimate: Result, memory_of_gpu: Callable[[], int]) -> Callable[[int, bool], bool] | None:
-    """Return whether micro-batches fit a GPU by an estimate; None if it has none for `auto`.
-
-    The function takes their tokens, one of NUMBERS, and gradient_checkpointing. memory_of_gpu: gives its bytes.
-    """
-    if not isinstance(estimate, Estimate) or not estimate.passes:
-        return None
-    room = SHARE * memory_of_gpu()
-    needs = {(one.micro_batch_tokens, one.gradient_checkpointing): one.memory for one in estimate.passes}
-    return lambda number, again: needs[number, again] <= room
 
 
 def as_begun(case: Case, needs: Sequence[Needs], gpu: Gpu | None) -> Case:

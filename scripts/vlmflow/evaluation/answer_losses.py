@@ -174,8 +174,8 @@ def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any],
 
     from vlmflow.trainer.row_attention import ROWS, NamesRows
 
-    encoded = [dict(each) for each, _ in conversations]
-    lengths = [len(each["input_ids"]) for each in encoded]
+    lengths = [len(each["input_ids"]) for each, _ in conversations]
+    encoded = [each | {"length": length} for (each, _), length in zip(conversations, lengths, strict=True)]
     template.padding_free = len(encoded) > 1
     batch = NamesRows(template.data_collator)(encoded) if template.padding_free else template.data_collator(encoded)
     labels = batch["labels"][0]

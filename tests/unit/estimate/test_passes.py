@@ -2,8 +2,9 @@
 
 from made_case import some_case
 from vlmflow.config.gpus import GPUS
+from vlmflow.estimate.accounts import SHARE, fits_by
 from vlmflow.estimate.estimate import estimate
-from vlmflow.estimate.passes import FIRST, NUMBERS, SHARE
+from vlmflow.trainer.micro_batches import FIRST, NUMBERS
 
 ROWS = [(360, 256)] * 400
 """As long as FIRE's on average."""
@@ -24,6 +25,20 @@ def test_auto_is_the_fastest_that_fits_the_product() -> None:
     assert found.one_row_each > 2
     small = estimate(some_case(AUTO, ROWS), "rtx-4090", None)
     assert (small.micro_batch_tokens, small.gradient_checkpointing) == (NUMBERS[0], True), "none is known to fit"
+
+
+def test_a_smoke_run_begins_with_what_fits_the_gpu_at_hand() -> None:
+    found = estimate(some_case(AUTO, ROWS), "h100", None)
+    smallest, largest = (select(one.memory for one in found.passes) for select in (min, max))
+    fits = fits_by(found, lambda: round(smallest / SHARE) + 1)
+    assert fits is not None
+    assert [one for one in found.passes if fits(one.micro_batch_tokens, one.gradient_checkpointing)] == [
+        one for one in found.passes if one.memory == smallest
+    ]
+    everything = fits_by(found, lambda: 2 * largest)
+    assert everything is not None
+    assert everything(NUMBERS[-1], False)
+    assert fits_by(estimate(some_case(), "h100", None), lambda: largest) is None, "nothing is to be found"
 
 
 def test_without_a_product_auto_is_an_assumption() -> None:
