@@ -27,7 +27,7 @@ from vlmflow.trainer.row_log import rows_of_step
 from vlmflow.training import passes
 from vlmflow.training.passes import find_passes
 from vlmflow.training.smoke import choose_rows, smoke_training
-from vlmflow.training.step_plan import PLAN
+from vlmflow.training.step_plan import PLAN, plan_of
 from vlmflow.training.train import Trained, TrainingFailedError, train
 
 COUNT_PASSES = """
@@ -197,14 +197,23 @@ def test_padded_micro_batches_train_the_same(
 
 
 def test_a_killed_training_with_dropout_resumes_to_the_same_bytes(seeing: Tiny, tmp_path: Path) -> None:
-    """Its plan is kept, and so are the random numbers of each micro-batch."""
-    settings = SETTINGS | {"checkpoint_steps": 1, "evaluation_steps": 1, "lora": {"dropout": 0.2}}
+    """Its plan is kept, and so are the random numbers of each micro-batch; the last step is of a second epoch."""
+    settings = SETTINGS | {
+        "checkpoint_steps": 1,
+        "evaluation_steps": 2,
+        "lora": {"dropout": 0.2},
+        "max_steps": STEPS + 1,
+    }
     training = seeing.training(**settings, gradient_accumulation_steps=8, micro_batch_tokens=MOST)
     unbroken = train(training, tmp_path / "unbroken", 2, "train_model r")
     train_and_kill(training, tmp_path / "killed", 2)
     resumed = train(training, tmp_path / "killed", 2, "train_model r")
     assert (resumed.folder.path / PLAN).read_bytes() == (unbroken.folder.path / PLAN).read_bytes()
     assert torch.equal(weights_of(resumed), weights_of(unbroken))
+    of_plan = [sorted(rows) for epoch in (0, 1) for rows in plan_of(training).rows(epoch)]
+    for step in range(1, STEPS + 2):
+        (batches,) = rows_of_step(resumed.folder.path, step).values()
+        assert sorted(row for batch in batches for row in batch) == of_plan[step - 1]
 
 
 def sizes_of(tiny: Tiny) -> list[int]:

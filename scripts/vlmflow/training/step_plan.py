@@ -99,6 +99,7 @@ def _describe_epoch(plan: Plan, epoch: int, pictures: list[int]) -> tuple[EpochP
         )
         padding -= sum(sizes[row] for row in rows) if planner.padded else 0
     full = sum(sizes[row] for rows in plan.rows(epoch) for row in rows) / processes
+    cost = cost or 1  # fewer rows than processes
     return EpochPlan(count, padding, round(full / cost, 3), round(one_each / cost, 2)), most
 
 
