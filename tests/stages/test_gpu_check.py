@@ -52,13 +52,15 @@ def test_the_check_measures_every_part_that_needs_no_gpu_and_leaves_only_its_res
     assert list(temporary.glob("gpu-check-*")) == []
 
     assert {"train_smoke/road", "train_model/road", "verify_tensors/road"} <= set(parts["road"]["stages"])
-    same_rows = ("one-row-each", "batch-8", "plan-32-rows", "swift")
-    for name in (*same_rows, "batch-8-by-length", "plan-16-rows", "plan-8-rows", "resumed"):
+    same_steps = ("batch-8", "plan-32-rows", "swift")
+    for name in (*same_steps, "batch-8-by-length", "plan-16-rows", "plan-8-rows", "resumed"):
         assert parts[name]["tokens_per_second"] > 0
         assert parts[name]["losses"][-1][0] == parts["one-row-each"]["losses"][-1][0]
-    first, *others = ([loss for _, loss in parts[name]["losses"]] for name in same_rows)
-    for losses in others:  # the same rows in the same steps, however they are cut
-        assert losses == pytest.approx(first, rel=1e-2)
+    one_each = dict(parts["one-row-each"]["losses"])
+    for name in same_steps:  # however they are cut; after the first step dropout differs
+        assert dict(parts[name]["losses"]) == pytest.approx(one_each, rel=5e-2)
+        assert parts[name]["losses"][0][1] == pytest.approx(next(iter(one_each.values())), rel=1e-4)
+    assert dict(parts["swift"]["losses"]) == pytest.approx(one_each, rel=1e-4)
     times = [one["seconds"] for one in parts["passes"]["passes"]]
     assert len(times) == 5
     assert times[-1] > times[0]
