@@ -23,6 +23,10 @@ TO ?=
 PICTURE ?=
 ASK ?=
 FEEDBACK ?=
+SHAPE ?= 8b
+MINUTES ?= 8
+OUT ?=
+CUDA ?= 13.0
 # Only the command line says what is served, and makes a publication public or unasked: no variable of the environment.
 ADAPTER :=
 GPUS :=
@@ -32,7 +36,7 @@ YES :=
 # What a person writes is data: no shell and no make reads it. Recipes take it from the environment ("$$RUN"), and all
 # other variables are fixed by `override`.
 override GIVEN := PYTHON FIRE DATASET RUN ARGS FOLDER NAMES STEP CONFIG NAMESPACE PORT TARGET FROM TO PICTURE ASK \
-  FEEDBACK ADAPTER GPUS PUBLIC YES
+  FEEDBACK SHAPE MINUTES OUT CUDA ADAPTER GPUS PUBLIC YES
 $(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
 
 $(foreach name,ADAPTER PUBLIC YES,$(if $(filter-out 1,$(value $(name))),$(error $(name) is 1, or is left out)))
@@ -46,7 +50,7 @@ override configured = $(call split,ARGS); $(call split,CONFIG); \
     echo "make: CONFIG and --configfile in ARGS: name all files by CONFIG=\"FIRST SECOND\"" >&2; exit 2;; esac; \
     ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}"); fi
 
-.PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
+.PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check gpu-pack pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
 .PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
 
 help: ## list all commands
@@ -243,5 +247,9 @@ bench: .venv/dev.stamp ## measure the figures of docs/benchmarks.md, side by sid
 bench-cluster: .venv/dev.stamp ## measure what a pod costs, on the tests' cluster
 	$(BIN)/python tests/bench/bench_cluster.py
 
-gpu-check: ## train, merge and verify on this machine's GPU, with its own PyTorch (PYTHON=…)
-	"$$PYTHON" tests/gpu/gpu_check.py
+gpu-check: ## the workflow on this machine's GPU and PyTorch, measured: make gpu-check [MINUTES=8] [SHAPE=8b|2b|tiny] [OUT=FOLDER] [PYTHON=…]
+	@$(call split,ARGS); "$$PYTHON" tests/gpu/gpu_check.py --shape="$$SHAPE" --minutes="$$MINUTES" \
+	  $${OUT:+--out="$$OUT"} "$${ARGS[@]}"
+
+gpu-pack: .venv/bin/uv ## what a machine without network lacks for gpu-check, as one archive: make gpu-pack [OUT=FILE] [CUDA=13.0]
+	@$(BIN)/python tests/gpu/pack.py --cuda="$$CUDA" $${OUT:+--out="$$OUT"}

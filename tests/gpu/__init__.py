@@ -1,1 +1,1 @@
-"""`make gpu-check`: training, merge and verification on a machine's own accelerator, with its own PyTorch."""
+"""`make gpu-check`: the workflow on a machine's own GPU, with its own PyTorch; `make gpu-pack`: what it takes along."""

@@ -1,9 +1,9 @@
-"""Train, merge and verify on this machine's GPU, with its own PyTorch, and print the speed.
+"""Run the workflow on this machine's GPU, with its own PyTorch, offline, and print what it measures.
 
-    python tests/gpu/gpu_check.py [--device cpu] [--small] [--trainer plain] [--batch ROWS]
-                                  [--folder FOLDER] [--json FILE]
+    python tests/gpu/gpu_check.py [--minutes 8] [--shape 8b|2b|tiny] [--out FOLDER] [--only PART …]
 
-It runs offline. It first prints a line for each missing requirement. `gpu.check` describes the work.
+`gpu.parts` lists the parts in their order. FOLDER gets gpu-check.json and the logs. The work itself, of two models and
+more, is in a folder under TMPDIR (a RAM disk is quickest), which is removed at the end.
 """
 
 import argparse
@@ -17,7 +17,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def main() -> None:
-    """Run the check of the command line, print the figures, and leave only --json's file."""
+    """Run the parts of the command line; ends with 1 if one of them fails."""
     if sys.version_info < (3, 11):  # noqa: UP036 (the machine's own Python may be any)
         sys.exit(f"gpu-check: Python 3.11 or newer is needed; {sys.executable} is {sys.version.split()[0]}")
     options = _options()
@@ -29,49 +29,49 @@ def main() -> None:
     if missing := what_is_missing():
         sys.exit("\n".join(f"gpu-check: {line}" for line in missing))
 
-    from gpu.check import check
+    from gpu.parts import in_time, parts_of
+    from gpu.road import Road, machine
     from gpu.table import table
-    from vlmflow.core.errors import VlmflowError
     from vlmflow.core.files import write_json
 
+    device = "cpu" if options.shape == "tiny" else "cuda"
+    here = machine(device)
+    if device == "cuda" and not here["card"]:
+        sys.exit("gpu-check: PyTorch finds no GPU here; to try the check itself on the CPU: SHAPE=tiny")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that the folder is removed
-    try:
-        with tempfile.TemporaryDirectory(prefix="gpu-check-", dir=options.folder) as folder:
-            figures = check(Path(folder), options.device, options.small, options.trainer, options.batch)
-    except VlmflowError as error:
-        sys.exit(f"gpu-check: {error}")
-    print(table(figures))
-    if options.json:
-        write_json(options.json, figures)
+    options.out.mkdir(parents=True, exist_ok=True)
+    figures = {"machine": here, "shape": options.shape, "minutes": options.minutes, "parts": {}}
+    with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as folder:
+        road = Road(Path(folder), options.out.resolve(), device, options.shape)
+        parts = parts_of(road, here["card"])
+        if options.only:
+            parts = [part for part in parts if part.name in ("model", "road", *options.only)]
+        for name, found in in_time(parts, 60 * options.minutes):
+            print(f"{name}: {found['status']} ({found['seconds']:.1f} s)", flush=True)
+            figures["parts"][name] = found
+            write_json(options.out / "gpu-check.json", figures)
+    print(f"\n{table(figures)}\n\n{options.out / 'gpu-check.json'}")
+    if any(found["status"].startswith("failed") for found in figures["parts"].values()):
+        sys.exit(1)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu_check.py", description=__doc__.split("\n")[0])
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="where to compute (%(default)s)")
-    parser.add_argument("--small", action="store_true", help="a tiny model and few steps: the same code in a minute")
-    parser.add_argument(
-        "--trainer",
-        choices=["ms-swift", "plain"],
-        help="the workflow's own trainer, or a plain loop (default: ms-swift where it is installed)",
-    )
-    parser.add_argument("--batch", type=_count, metavar="ROWS", help="rows per forward pass (default: 32, small 1)")
-    parser.add_argument(
-        "--folder", type=_folder, help="where the temporary folder is made, of up to 9 GB (default: as TMPDIR says)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here, too")
+    parser.add_argument("--minutes", type=_minutes, default=8.0, help="for all parts together (default: 8)")
+    parser.add_argument("--shape", choices=["8b", "2b", "tiny"], default="8b", help="of the model; tiny: on the CPU")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check"), help="for gpu-check.json and the logs")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PART", help="these parts, and what they need")
     return parser.parse_args()
 
 
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text} is no number of rows; 1 or more")
-    return int(text)
-
-
-def _folder(text: str) -> Path:
-    if not Path(text).is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {text}")
-    return Path(text)
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < 10_000:
+        raise argparse.ArgumentTypeError(f"{text} is no number of minutes")
+    return minutes
 
 
 if __name__ == "__main__":

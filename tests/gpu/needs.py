@@ -1,72 +1,33 @@
 """What the check needs of a machine's own Python, and what is missing."""
 
-import importlib
 import importlib.metadata
 import re
 import tomllib
 from pathlib import Path
 
+from gpu.pack import LEFT_OUT, OF_THE_MACHINE
+
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-
-NEEDED = {
-    "torch": "all arithmetic",
-    "torchvision": "the picture processor of transformers",
-    "transformers": "the model",
-    "accelerate": "loading a model onto a device",
-    "peft": "the adapter",
-    "safetensors": "weights on disk",
-    "tokenizers": "the tokenizer",
-    "jinja2": "the chat template",
-    "PIL": "pictures",
-    "numpy": "splitting raw rows",
-    "msgspec": "reading rows",
-    "pydantic": "settings",
-    "psutil": "watching trainers",
-}
-"""Modules that the check and its parts of vlmflow import, and for what."""
-
-DISTRIBUTIONS = {"PIL": "pillow"}
-OLDEST_TRANSFORMERS = 5
-"""The first version that knows the configuration's `rope_parameters`."""
-
-OF_THE_MACHINE = ("torch", "torchvision")
 
 
 def what_is_missing() -> list[str]:
-    """Return a line, with the next step, for each module that does not import or is too old."""
-    pins = _pins()
-    lines, wanted = [], []
-    for module, purpose in NEEDED.items():
-        if fault := _fault(module):
-            distribution = DISTRIBUTIONS.get(module, module)
-            wanted.append(pins.get(distribution, distribution))
-            step = "install the one made for this GPU" if module in OF_THE_MACHINE else f"pip install '{wanted[-1]}'"
-            lines.append(f"{module} ({purpose}) {fault}: {step}")
-    if wanted:
-        words = " ".join(f"'{word}'" for word in wanted)
-        lines.append(
-            f"without network: elsewhere, pip download --only-binary=:all: --dest wheels {words}; then carry wheels/ "
-            f"here, and pip install --no-index --find-links wheels {words}"
-        )
-    return lines
+    """Return a line for each package of the project that is missing, or has another version than the locked one.
 
-
-def _fault(module: str) -> str | None:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        return "is missing" if error.name == module else f"does not import: {error}"
-    except Exception as error:  # a build that does not fit the other packages may fail in any way
-        return f"does not import: {error}"
-    if module == "transformers":
-        version = importlib.metadata.version(module)
-        if int(version.split(".")[0]) < OLDEST_TRANSFORMERS:
-            return f"is {version}, {OLDEST_TRANSFORMERS} or newer is needed"
-    return None
-
-
-def _pins() -> dict[str, str]:
-    """Return what the project itself installs, by name: {"msgspec": "msgspec==…"}."""
+    What the machine brings itself, such as torch, may have any version.
+    """
     groups = tomllib.loads(PROJECT.read_text())["dependency-groups"]
-    requirements = [entry for group in groups.values() for entry in group if isinstance(entry, str)]
-    return {re.split("[=><]", requirement)[0]: requirement for requirement in requirements}
+    lines = []
+    for requirement in (entry for group in ("data", "train") for entry in groups[group] if isinstance(entry, str)):
+        name, version = re.split(r"[\[=>]", requirement)[0], requirement.partition("==")[2]
+        if name in LEFT_OUT:
+            continue
+        try:
+            installed = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            lines.append(f"{name} is missing")
+        else:
+            if version and installed != version and name not in OF_THE_MACHINE:
+                lines.append(f"{name} is {installed}, {version} is needed")
+    if lines:
+        lines.append("on a machine with network, `make gpu-pack` makes an archive of what is missing here")
+    return lines

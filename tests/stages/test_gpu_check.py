@@ -1,107 +1,145 @@
-"""`make gpu-check` without a GPU: the same code on the CPU with a tiny model, and its checks."""
+"""`make gpu-check` and `make gpu-pack` without a GPU: the same road on the CPU with a tiny model."""
 
-import ast
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
+import tarfile
+from statistics import fmean
 
+import msgspec
 import pytest
-from torch.utils.flop_counter import FlopCounterMode
+from PIL import Image
 
-from gpu.batches import batches, sound_rows
-from gpu.check import check
-from gpu.estimated import case_of_check
-from gpu.needs import DISTRIBUTIONS, NEEDED
-from gpu.plain_trainer import train_plainly
-from gpu.random_model import Shape, write_random_model
+from gpu import pack
+from gpu.bounded import bounded
+from gpu.long_rows import LONGEST, MEAN, lengths_of_rows, write_rows
+from gpu.parts import NO_FLASH, NO_GPU, NO_TIME, Part, in_time
+from gpu.road import REAL, STRATEGIES
 from gpu.table import table
-from vlmflow.config.run_settings import TrainSettings
-from vlmflow.core.errors import VlmflowError
-from vlmflow.demo.sample import TRAIN_FILE, write_sample
-from vlmflow.estimate.work import model_flops
+from gpu.trainings import figures_of, figures_of_swift
+from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.demo.tiny_tokenizer import fire_texts
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import TokenCounter
+from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.rows.forms.fire import read_trajectory
+from vlmflow.rows.trajectories import trajectory_row
+from vlmflow.trainer.events import Begin, Log
 from workflow_runs import ROOT
 
-TESTS = ROOT / "tests"
-SCRIPTS = TESTS.parent / "scripts"
-GPU_CHECK = TESTS / "gpu" / "gpu_check.py"
-
-
-def require_sound(figures: dict) -> None:
-    training, peak = figures["training"], figures["peak"]
-    assert training["losses"][-1] < training["losses"][0]
-    assert 0 < training["tokens"] < figures["rows"]["tokens"]
-    assert training["tokens_per_second"] == training["tokens"] / training["seconds"]
-    assert 0 < peak["share"] < 1
-    assert figures["estimate"]["memory"] > 0
-    assert 0 < figures["estimate"]["step_seconds"][0] < figures["estimate"]["step_seconds"][1]
-    assert figures["estimate"]["memory_error"] is None, "a CPU's memory is not that of tensors alone"
-    assert "GB of tensors (not measured here); a step" in table(figures)
-    assert figures["tensors"]["touched"] == 2 * 7, "two decoder layers of seven linear layers"
-    assert figures["tensors"]["changed_share"] > 0.5
-    assert figures["logits"]["effect_found"] == pytest.approx(1, abs=0.1)
-    assert figures["logits"]["dtype"] == "bfloat16"
-    assert json.dumps(figures), "--json writes them"
+GPU_CHECK = ROOT / "tests" / "gpu" / "gpu_check.py"
+PACKED = 60e6
+"""The most bytes of the archive."""
 
 
 @pytest.mark.slow
-def test_the_command_prints_the_figures_of_the_workflows_own_trainer_and_leaves_nothing_behind(tmp_path):
-    place = tmp_path / "place"
-    place.mkdir()
-    options = ["--device", "cpu", "--small", "--folder", place, "--json", tmp_path / "figures.json"]
-    done = subprocess.run([sys.executable, GPU_CHECK, *options], capture_output=True, text=True, check=True)
-    figures = json.loads((tmp_path / "figures.json").read_bytes())
-    require_sound(figures)
-    assert figures["training"]["trainer"].startswith("ms-swift")
+def test_the_check_measures_every_part_that_needs_no_gpu_and_leaves_only_its_results(tmp_path):
+    temporary, out = tmp_path / "tmp", tmp_path / "out"
+    temporary.mkdir()
+    command = [sys.executable, GPU_CHECK, "--shape", "tiny", "--minutes", "90", "--out", out]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | {"TMPDIR": str(temporary)}
+    )
+    figures = json.loads((out / "gpu-check.json").read_bytes())
+    parts = figures["parts"]
+    statuses = {name: part["status"] for name, part in parts.items()}
+    not_run = dict.fromkeys(STRATEGIES, NO_GPU) | {"swift-padding-free": NO_FLASH}
+    assert statuses == dict.fromkeys(parts, "done") | not_run, done.stdout
+    assert done.returncode == 0
     assert table(figures) in done.stdout
-    assert list(place.iterdir()) == []
+    assert list(temporary.glob("gpu-check-*")) == []
+
+    assert {"train_smoke/road", "train_model/road", "verify_tensors/road"} <= set(parts["road"]["stages"])
+    same_steps = ("batch-8", "plan-32-rows", "swift")
+    for name in (*same_steps, "batch-8-by-length", "plan-16-rows", "plan-8-rows", "resumed"):
+        assert parts[name]["tokens_per_second"] > 0
+        assert parts[name]["losses"][-1][0] == parts["one-row-each"]["losses"][-1][0]
+    one_each = dict(parts["one-row-each"]["losses"])
+    for name in same_steps:  # however they are cut; after the first step dropout differs
+        assert dict(parts[name]["losses"]) == pytest.approx(one_each, rel=5e-2)
+        assert parts[name]["losses"][0][1] == pytest.approx(next(iter(one_each.values())), rel=1e-4)
+    assert dict(parts["swift"]["losses"]) == pytest.approx(one_each, rel=1e-4)
+    times = [one["seconds"] for one in parts["passes"]["passes"]]
+    assert len(times) == 5
+    assert times[-1] > times[0]
+    assert parts["resumed"]["stopped_at"] < len(parts["resumed"]["losses"])
+    whole = dict(parts["plan-16-rows"]["losses"])
+    assert dict(parts["resumed"]["losses"]) == pytest.approx(whole, rel=1e-3)
 
 
-@pytest.mark.slow
-def test_without_ms_swift_a_plain_loop_trains_on_padded_batches(tmp_path):
-    figures = check(tmp_path, "cpu", small=True, trainer="plain", batch=3)
-    require_sound(figures)
-    assert figures["training"]["trainer"].startswith("plain loop")
-    assert figures["training"]["positions"] > figures["training"]["tokens"]
+def test_generated_rows_have_the_lengths_of_fire(tmp_path):
+    rows = lengths_of_rows(REAL.rows)
+    assert fmean(rows) == pytest.approx(MEAN, rel=0.01)
+    assert max(rows) == LONGEST
+    raw, pictures = tmp_path / "train.json", tmp_path / "pictures"
+    write_rows(raw, pictures, rows, seed=1)
+    write_tiny_model(tmp_path / "base", fire_texts([raw]), TinyShape(), seed=1)
+    made = [
+        trajectory_row(str(number), read_trajectory(msgspec.json.encode(row)))
+        for number, row in enumerate(json.loads(raw.read_bytes()))
+    ]
+    sized = [
+        PictureEntry(path="", rows=1, name=file.name, sha256="", width=size[0], height=size[1])
+        for file in pictures.iterdir()
+        for size in [Image.open(file).size]
+    ]
+    counter = TokenCounter(tmp_path / "base", sized, 1024, ChatForm.of({}, last_answer_only=False))
+    counts = counter.count(made)
+    text, shown = (sum(count) for count in zip(*counts, strict=True))
+    trained = sum(counter.count_trained(made))
+    assert (text + shown) / len(made) == pytest.approx(MEAN, rel=0.05)
+    assert 0.95 * LONGEST < max(map(sum, counts)) <= LONGEST
+    assert shown / (text + shown) == pytest.approx(0.25, abs=0.05)
+    assert trained / text == pytest.approx(0.5, abs=0.1)
 
 
-def test_the_formula_is_what_pytorch_counts(tmp_path):
-    """Compare every multiplication of one training step, forward and backward, with the documented formula."""
-    sample, base, adapter = tmp_path / "sample", tmp_path / "base", tmp_path / "adapter"
-    width, rank = 256, 16
-    write_sample(sample, 60, 48, seed=1)
-    shape = Shape(
-        text={"num_hidden_layers": 3, "hidden_size": width, "intermediate_size": 512},
-        vision={"depth": 3, "hidden_size": 64, "intermediate_size": 128, "out_hidden_size": width},
-    )
-    write_random_model(base, sample / TRAIN_FILE, shape, "cpu", seed=1)
-    (batch,) = batches(sound_rows(sample)[:1], sample, base, size=1)
-    settings = TrainSettings(
-        max_steps=1, gradient_accumulation_steps=1, gradient_checkpointing=False, attention="eager"
-    )
-    with FlopCounterMode(display=False) as counter:
-        train_plainly(base, [batch], settings, 0, adapter, "cpu")
-    (row,) = batch.sizes
-    case = case_of_check(base, batch.sizes, settings)
-    work = model_flops(case.shape, case.way)
-    future = work.token_square * row.tokens**2  # eager attention also computes the half that it masks
-    first_inputs = 2 * row.tokens * ((4 + 2 + 2) * 32 * width + 3 * rank * width)  # no gradient of q, k, v's input
-    counted = work.of_row(row.tokens, row.trained, row.patches)
-    assert counter.get_total_flops() == counted + future - first_inputs
+def test_parts_share_the_minutes_and_a_broken_one_stops_no_other():
+    def broken(limit):
+        raise ValueError("no such thing")
+
+    parts = [
+        Part("first", 0.5, lambda limit: {"status": "done", "seconds": limit}),
+        Part("broken", 0.1, broken),
+        Part("elsewhere", 0.1, broken, needs=NO_GPU),
+        Part("long", 1.1, broken),
+        Part("last", 0.5, lambda limit: {"status": "done", "seconds": limit}),
+    ]
+    found = dict(in_time(parts, 10.0))
+    assert found["first"] == found["last"] == {"status": "done", "seconds": 5.0}
+    assert found["broken"]["status"] == "failed: ValueError: no such thing"
+    assert found["elsewhere"]["status"] == NO_GPU
+    assert found["long"]["status"] == NO_TIME
 
 
-def test_a_machine_without_a_gpu_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(VlmflowError, match="finds no GPU here") as error:
-        check(tmp_path, "cuda", small=True, trainer=None, batch=None)
-    assert "--device cpu --small" in error.value.next_step
+def test_a_program_over_its_time_is_ended_and_its_last_lines_are_kept(tmp_path):
+    code = "import time; print('begun', flush=True); time.sleep(100)"
+    ended = bounded([sys.executable, "-c", code], tmp_path / "log", 1.0)
+    assert ended.figures == {"status": "cut off after 1 s", "seconds": ended.seconds, "log": ["begun"]}
+    failed = bounded([sys.executable, "-c", "raise SystemExit('why')"], tmp_path / "log", 60)
+    assert failed.figures["log"] == ["why"]
+    assert failed.status == "failed with code 1"
 
 
-def test_each_module_that_is_missing_broken_or_too_old_is_one_line(tmp_path):
-    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
-    (tmp_path / "transformers.py").write_text("")
+def test_the_first_two_steps_are_not_measured(tmp_path):
+    logs = [Log(time, step, 4, 100 * step, loss=5.0 - step, memory=7) for step, time in enumerate((9, 12, 14, 16), 1)]
+    ours = figures_of([Begin(0, 4, 0, 1, "", ""), *logs], {"rows_per_step": 8})
+    log = tmp_path / "logging.jsonl"
+    speeds = [9, 6, 14 / 3, 4]
+    lines = [
+        {"loss": 4.0 - step, "train_speed(s/it)": each, "memory(GiB)": 7 / 2**30} for step, each in enumerate(speeds)
+    ]
+    log.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"train_runtime": 16.0}]))
+    swift = figures_of_swift(log, [100] * 4, 8)
+    for figures in (ours, swift):
+        assert figures["measured_steps"] == 2
+        assert figures["tokens_per_second"] == pytest.approx(50)
+        assert figures["losses"] == [(8, 4.0), (16, 3.0), (24, 2.0), (32, 1.0)]
+        assert figures["memory"] == 7
+
+
+def test_a_package_that_is_missing_or_of_another_version_is_one_line(tmp_path):
     (tmp_path / "transformers-4.57.0.dist-info").mkdir()
     (tmp_path / "transformers-4.57.0.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 4.57.0\n")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -111,38 +149,37 @@ def test_each_module_that_is_missing_broken_or_too_old_is_one_line(tmp_path):
     )
     assert done.returncode == 1
     lines = done.stderr.splitlines()
-    assert len(lines) == len(NEEDED) + 1
-    for module, line in zip(NEEDED, lines, strict=False):
-        assert line.startswith(f"gpu-check: {module} (")
-        fault = {
-            "torchvision": "does not import: operator torchvision::nms does not exist",
-            "transformers": "is 4.57.0, 5 or newer is needed",
-        }.get(module, "is missing")
-        assert fault in line
-        assert DISTRIBUTIONS.get(module, module) in line or "made for this GPU" in line
-    assert "pip install 'msgspec==" in done.stderr
-    assert lines[-1].startswith("gpu-check: without network: ")
+    assert any(re.fullmatch(r"gpu-check: transformers is 4\.57\.0, 5\.\S+ is needed", line) for line in lines)
+    for name in ("torch", "ms-swift", "snakemake", "bitsandbytes"):
+        assert f"gpu-check: {name} is missing" in lines
+    assert not any(name in done.stderr for name in pack.LEFT_OUT)
+    assert "make gpu-pack" in lines[-1]
 
 
-def test_the_list_of_needed_modules_is_complete():
-    assert set(third_party_imports(TESTS / "gpu" / "check.py")) <= set(NEEDED)
+def test_each_package_of_the_archive_has_a_file_for_python_3_12(tmp_path):
+    """Without downloading them; uv refuses a package that has none, by the hashes of the lock."""
+    said = pack.install(tmp_path / "site", "3.12", "--dry-run")
+    found = set(re.findall(r"(?m)^ \+ ([\w.-]+)==", said))
+    locked = set(pack.locked())
+    assert found < locked
+    assert {"ms-swift", "transformers", "peft", "deepspeed", "bitsandbytes", "snakemake", "msgspec"} <= found
+    without = locked - found
+    assert {*pack.OF_THE_MACHINE, *pack.LEFT_OUT, "triton", "nvidia-cudnn-cu13", "kubernetes", "botocore"} <= without
 
 
-def third_party_imports(start: Path) -> Iterator[str]:
-    """Yield the packages that a module, and every module of ours that it imports, import when they load."""
-    waiting, seen = [start], set()
-    while waiting:
-        if (file := waiting.pop()) in seen:
-            continue
-        seen.add(file)
-        for node in ast.parse(file.read_text()).body:
-            names = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-            files = [root.joinpath(*name.split(".")).with_suffix(".py") for name in names for root in (TESTS, SCRIPTS)]
-            waiting += [file for file in files if file.is_file()]
-            package = names[0].split(".")[0] if names else ""
-            if package and package not in {*sys.stdlib_module_names, "gpu", "vlmflow"}:
-                yield package
+@pytest.mark.slow
+def test_the_archive_is_small_and_has_the_project_and_what_it_lists(tmp_path):
+    archive = tmp_path / "vlmflow-gpu.tar.xz"
+    command = [sys.executable, ROOT / "tests" / "gpu" / "pack.py", "--out", archive]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert archive.stat().st_size < PACKED
+    listed = {name: float(size) for size, name in re.findall(r"(?m)^ *([\d.]+) MB  (\S+)$", done.stdout)}
+    with tarfile.open(archive) as packed:
+        members = packed.getmembers()
+    names = {member.name for member in members}
+    assert {"vlmflow/Snakefile", "vlmflow/COMMIT", "vlmflow/tests/gpu/gpu_check.py", "site/swift/__init__.py"} <= names
+    libraries = {name for name in names if "libbitsandbytes_" in name}
+    assert libraries == {f"site/bitsandbytes/libbitsandbytes_{which}.so" for which in ("cpu", "cuda130")}
+    size = sum(member.size for member in members if member.name.startswith("site/transformers/")) / 1e6
+    assert listed["transformers"] == pytest.approx(size, abs=0.1)
+    assert "gpu_check.py --shape 8b --minutes 8" in done.stdout

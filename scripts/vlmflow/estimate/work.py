@@ -12,7 +12,7 @@ A row has L tokens, T of them trained, and n pictures with P patches together. F
 
 A part that is trained needs 2 more for its weights, and 2 for the gradient that reaches it. Gradient checkpointing
 repeats the forward pass of all layers. Model FLOPs (arXiv:2204.02311, appendix B) leave out this repetition.
-`tests/stages/test_gpu_check.py` compares the formula with what PyTorch counts.
+`tests/stages/test_work_formula.py` compares the formula with what PyTorch counts.
 """
 
 from dataclasses import dataclass
