@@ -73,7 +73,7 @@ def main(
         trained = train(training, folder, threads, f"train_smoke {run}", resumes=False, onlooker=page)
         return chosen, report(training, trained), trained
 
-    if settings.train.micro_batch_tokens == "auto":
+    if full.settings.micro_batch_tokens == "auto":
         full, done = find_passes(full, fits_by(read_estimate(estimate), gpu_memory) if estimate else None, smoke_of)
     else:
         done = smoke_of(full)

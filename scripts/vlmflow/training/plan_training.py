@@ -32,5 +32,6 @@ def plan_training(
     strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
     refuse_missing_compiler(strategy)
     processes, nodes = settings.processes, settings.nodes
-    train = scheduled(settings.train, count_lines(data.train), nodes * processes)
+    train = settings.train.on_device(settings.device, nodes * processes)  # a stage may be called with other settings
+    train = scheduled(train, count_lines(data.train), nodes * processes)
     return Training(data, base, train, settings.device, processes, strategy, tuner, nodes)
