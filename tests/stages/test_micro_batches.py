@@ -28,7 +28,7 @@ from vlmflow.training import passes
 from vlmflow.training.passes import find_passes
 from vlmflow.training.smoke import choose_rows, smoke_training
 from vlmflow.training.step_plan import PLAN
-from vlmflow.training.train import Trained, TrainingFailedError, train
+from vlmflow.training.train import TooLargeError, Trained, TrainingFailedError, train
 
 COUNT_PASSES = """
 if TRAINER:
@@ -251,8 +251,20 @@ def test_auto_is_what_a_smoke_run_survives(
     assert tried == [(512, False), (256, False)]
     assert found.found == Passes(256, gradient_checkpointing=False)
     assert found.digest() == full.digest(), "the digest has the word"
-    assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying 256" in caplog.text
+    assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying less" in caplog.text
     assert "next best: micro-batches of 256 tokens with gradient_checkpointing, 1.33 times the time" in caplog.text
+
+
+def test_auto_computes_activations_again_where_the_least_number_does_not_fit_without(text: Tiny) -> None:
+    full = text.training(**SETTINGS | {"gradient_checkpointing": "auto"}, gradient_accumulation_steps=8)
+
+    def smoke(full: Training) -> str:
+        if not full.gradient_checkpointing:
+            raise TooLargeError("CUDA out of memory", "")
+        return "done"
+
+    found, done = find_passes(full, lambda number, again: number <= 1024, smoke)
+    assert (found.found, done) == (Passes(1024, gradient_checkpointing=True), "done")
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_vl"])
