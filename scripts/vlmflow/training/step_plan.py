@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from array import array
+from dataclasses import replace
 from itertools import islice
 from math import ceil
 
@@ -55,14 +56,16 @@ def describe(training: Training) -> StepPlan:
 
 
 def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | None:
-    """Return the plan that a training began with, or that it begins with now; None without micro-batches.
+    """Return the plan of a training, with the passes that it began with; None without micro-batches.
 
     what: the stage and run, for messages.
     """
     if training.micro_batch_tokens is None:
         return None
     plan = read_plan(folder)
-    if plan is None:
+    if plan is not None:
+        training = replace(training, found=plan.passes)
+    if plan is None or plan.digest != _digest(plan_of(training)):  # rows measured again may share a sequence now
         plan = describe(training)
         write_account(folder.path / PLAN, plan)
     log.info(f"{what}: {plan.in_words()}")
