@@ -111,6 +111,8 @@ REFUSED: dict[str, str] = {
     "warmup_steps": "ms-swift refuses it beside warmup_ratio, which the workflow sets; set train.warmup_ratio",
     "max_epochs": "it ends before the last step, which counts as interrupted; set train.epochs",
     "auto_find_batch_size": "steps and batches would differ from those of the smoke run; remove it",
+    "train_dataloader_shuffle": "steps are planned, and rows left over are named, for shuffled rows; remove it",
+    "val_dataset_shuffle": "rows would no longer have the lengths that were measured; remove it",
     "dataloader_drop_last": "it would skip rows without counting them; remove it",
     "push_to_hub": "the trainer runs offline; upload merged/RUN yourself",
     "eval_metric": REPEATED_ROWS,
