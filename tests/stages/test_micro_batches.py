@@ -26,9 +26,10 @@ from vlmflow.trainer.row_attention import keep_rows_apart
 from vlmflow.trainer.row_log import rows_of_step
 from vlmflow.training import passes
 from vlmflow.training.passes import find_passes
+from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.smoke import choose_rows, smoke_training
-from vlmflow.training.step_plan import PLAN, plan_of
-from vlmflow.training.train import Trained, TrainingFailedError, train
+from vlmflow.training.step_plan import PLAN, kept_plan, plan_of, read_plan
+from vlmflow.training.train import TooLargeError, Trained, TrainingFailedError, train
 
 COUNT_PASSES = """
 if TRAINER:
@@ -260,8 +261,32 @@ def test_auto_is_what_a_smoke_run_survives(
     assert tried == [(512, False), (256, False)]
     assert found.found == Passes(256, gradient_checkpointing=False)
     assert found.digest() == full.digest(), "the digest has the word"
-    assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying 256" in caplog.text
+    assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying less" in caplog.text
     assert "next best: micro-batches of 256 tokens with gradient_checkpointing, 1.33 times the time" in caplog.text
+
+
+def test_auto_computes_activations_again_where_the_least_number_does_not_fit_without(text: Tiny) -> None:
+    full = text.training(**SETTINGS | {"gradient_checkpointing": "auto"}, gradient_accumulation_steps=8)
+
+    def smoke(full: Training) -> str:
+        if not full.gradient_checkpointing:
+            raise TooLargeError("CUDA out of memory", "")
+        return "done"
+
+    found, done = find_passes(full, lambda number, again: number <= 1024, smoke)
+    assert (found.found, done) == (Passes(1024, gradient_checkpointing=True), "done")
+
+
+def test_rows_that_may_share_a_sequence_now_are_planned_anew_with_the_same_passes(text: Tiny, tmp_path: Path) -> None:
+    full = text.training(**SETTINGS | {"gradient_checkpointing": "auto"}, gradient_accumulation_steps=8)
+    padded = replace(full, data=replace(full.data, one_sequence=False), found=Passes(256, gradient_checkpointing=False))
+    begun = kept_plan(padded, RunFolder(tmp_path), "train_model r")
+    resumed = kept_plan(replace(full, found=Passes(512, gradient_checkpointing=True)), RunFolder(tmp_path), "r")
+    assert begun is not None
+    assert resumed is not None
+    assert (begun.padded, resumed.padded) == (True, False)
+    assert begun.passes == resumed.passes
+    assert read_plan(RunFolder(tmp_path)) == resumed
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_vl"])

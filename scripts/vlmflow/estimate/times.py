@@ -50,6 +50,11 @@ class Batches:
     flops: Numbers
     counts: Numbers
 
+    @property
+    def of_a_group(self) -> float:
+        """Into how many batches a group is cut on average."""
+        return float(self.counts.mean()) if len(self.counts) else 0.0
+
     def seconds(self, rate: float, least: float, besides: float) -> float:
         """Return what a group takes on average.
 
@@ -90,9 +95,9 @@ def amount(case: Case) -> Amount:
     count = Steps.of(len(case.train), settings, processes)
     passes = count.total / count.per_epoch * count.rows / len(case.train)
     evaluations = evaluations_of(count.total, settings)
-    size, accumulated = settings.per_device_batch_size, settings.gradient_accumulation_steps
+    most, accumulated = case.micro_batch_tokens, settings.gradient_accumulation_steps
+    size = settings.per_device_batch_size * (1 if most is None else accumulated)
     trained, read = training(case.shape, case.way), forward(case.shape, case.way)
-    most = case.micro_batch_tokens
     return Amount(
         steps=count.total,
         evaluations=evaluations,
@@ -100,9 +105,9 @@ def amount(case: Case) -> Amount:
         flops=passes * trained.of(case.train),
         evaluation_flops=evaluations * read.of(case.val),
         groups=accumulated if most is None else 1,
-        batches=_batches(trained, case, case.train, size if most is None else size * accumulated, most),
+        batches=_batches(trained, case, case.train, size, most),
         evaluation_groups=evaluations * -(-len(case.val) // (side_by_side(settings, processes) * size)),
-        evaluation_batches=_batches(read, case, case.val, size, None),
+        evaluation_batches=_batches(read, case, case.val, size, most),
     )
 
 
@@ -144,7 +149,7 @@ def times(case: Case, gpu: Gpu, *, fast: bool) -> Times:
     rate = gpu.flops * _share(gpu, fast)
     passes = 4 if case.way.gradient_checkpointing else 3  # the backward pass counts twice
     least, besides = _least(case, gpu, passes, fast), _restoring(case, gpu, passes) + 2 * _gathering(case, gpu)
-    step = _step(case, gpu)
+    step = _step(case, gpu, work.groups * work.batches.of_a_group)
     train = work.steps * (work.groups * work.batches.seconds(rate, least, besides) + step)
     evaluate = work.evaluation_groups * work.evaluation_batches.seconds(
         rate, _least(case, gpu, 1, fast), _restoring(case, gpu, 1) + _gathering(case, gpu)
@@ -203,14 +208,16 @@ def _exchange_rate(way: Way, gpu: Gpu) -> float:
     return gpu.link if way.nodes == 1 else min(gpu.link, way.network)
 
 
-def _step(case: Case, gpu: Gpu) -> float:
+def _step(case: Case, gpu: Gpu, batches: float) -> float:
     """Return the seconds of an optimizer step: gradients are exchanged, and states are read and written.
+
+    batches: those of a step on each GPU.
 
     DDP exchanges gradients once: each is added up and comes back. DeepSpeed's ZeRO 2 and 3 add them up in each batch
     (stage_1_and_2.py, `reduce_independent_p_g_buckets_and_remove_grads`), and new weights come once.
     """
     way, kept = case.way, states(case.shape, case.way)
     in_each_batch = way.sharding.engine == "deepspeed" and way.sharding.gradients > 1
-    exchanges = 1 + (case.settings.gradient_accumulation_steps if in_each_batch else 1)
+    exchanges = 1 + (batches if in_each_batch else 1)
     exchanged = exchanges * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes)
     return exchanged / _exchange_rate(way, gpu) + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth

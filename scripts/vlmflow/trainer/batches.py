@@ -174,14 +174,18 @@ class StepSampler:
 
 
 class GroupedSteps:
-    """Steps of equally many batches of a sampler; the last one may have fewer."""
+    """Steps of equally many batches of a sampler; the last one may have fewer.
+
+    With lengths, ms-swift's sampler gives the first ranks a row more than others. A batch of it alone is left out:
+    forward passes may be collective.
+    """
 
     def __init__(self, sampler: Any, size: int) -> None:
         self._sampler = sampler
         self._size = size
 
     def __iter__(self) -> Iterator[list[list[int]]]:
-        batches = iter(self._sampler)
+        batches = islice(self._sampler, len(self._sampler))
         while step := list(islice(batches, self._size)):
             yield step
 

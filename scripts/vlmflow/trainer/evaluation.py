@@ -72,10 +72,9 @@ class Evaluation:
     def _batches(self, ranks: int) -> list[list[list[int]]]:
         """Return the batches of each rank, each row once."""
         rows = range(len(self._trainer.eval_dataset))
-        if self._planner and len(rows) >= ranks:
+        if self._planner:
             return self._planner.step(rows)
-        size = 1 if self._planner else self._trainer.args.eval_batch_size
-        return dealt(rows, size, ranks)
+        return dealt(rows, self._trainer.args.eval_batch_size, ranks)
 
     def _evaluation_loop(self, dataloader: DataLoaderShard, *arguments: Any, **values: Any) -> Any:
         """Evaluate all batches; replace the loss by that of all tokens."""

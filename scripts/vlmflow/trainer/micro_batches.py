@@ -36,6 +36,9 @@ FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
 TRIED = 4
 """So many numbers of micro-batches are tried, from the fewest on: the fewest full ones may be unequal."""
 
+LEAP = 32
+"""Where rows do not fit, a number of micro-batches grows by this part of it: an evaluation plans all rows at once."""
+
 Step = list[list[list[int]]]
 """The rows of a step by process, then by micro-batch."""
 
@@ -55,19 +58,24 @@ class Planner:
     padded: bool = False
 
     def step(self, rows: Sequence[int]) -> Step:
-        """Return the micro-batches of each process, at least one row in each. rows: at least one for each process."""
+        """Return the micro-batches of each process.
+
+        Processes have equally many if the rows are a multiple of them. Otherwise, where each row has a micro-batch of
+        its own, the first processes have one more.
+        """
         longest_first = sorted(rows, key=lambda row: (-self.sizes[row], row))
         deal = self._by_length if self.padded else self._in_one_sequence
-        fewest = -(-sum(self.sizes[row] for row in rows) // (self.processes * self.most))
+        count = max(1, -(-sum(self.sizes[row] for row in rows) // (self.processes * self.most)))
         tried: list[tuple[int, list[list[int]]]] = []
-        for count in range(max(1, min(fewest, len(rows) // self.processes)), len(rows) // self.processes + 1):
+        while count * self.processes <= len(rows) and len(tried) < TRIED:
             bins = deal(longest_first, count * self.processes)
-            if bins is not None:
-                bins.sort(key=self._cost, reverse=True)
-                tried.append((self.cost(bins), bins))
-                if len(tried) == TRIED:
-                    break
-        _, bins = min(tried, key=lambda plan: plan[0])
+            if bins is None:
+                count += 1 + count // LEAP
+                continue
+            bins.sort(key=self._cost, reverse=True)
+            tried.append((self.cost(bins), bins))
+            count += 1
+        _, bins = min(tried, key=lambda plan: plan[0], default=(0, [[row] for row in longest_first]))
         return [bins[process :: self.processes] for process in range(self.processes)]
 
     def cost(self, bins: Sequence[Sequence[int]]) -> int:

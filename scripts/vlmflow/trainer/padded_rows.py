@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-IGNORED = -100
-"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
+from vlmflow.trainer.evaluation import IGNORED
 
 
 def keep_trained_columns(trainer: Any) -> None:

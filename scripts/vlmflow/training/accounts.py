@@ -66,7 +66,8 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     passes: the number of tokens, and whether activations are computed again; a resume keeps both. padded: whether rows
     are filled up to the longest of their micro-batch. digest: SHA-256 over what the plan is a function of. epochs: by
-    number, the first `step_plan.DESCRIBED`. picture_tokens: the most in a micro-batch.
+    number, the first `step_plan.DESCRIBED`. picture_tokens: the most in a micro-batch, also of an
+    evaluation.
     """
 
     passes: Passes

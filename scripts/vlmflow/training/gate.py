@@ -143,7 +143,7 @@ def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, full: Training) -
     else:
         plan = plan_of(full)
         planner = replace(plan.planner, sizes=[size_of(row) for row in rows])
-        batches = len(planner.step(range(len(rows)))[0]) if len(rows) >= full.ranks else 1
+        batches = len(planner.step(range(len(rows)))[0])
         of_a_step = passes_per_step(plan)
     tokens = sum(row.tokens for row in rows)
     return batches * pace.step_seconds / of_a_step + tokens * pace.token_seconds

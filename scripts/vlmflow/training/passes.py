@@ -49,11 +49,13 @@ def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], S
         try:
             return found, smoke(found)
         except TooLargeError:
-            number = best[1].micro_batch_tokens // 2
-            if halved == HALVINGS or number < NUMBERS[0]:
+            again, number = best[1].gradient_checkpointing, best[1].micro_batch_tokens // 2
+            largest[again] = number
+            if number < NUMBERS[0]:
+                del largest[again]
+            if halved == HALVINGS or not largest:
                 raise
-            log.warning(f"auto: {_in_words(best[1])} did not fit the GPU; trying {number:,} tokens")
-            largest[best[1].gradient_checkpointing] = number
+            log.warning(f"auto: {_in_words(best[1])} did not fit the GPU; trying less")
     raise AssertionError("the loop returns or raises")
 
 
@@ -98,7 +100,7 @@ def gpu_memory() -> int:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     if done.returncode:
         raise VlmflowError(
-            f"no GPU that PyTorch can use: {done.stderr.strip().splitlines()[-1:]}",
+            f"no GPU that PyTorch can use: {done.stderr.strip().rpartition(chr(10))[2]}",
             "make doctor says what a machine lacks; or set runs.NAME.device: cpu",
         )
     return int(done.stdout)

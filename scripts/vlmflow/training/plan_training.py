@@ -6,12 +6,14 @@ from pathlib import Path
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines
+from vlmflow.core.printable import counted
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
-from vlmflow.training.steps import scheduled
+from vlmflow.training.steps import Steps, scheduled
 
 
 def plan_training(
@@ -23,8 +25,8 @@ def plan_training(
     picture_store: the folder with all picture stores. manifests: the image manifests of the rows' pictures; none if
     rows have no pictures.
 
-    Raises VlmflowError if rows, pictures or model have changed, rows were fitted to more tokens, or this machine lacks
-    something that the settings need.
+    Raises VlmflowError if rows, pictures or model have changed, rows were fitted to more tokens, there are fewer rows
+    than processes, or this machine lacks something that the settings need.
     """
     refuse_missing(settings.train)
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
@@ -33,5 +35,11 @@ def plan_training(
     refuse_missing_compiler(strategy)
     processes, nodes = settings.processes, settings.nodes
     train = settings.train.on_device(settings.device, nodes * processes)  # a stage may be called with other settings
-    train = scheduled(train, count_lines(data.train), nodes * processes)
+    count = count_lines(data.train)
+    if not Steps.of(count, train, nodes * processes).rows:
+        raise VlmflowError(
+            f"{data.train}: {counted(count, 'row')} for {nodes * processes} processes; each must train one at least",
+            "lower runs.NAME.processes or nodes, or train on more rows",
+        )
+    train = scheduled(train, count, nodes * processes)
     return Training(data, base, train, settings.device, processes, strategy, tuner, nodes)

@@ -3,13 +3,14 @@
 import hashlib
 import logging
 from array import array
+from dataclasses import replace
 from itertools import islice
 from math import ceil
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.lengths.count import read_lengths
 from vlmflow.swift.arguments import Passes, Training
-from vlmflow.trainer.micro_batches import FEWEST_TOKENS, Plan, Planner, read_sizes
+from vlmflow.trainer.micro_batches import FEWEST_TOKENS, Plan, Planner, read_sizes, size_of
 from vlmflow.training.accounts import EpochPlan, StepPlan
 from vlmflow.training.run_folder import RunFolder
 from vlmflow.training.steps import Steps
@@ -44,7 +45,10 @@ def describe(training: Training) -> StepPlan:
     steps = Steps.of(rows, training.settings, training.ranks)
     epochs = min(DESCRIBED, ceil(steps.total / steps.per_epoch))
     pictures = [row.picture_tokens for row in read_lengths(training.data.lengths("train"))]
-    described, most = [], 0
+    val = list(read_lengths(training.data.lengths("val")))
+    evaluated = replace(plan.planner, sizes=[size_of(row) for row in val]).step(range(len(val)))
+    most = max(sum(val[row].picture_tokens for row in batch) for batches in evaluated for batch in batches)
+    described = []
     for epoch in range(epochs):
         account, largest = _describe_epoch(plan, epoch, pictures)
         described.append(account)
@@ -55,14 +59,16 @@ def describe(training: Training) -> StepPlan:
 
 
 def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | None:
-    """Return the plan that a training began with, or that it begins with now; None without micro-batches.
+    """Return the plan of a training, with the passes that it began with; None without micro-batches.
 
     what: the stage and run, for messages.
     """
     if training.micro_batch_tokens is None:
         return None
     plan = read_plan(folder)
-    if plan is None:
+    if plan is not None:
+        training = replace(training, found=plan.passes)
+    if plan is None or plan.digest != _digest(plan_of(training)):  # rows measured again may share a sequence now
         plan = describe(training)
         write_account(folder.path / PLAN, plan)
     log.info(f"{what}: {plan.in_words()}")

@@ -373,6 +373,18 @@ def test_sharded_gradients_are_exchanged_in_each_batch() -> None:
         more = times(many, gpu, fast=False).step_seconds - times(few, gpu, fast=False).step_seconds
         once = trained_of(SHAPE, few.way) * few.way.gradient_bytes / 2 / gpu.link
         assert more == pytest.approx(exchanges * once)
+        in_one = replace(many, micro_batch_tokens=10**6)
+        fewer = times(many, gpu, fast=False).step_seconds - times(in_one, gpu, fast=False).step_seconds
+        assert fewer == pytest.approx(exchanges / 4 * 7 * once), "one micro-batch in place of eight"
+
+
+def test_planned_evaluations_take_fewer_batches() -> None:
+    alone = some_case()
+    planned = replace(alone, micro_batch_tokens=10**6)
+    each, together = (
+        work.evaluation_groups * work.evaluation_batches.of_a_group for work in map(amount, (alone, planned))
+    )
+    assert together == each / alone.settings.gradient_accumulation_steps
 
 
 def test_fsdp2_gathers_a_layers_experts_and_not_those_of_all_layers() -> None:

@@ -89,6 +89,23 @@ def test_rows_of_similar_length_are_those_of_ms_swift(tmp_path: Path) -> None:
     assert [batch for step in steps_of(trainer, 1) for batch in step] == list(theirs)
 
 
+@pytest.mark.parametrize(("rows", "size"), [(7, 1), (9, 1), (11, 2), (12, 2)])
+def test_ranks_have_equally_many_batches_of_rows_of_similar_length(
+    rows: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an odd number of rows, ms-swift's sampler gives the first of two ranks a row more."""
+    from swift.dataloader.shard import BatchSamplerShard
+
+    counts = []
+    for rank in (0, 1):
+        monkeypatch.setattr(BatchSamplerShard, "rank", rank)
+        monkeypatch.setattr(BatchSamplerShard, "world_size", 2)
+        steps = Fixed(4, list(range(rows))).steps(BatchSamplerShard(rows, size, True, False, 1))
+        counts.append([len(step) for step in steps])
+        assert len(counts[-1]) == len(steps)
+    assert counts[0] == counts[1]
+
+
 def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
     trainer = Trainer(0)
     batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), None)

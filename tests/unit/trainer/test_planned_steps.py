@@ -71,6 +71,24 @@ def test_rows_above_the_number_and_few_rows_stand_alone() -> None:
     assert planner.step([1, 2]) == [[[1]], [[2]]]
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("rows", "processes"), [(5, 2), (3, 2), (1, 2), (9, 4), (33, 2)])
+@pytest.mark.parametrize("tokens", [10, 600, 1025])
+def test_an_evaluation_may_have_any_number_of_rows(rows: int, processes: int, tokens: int, padded: bool) -> None:
+    step = Planner([tokens] * rows, processes, 1024, padded).step(range(rows))
+    assert sorted(row for batches in step for batch in batches for row in batch) == list(range(rows))
+    counts = [len(batches) for batches in step]
+    assert max(counts) - min(counts) <= 1
+    assert all(len(batch) == 1 or tokens * len(batch) <= 1024 for batches in step for batch in batches)
+
+
+def test_an_evaluation_of_rows_that_do_not_fit_together_is_planned_in_a_second() -> None:
+    begun = time.process_time()
+    step = Planner([4200] * 20_000, 1, 8192).step(range(20_000))
+    assert len(step[0]) == 20_000
+    assert time.process_time() - begun < 1
+
+
 def test_three_epochs_of_a_hundred_thousand_rows_are_planned_in_seconds() -> None:
     draw = random.Random(1)
     planner = Planner([max(5, round(draw.gauss(616, 300))) for _ in range(100_000)], 4, 16_384)

@@ -9,6 +9,7 @@ from fetch_model import main as fetch_model
 from made_stats import some_stats
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.fit import fit_rows
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
@@ -43,6 +44,20 @@ def model(folder: Path) -> Path:
     return folder / "model"
 
 
+def block(processes: int, **train: int) -> TrainBlock:
+    """Give the settings of a run on the CPU."""
+    return TrainBlock(
+        model_type="qwen3",
+        train=TrainSettings(max_length=100, **train),
+        device="cpu",
+        nodes=1,
+        processes=processes,
+        strategy="ddp",
+        deepspeed=None,
+        tuner="lora",
+    )
+
+
 @pytest.mark.parametrize(
     ("train", "processes", "steps"),
     [
@@ -55,15 +70,12 @@ def model(folder: Path) -> Path:
 def test_the_trainer_saves_and_evaluates_by_the_steps_of_its_run(
     tmp_path: Path, train: dict[str, int], processes: int, steps: tuple[str, str]
 ) -> None:
-    block = TrainBlock(
-        model_type="qwen3",
-        train=TrainSettings(max_length=100, **train),
-        device="cpu",
-        nodes=1,
-        processes=processes,
-        strategy="ddp",
-        deepspeed=None,
-        tuner="lora",
-    )
-    words = plan_training(block, fitted(tmp_path), model(tmp_path), tmp_path, []).arguments()
+    words = plan_training(block(processes, **train), fitted(tmp_path), model(tmp_path), tmp_path, []).arguments()
     assert tuple(words[words.index(name) + 1] for name in ("--save_steps", "--eval_steps")) == steps
+
+
+def test_fewer_rows_than_processes_are_refused(tmp_path: Path) -> None:
+    rows, base = fitted(tmp_path), model(tmp_path)
+    with pytest.raises(VlmflowError, match="88 rows for 89 processes"):
+        plan_training(block(89), rows, base, tmp_path, [])
+    plan_training(block(88), rows, base, tmp_path, [])
