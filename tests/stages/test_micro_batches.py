@@ -197,6 +197,7 @@ def test_padded_micro_batches_train_the_same(
     trained_both_ways(request.getfixturevalue(base), tmp_path, on_cores, "lora", "ddp", 1, padded=True)
 
 
+@pytest.mark.slow
 def test_a_killed_training_with_dropout_resumes_to_the_same_bytes(seeing: Tiny, tmp_path: Path) -> None:
     """Its plan is kept, and so are the random numbers of each micro-batch; the last step is of a second epoch."""
     settings = SETTINGS | {

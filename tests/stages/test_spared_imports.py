@@ -19,6 +19,7 @@ print("deepspeed" in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "imports"), [("ddp", "False"), ("zero2", "True")])
 def test_deepspeed_is_imported_only_where_it_trains(strategy: str, imports: str) -> None:
     """Otherwise accelerate imports it to ask whether it wraps the model."""

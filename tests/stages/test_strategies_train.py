@@ -21,6 +21,7 @@ from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Begin, Event, Log, read_events
+from vlmflow.trainer.row_log import rows_of_step
 from vlmflow.training.foreign_code import SAFE, ForeignCodeError, refuse_foreign_code
 from vlmflow.training.train import Trained, train
 
@@ -156,10 +157,13 @@ def sessions(events: list[Event]) -> list[list[tuple[Any, ...]]]:
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_a_killed_training_resumes_exactly(text: Tiny, name: str, tmp_path: Path, on_cores: pytest.MonkeyPatch) -> None:
+    """With two micro-batches in a step on each process, and dropout."""
     if name == "fsdp2":
         on_cores.setenv("VLMFLOW_TEST_COUNT_GATHERED", str(tmp_path / "gathered"))
-    quick = {"max_steps": 2, "checkpoint_steps": 1, "evaluation_steps": 1, "gradient_accumulation_steps": 1}
+    quick = {"max_steps": 2, "checkpoint_steps": 1, "evaluation_steps": 1, "gradient_accumulation_steps": 3}
+    quick |= {"micro_batch_tokens": 80}
     trained = killed_and_resumed(training_of(text, SHARDED[name], **quick), tmp_path, on_cores)
+    assert [len(batches) for batches in rows_of_step(trained.folder.path, 2).values()] == [2, 2]
     if name == "zero2":
         assert named_in(trained.last.folder) == set(SAFE) - {SCALED}, "all of them are needed"
     if name == "fsdp2":
