@@ -197,7 +197,7 @@ def within_budget(what: str, minutes: float, second: float, budget: Budget) -> b
         print(f"{minutes:.1f} core-minutes")
         return True
     allowed = budget.core_minutes[what]
-    # Of a slow machine less is asked, but of a fast one no more: where counts were 1.4 times as fast, the tests were not.
+    # Less is asked of a slow machine, but no more of a fast one: where counts were 1.4 times as fast, tests were not.
     scaled = minutes * min(1.0, budget.seconds_of_a_count / second)
     fits = scaled <= OVER * allowed
     print(
