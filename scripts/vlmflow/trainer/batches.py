@@ -98,9 +98,8 @@ class Batches:
         begun = list(islice(timed, 1))
         self.of_step = self._ahead.popleft() if begun else []
         taken, trained_tokens = self._get_samples(chain(begun, timed), len(self.of_step), *arguments)
-        if (
-            isinstance(self._how, Plan) and taken and trained_tokens is None
-        ):  # then each batch's loss would be a mean, and their sum no mean
+        # Otherwise the loss of each batch would be a mean, and that of the step a sum of means.
+        if taken and trained_tokens is None and isinstance(self._how, Plan):
             raise RuntimeError("the loss is no mean over the trained tokens of a step: batches have no weight in it")
         self._tokens = [_tokens_of(batch) for batch in taken]
         if taken and self._log:

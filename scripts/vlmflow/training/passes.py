@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.swift.arguments import Passes, Training
-from vlmflow.trainer.micro_batches import AND_AGAIN, FIRST, FORWARD_AND_BACKWARD, NUMBERS
+from vlmflow.trainer.micro_batches import AND_AGAIN, FIRST, FORWARD_AND_BACKWARD, NUMBERS, Plan
 from vlmflow.training.step_plan import plan_of
 from vlmflow.training.train import TooLargeError
 
@@ -37,10 +37,10 @@ def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], S
     Raises TooLargeError if the smoke run does not fit after HALVINGS.
     """
     largest = _largest_by_estimate(full, fits)
-    for halved in range(HALVINGS + 1):
-        best, *others = sorted(
-            (_fastest(full, again, number) for again, number in largest.items()), key=lambda one: one[0]
-        )
+    plan = plan_of(replace(full, found=Passes(FIRST, gradient_checkpointing=True)))
+    halvings = 0
+    while True:
+        best, *others = sorted((_fastest(plan, *choice) for choice in largest.items()), key=lambda one: one[0])
         found = replace(full, found=best[1])
         beside = (
             f"; next best: {_in_words(others[0][1])}, {others[0][0] / best[0]:.2f} times the time" if others else ""
@@ -53,10 +53,10 @@ def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], S
             largest[again] = number
             if number < NUMBERS[0]:
                 del largest[again]
-            if halved == HALVINGS or not largest:
+            if halvings == HALVINGS or not largest:
                 raise
+            halvings += 1
             log.warning(f"auto: {_in_words(best[1])} did not fit the GPU; trying less")
-    raise AssertionError("the loop returns or raises")
 
 
 def _in_words(passes: Passes) -> str:
@@ -78,15 +78,17 @@ def _largest_by_estimate(full: Training, fits: Fits | None) -> dict[bool, int]:
     return found
 
 
-def _fastest(full: Training, again: bool, most: int) -> tuple[float, Passes]:
-    """Return the number up to `most` with the least predicted time, the smallest of equals; and that time."""
+def _fastest(plan: Plan, again: bool, most: int) -> tuple[float, Passes]:
+    """Return the number up to `most` with the least predicted time, the smallest of equals; and that time.
+
+    plan: of the full run, with any number.
+    """
     work = AND_AGAIN if again else FORWARD_AND_BACKWARD
     tried = []
     for number in [one for one in NUMBERS if one < most] + [most]:
-        plan = plan_of(replace(full, found=Passes(number, again)))
-        cost = sum(
-            plan.planner.cost(together) for step in islice(plan.steps(0), STEPS) for together in zip(*step, strict=True)
-        )
+        planner = replace(plan.planner, most=number)
+        steps = map(planner.step, islice(plan.rows(0), STEPS))
+        cost = sum(planner.cost(together) for step in steps for together in zip(*step, strict=True))
         tried.append((float(cost * work), Passes(number, again)))
     return min(tried, key=lambda one: one[0])
 

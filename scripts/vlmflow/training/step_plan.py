@@ -91,22 +91,21 @@ def _describe_epoch(plan: Plan, epoch: int, pictures: list[int]) -> tuple[EpochP
     """Return the account of an epoch, and the most picture tokens in one of its micro-batches."""
     planner, sizes = plan.planner, plan.planner.sizes
     processes = planner.processes
-    cost = count = padding = one_each = most = 0
+    cost = count = size = with_padding = one_each = most = 0
     for rows in plan.rows(epoch):
         step = planner.step(rows)
         count += len(step[0])
+        size += sum(sizes[row] for row in rows)
         for together in zip(*step, strict=True):
             cost += planner.cost(together)
-            padding += sum(planner.tokens(batch) for batch in together) if planner.padded else 0
-            most = max(most, *(sum(pictures[row] for row in batch) for batch in together), 0)
+            with_padding += sum(map(planner.tokens, together))
+            most = max(most, *(sum(pictures[row] for row in batch) for batch in together))
         one_each += sum(
             max(FEWEST_TOKENS, *(sizes[row] for row in rows[at : at + processes]))
             for at in range(0, len(rows), processes)
         )
-        padding -= sum(sizes[row] for row in rows) if planner.padded else 0
-    full = sum(sizes[row] for rows in plan.rows(epoch) for row in rows) / processes
     cost = cost or 1  # fewer rows than processes
-    return EpochPlan(count, padding, round(full / cost, 3), round(one_each / cost, 2)), most
+    return EpochPlan(count, with_padding - size, round(size / processes / cost, 3), round(one_each / cost, 2)), most
 
 
 def _digest(plan: Plan) -> str:
