@@ -41,7 +41,7 @@ OVER = 1.1
 
 FASTER = 1.1
 """The most that a machine counts as faster than that of the budget. On one whose counts were 1.3 times as fast as on
-another, the same tests took 22.8 in place of 25.0 core-minutes: they start programs and import, more than they count."""
+another, the same tests took 22.8 in place of 25.0 core-minutes: they start programs and import more than they count."""
 
 LONGEST_END = 10.0
 """Seconds until a part is killed that was told to end."""
