@@ -220,10 +220,11 @@ class TrainSettings(Settings):
         if self.gradient_checkpointing == "auto" and tokens != "auto":
             changes["gradient_checkpointing"] = True
         if self.rows_per_step:
-            passes, rest = divmod(self.rows_per_step, processes // self.sequence_parallel)
+            # Of sequence_parallel that does not divide the processes, the run has an error of its own.
+            passes, rest = divmod(self.rows_per_step, processes // self.sequence_parallel or 1)
             if rest:
                 raise ValueError(
-                    f"train.rows_per_step: {self.rows_per_step} is not a multiple of the {processes} processes"
+                    f"rows_per_step: {self.rows_per_step} is not a multiple of the {processes} processes"
                     + (f" / sequence_parallel {self.sequence_parallel}" if self.sequence_parallel > 1 else "")
                 )
             changes |= {"rows_per_step": None, "gradient_accumulation_steps": passes}

@@ -40,6 +40,8 @@ def allowed(schema: Schema) -> str:
         return "a block, see below"
     if "anyOf" in schema:
         return " or ".join(allowed(branch) for branch in schema["anyOf"])
+    if "const" in schema:
+        return str(schema["const"])
     if "enum" in schema:
         return "one of " + ", ".join("true" if one is True else str(one) for one in schema["enum"])
     bounds = [f"{word} {schema[key]}" for key, word in BOUNDS.items() if key in schema]
