@@ -29,5 +29,6 @@ def what_is_missing() -> list[str]:
             if version and installed != version and name not in OF_THE_MACHINE:
                 lines.append(f"{name} is {installed}, {version} is needed")
     if lines:
-        lines.append("on a machine with network, `make gpu-pack` makes an archive of what is missing here")
+        lines.append("`make gpu-check PYTHON=.venv/bin/python` has all of it, once `make demo` has made .venv")
+        lines.append("for a machine without network, `make gpu-pack` on another one makes an archive of it")
     return lines

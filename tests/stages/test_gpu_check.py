@@ -152,6 +152,7 @@ def test_a_package_that_is_missing_or_of_another_version_is_one_line(tmp_path):
     assert any(re.fullmatch(r"gpu-check: transformers is 4\.57\.0, 5\.\S+ is needed", line) for line in lines)
     for name in ("torch", "ms-swift", "snakemake", "bitsandbytes"):
         assert f"gpu-check: {name} is missing" in lines
+    assert any("make gpu-check PYTHON=.venv/bin/python" in line for line in lines)
     assert not any(name in done.stderr for name in pack.LEFT_OUT)
     assert "make gpu-pack" in lines[-1]
 
