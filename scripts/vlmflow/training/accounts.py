@@ -77,13 +77,13 @@ class StepPlan(msgspec.Struct, frozen=True):
     picture_tokens: int
 
     def in_words(self) -> str:
-        """Return what the plan is, and what it saves, for people."""
+        """Return what the plan is, and what it saves on a GPU, for people."""
         first = self.epochs[0]
         padding = f", {first.padding:,} tokens of padding" if self.padded else ", no padding"
         return (
             f"{counted(first.micro_batches, 'micro-batch')} of at most {self.passes.micro_batch_tokens:,} tokens in "
-            f"an epoch on each process{padding}, {first.full_rate:.0%} of the full rate; one row per pass would take "
-            f"{first.one_row_each:.1f} times as long"
+            f"an epoch on each process{padding}; on a GPU {first.full_rate:.0%} of the full rate, and one row per pass "
+            f"would take {first.one_row_each:.1f} times as long"
         )
 
 

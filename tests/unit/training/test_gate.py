@@ -16,9 +16,10 @@ from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import MadeOf
+from vlmflow.swift.arguments import Passes
 from vlmflow.trainer.events import Begin, Event, Log
 from vlmflow.trainer.model_layers import Layers
-from vlmflow.training.accounts import Best, Check, Gate, Pace
+from vlmflow.training.accounts import Best, Check, EpochPlan, Gate, Pace, StepPlan
 from vlmflow.training.gate import estimate, judge, pace_of, refuse_failed
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
@@ -260,3 +261,13 @@ def test_an_evaluation_costs_what_it_cost_in_the_smoke_run() -> None:
     as_trained += pace.step_seconds
     assert pace_of(some_report(), events, VAL, shared).evaluation_cost == pytest.approx(6.0 / as_trained), "now 3"
     assert pace_of(some_report(seconds=10.0, tokens=1_000), [], VAL, full) == Pace(0.0, 0.01, 0)
+
+
+@pytest.mark.parametrize(("padding", "said"), [(None, "no padding"), (1200, "1,200 tokens of padding")])
+def test_a_plan_says_that_its_rates_are_those_of_a_gpu(padding: int | None, said: str) -> None:
+    """On a CPU short passes are no slower, so the words claim nothing of it."""
+    plan = StepPlan(Passes(600, True), padding is not None, "digest", [EpochPlan(17, padding or 0, 0.105, 3.0)], 60)
+    assert plan.in_words() == (
+        f"17 micro-batches of at most 600 tokens in an epoch on each process, {said}; on a GPU 10% of the full rate, "
+        "and one row per pass would take 3.0 times as long"
+    )
