@@ -67,6 +67,10 @@ class QuantisationSettings(Settings):
     """Quantise the scales of the blocks too: 0.37 bit less per weight."""
 
 
+ROWS_OF_A_STEP = ("per_device_batch_size", "gradient_accumulation_steps")
+"""What `rows_per_step` stands in place of."""
+
+
 class TrainSettings(Settings):
     """How a run trains; a change of a value that reaches ms-swift's command line starts the run from step 0."""
 
@@ -182,9 +186,9 @@ class TrainSettings(Settings):
 
     @model_validator(mode="after")
     def _rows_of_a_step_are_given_once(self) -> Self:
-        given = self.model_fields_set & {"per_device_batch_size", "gradient_accumulation_steps"}
+        given = [key for key in ROWS_OF_A_STEP if key in self.model_fields_set]
         if self.rows_per_step and given:
-            raise ValueError(f"rows_per_step: give it, or {' and '.join(sorted(given))}")
+            raise ValueError(f"rows_per_step: give it, or {' and '.join(given)}")
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field
 
-from vlmflow.config.run_settings import RunSettings, TrainSettings
+from vlmflow.config.run_settings import ROWS_OF_A_STEP, RunSettings, TrainSettings
 from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings
 from vlmflow.config.shown import shown
 from vlmflow.config.tuners import tuner_of
@@ -237,6 +237,11 @@ def check_search(name: str, search: SearchSettings, run: RunSettings, *, feedbac
     for key, values in search.space.items():
         where = f"search.{name}.space.{key}"
         _check_key(where, key)
+        if key in ROWS_OF_A_STEP and "rows_per_step" in run.train.model_fields_set:
+            raise ValueError(
+                f"{where}: run {search.run} has rows_per_step, which best.yaml would contradict; give the run "
+                f"{' and '.join(ROWS_OF_A_STEP)} in place of it"
+            )
         if isinstance(values, RangeSettings):
             _check_range(where, key, values)
         tried = [values.low, values.high] if isinstance(values, RangeSettings) else values

@@ -27,6 +27,7 @@ def checked(**search: Any) -> Any:
                 "r": {"model": "m", "dataset": "fire"},
                 "full": {"model": "m", "dataset": "alpaca", "tuner": "full"},
                 "q": {"model": "m", "dataset": "alpaca", "tuner": "qlora"},
+                "rows": {"model": "m", "dataset": "fire", "train": {"rows_per_step": 8}},
             },
             "search": {"s": block},
         },
@@ -120,6 +121,14 @@ def test_a_search_that_cannot_be_is_refused_with_key_and_value(block: dict[str, 
         checked(**block)
     assert said in error.value.cause
     assert "\n" not in error.value.cause
+
+
+def test_rows_of_a_step_are_searched_only_where_best_yaml_can_say_them() -> None:
+    space = {"gradient_accumulation_steps": [2, 4]}
+    assert checked(space=space)
+    with pytest.raises(VlmflowError, match=r"space\.gradient_accumulation_steps: run rows has rows_per"):
+        checked(run="rows", space=space)
+    assert checked(run="rows")
 
 
 def test_a_quantising_run_may_search_its_quantisation() -> None:
