@@ -56,7 +56,7 @@ def some_report(**fields: Any) -> TrainingReport:
         "eval_rows": 9,
         "eval_tokens": 90,
         "best": Best(8, 2.0),
-        "settings": TrainSettings().model_dump(mode="json"),
+        "settings": TrainSettings().on_device("cpu", 4).model_dump(mode="json"),
         "tuner": "lora",
         "strategy": "ddp",
         "experimental": [],
@@ -73,7 +73,10 @@ def leave_training(stage: Path, name: str, events: list[Event], **train: Any) ->
     folder = stage / name
     job = {"nodes": 1, "processes": 4, "device": "cpu", "tuner": "lora", "strategy": "ddp", "deepspeed": None}
     job |= {"data": {"digest": "data"}, "model": {"digest": "model"}}
-    write_account(folder / "job.json", job | {"settings": TrainSettings(**train).scheduled(8).model_dump(mode="json")})
+    write_account(
+        folder / "job.json",
+        job | {"settings": TrainSettings(**train).on_device("cpu", 4).scheduled(8).model_dump(mode="json")},
+    )
     (folder / "progress.jsonl").write_text("".join(map(as_line, events)))
     return folder
 

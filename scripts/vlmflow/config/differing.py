@@ -32,6 +32,7 @@ def asked(train: Mapping[str, Any], of_run: Mapping[str, Any], steps: int) -> di
     train: its `train` block, as a training records it: with a number of steps between two evaluations, also where the
     run set none. of_run: the values of OF_RUN. steps: the training's, from which these numbers then follow.
     """
+    train = {"micro_batch_tokens": None, **train}  # trainings of before there were micro-batches do not name them
     derived = TrainSettings().scheduled(steps)
     if all(train.get(key) == getattr(derived, key) for key in SCHEDULE):
         train = {**train, **dict.fromkeys(SCHEDULE)}
@@ -47,8 +48,19 @@ def differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> Differe
 
 
 def own_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings that differ from the defaults: key and value for people."""
-    return [(key, value) for key, (value, _) in differing(settings, DEFAULTS).items()]
+    """Return the settings that differ from the defaults: key and value for people.
+
+    A training records what the default word `auto` stands for where nothing is to be found (`TrainSettings.on_device`).
+    """
+    own = {key: settings[f"train.{key}"] for key in ("group_by_length", "sequence_parallel", "micro_batch_tokens")}
+    place = settings["device"], settings["processes"]
+    tokens = TrainSettings().model_copy(update=own | {"micro_batch_tokens": "auto"}).on_device(*place)
+    again = TrainSettings().model_copy(update=own).on_device(*place)
+    words = {
+        "train.micro_batch_tokens": tokens.micro_batch_tokens,
+        "train.gradient_checkpointing": again.gradient_checkpointing,
+    }
+    return [(key, value) for key, (value, _) in differing(settings, DEFAULTS | words).items()]
 
 
 def _text(value: Any) -> str:

@@ -12,8 +12,9 @@ OF_RUN = {"device": "cuda", "tuner": "lora", "strategy": "ddp", "deepspeed": Non
 
 def own(steps: int = 8, of_run: dict[str, Any] | None = None, **train: Any) -> dict[str, str]:
     """Return what a training of so many steps reports as its own settings."""
-    settings = TrainSettings(**train).scheduled(steps).model_dump(mode="json")
-    return dict(own_settings(asked(settings, OF_RUN | (of_run or {}), steps)))
+    of_run = OF_RUN | (of_run or {})
+    settings = TrainSettings(**train).on_device(of_run["device"], of_run["processes"]).scheduled(steps)
+    return dict(own_settings(asked(settings.model_dump(mode="json"), of_run, steps)))
 
 
 @pytest.mark.parametrize("steps", [1, 8, 777, 100_000])
@@ -33,6 +34,15 @@ def test_each_setting_has_the_key_of_the_configuration() -> None:
         "train.swift_args.template": "qwen3",
     }
     assert own(evaluation_steps=4) == {"train.checkpoint_steps": "4", "train.evaluation_steps": "4"}
+
+
+def test_what_auto_stands_for_is_no_setting_of_ones_own() -> None:
+    assert own(of_run={"device": "cpu"}) == {"device": "cpu"}
+    assert own(group_by_length=True) == {"train.group_by_length": "true"}
+    assert own(micro_batch_tokens=4096) == {"train.micro_batch_tokens": "4096"}
+    assert own(micro_batch_tokens=None) == {"train.micro_batch_tokens": "null"}
+    assert own(gradient_checkpointing=False) == {"train.gradient_checkpointing": "false"}
+    assert own(gradient_checkpointing=True) == {"train.gradient_checkpointing": "true"}
 
 
 def test_what_only_the_other_training_has_differs_too() -> None:

@@ -46,6 +46,14 @@ def test_each_former_training_says_in_what_it_differs_and_what_it_came_to(stage:
     ]
 
 
+def test_one_of_before_there_were_micro_batches_had_none(stage: Path) -> None:
+    folder = leave_training(stage, NAMES[1], [], seed=7)
+    written = json.loads((folder / "job.json").read_text())
+    del written["settings"]["micro_batch_tokens"]
+    (folder / "job.json").write_text(json.dumps(written))
+    assert told(stage) == ["train.seed 7 (now 42); no step was made"]
+
+
 def test_other_rows_and_another_base_are_named(stage: Path) -> None:
     folder = leave_training(stage, NAMES[1], EVENTS)
     written = json.loads((folder / "job.json").read_text())
