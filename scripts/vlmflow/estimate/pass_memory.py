@@ -21,6 +21,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.estimate.parameters import LANGUAGE, adapted
 from vlmflow.estimate.shape import ModelShape, TextShape
 from vlmflow.estimate.way import Adapter, Way
+from vlmflow.swift.quick_imports import quick_imports
 
 log = logging.getLogger("vlmflow")
 
@@ -156,7 +157,8 @@ def _known(one: bytes) -> PassMemory:
         return msgspec.json.decode(file.read_bytes(), type=PassMemory)
     except (OSError, msgspec.DecodeError):
         log.info("measuring the memory of a pass on tensors without data; once for a model and a way to train it")
-    from vlmflow.estimate.fake_pass import measure  # imports torch, which takes seconds
+    with quick_imports():
+        from vlmflow.estimate.fake_pass import measure  # imports torch, which takes seconds
 
     try:
         found = measure(msgspec.json.decode(one, type=Pass))

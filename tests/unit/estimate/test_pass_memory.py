@@ -34,20 +34,25 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "vlmflow" / "passes"
 
 
-def test_what_is_in_the_cache_needs_no_torch(cache: Path) -> None:
-    found = pass_memory.pass_memory(ONE)
-    blocked = """
-import sys
-sys.modules["torch"] = None
-import test_pass_memory
-print(test_pass_memory.pass_memory.pass_memory(test_pass_memory.ONE))
-"""
+def measured_elsewhere(cache: Path, before: str = "") -> subprocess.CompletedProcess[str]:
+    """Let another process print the memory of ONE. before: what it runs first."""
+    code = f"{before}\nimport test_pass_memory as one\nprint(one.pass_memory.pass_memory(one.ONE))"
     paths = ":".join(str(ROOT / name) for name in ("scripts", "tests/helpers", "tests/unit/estimate"))
     environment = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(cache.parents[1])}
-    done = subprocess.run(
-        [sys.executable, "-c", blocked], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert done.stdout.strip() == str(found)
+
+
+def test_what_is_in_the_cache_needs_no_torch(cache: Path) -> None:
+    found = pass_memory.pass_memory(ONE)
+    assert measured_elsewhere(cache, 'import sys; sys.modules["torch"] = None').stdout.strip() == str(found)
+
+
+def test_a_measurement_gives_no_advice_to_install_a_package(cache: Path) -> None:
+    """As far as this machine's CPU makes a library give it."""
+    assert "kernels" not in measured_elsewhere(cache).stderr
+    assert list(cache.iterdir())
 
 
 def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
