@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,6 +19,7 @@ from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import TUNERS
+from vlmflow.core.account import write_account
 from vlmflow.lengths.count import read_lengths
 from vlmflow.swift.arguments import Passes, Training
 from vlmflow.trainer.bad_step import ACCOUNT
@@ -288,6 +290,14 @@ def test_rows_that_may_share_a_sequence_now_are_planned_anew_with_the_same_passe
     assert (begun.padded, resumed.padded) == (True, False)
     assert begun.passes == resumed.passes
     assert read_plan(RunFolder(tmp_path)) == resumed
+
+
+def test_a_number_that_a_run_sets_itself_is_not_taken_from_the_run_folder(text: Tiny, tmp_path: Path) -> None:
+    full = text.training(**SETTINGS, gradient_accumulation_steps=8, micro_batch_tokens=MOST)
+    plan = kept_plan(full, RunFolder(tmp_path), "train_model r")
+    assert plan is not None
+    write_account(tmp_path / PLAN, msgspec.structs.replace(plan, passes=Passes(9000, gradient_checkpointing=True)))
+    assert kept_plan(full, RunFolder(tmp_path), "train_model r") == plan == read_plan(RunFolder(tmp_path))
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_vl"])

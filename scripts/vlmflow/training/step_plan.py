@@ -53,9 +53,7 @@ def describe(training: Training) -> StepPlan:
         account, largest = _describe_epoch(plan, epoch, pictures)
         described.append(account)
         most = max(most, largest)
-    return StepPlan(
-        Passes(plan.planner.most, training.gradient_checkpointing), plan.planner.padded, _digest(plan), described, most
-    )
+    return StepPlan(_passes(training), plan.planner.padded, _digest(plan), described, most)
 
 
 def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | None:
@@ -68,7 +66,8 @@ def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | No
     plan = read_plan(folder)
     if plan is not None:
         training = replace(training, found=plan.passes)
-    if plan is None or plan.digest != _digest(plan_of(training)):  # rows measured again may share a sequence now
+    # Rows measured again may share a sequence now; and what a run sets itself counts, not what the file says of it.
+    if plan is None or (plan.digest, plan.passes) != (_digest(plan_of(training)), _passes(training)):
         plan = describe(training)
         write_account(folder.path / PLAN, plan)
     log.info(f"{what}: {plan.in_words()}")
@@ -106,6 +105,10 @@ def _describe_epoch(plan: Plan, epoch: int, pictures: list[int]) -> tuple[EpochP
         )
     cost = cost or 1  # fewer rows than processes
     return EpochPlan(count, with_padding - size, round(size / processes / cost, 3), round(one_each / cost, 2)), most
+
+
+def _passes(training: Training) -> Passes:
+    return Passes(training.micro_batch_tokens or 0, training.gradient_checkpointing)
 
 
 def _digest(plan: Plan) -> str:
