@@ -54,7 +54,7 @@ def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
     found = pass_memory.pass_memory(ONE)
     (file,) = cache.iterdir()
     whole = file.read_bytes()
-    for damaged in (b"", whole[:-9], b'{"kept": [1], "layers": [], "loss": []}'):
+    for damaged in (b"", whole[:-9], b'{"kept": [1, 1, 1, 1], "layers": [], "loss": []}', b"[" * 100_000):
         file.write_bytes(damaged)
         pass_memory._known.cache_clear()
         assert pass_memory.pass_memory(ONE) == found
