@@ -324,7 +324,7 @@ def _course(one: Pass, layers: int, tokens: int, logits: int) -> _Course:
 
 
 def _model(one: Pass, layers: int) -> Any:
-    """Return a model with so many layers, as it is trained; on the meta device."""
+    """Return a model with so many layers, as it is trained; on the meta device, also an adapter of any size."""
     config = _config(one, layers)
     config._attn_implementation = "eager" if one.eager else FUSED
     with torch.device("meta"):
@@ -340,7 +340,8 @@ def _model(one: Pass, layers: int) -> Any:
     lora = LoraConfig(
         r=adapter.rank, lora_dropout=adapter.dropout, target_modules=list(one.adapted), use_dora=adapter.dora
     )
-    return get_peft_model(model, lora, autocast_adapter_dtype=one.autocast or one.base == FP32)
+    with torch.device("meta"):
+        return get_peft_model(model, lora, autocast_adapter_dtype=one.autocast or one.base == FP32)
 
 
 def _config(one: Pass, layers: int) -> PreTrainedConfig:

@@ -72,6 +72,14 @@ def test_sizes_that_do_not_fit_together_are_named(cache: Path) -> None:
         pass_memory.pass_memory(msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, head_dim=15)))
 
 
+def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
+    """Its layers are so wide that no machine could hold the adapter: 2^48 bytes."""
+    from vlmflow.estimate.fake_pass import measure
+
+    hostile = msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, intermediate_size=1 << 42))
+    assert measure(hostile).kept.constant > 1 << 42
+
+
 def test_strategies_that_compute_alike_share_a_measurement() -> None:
     shape = ModelShape(TEXT, None, tied=False)
     zero2, zero3 = (
