@@ -337,9 +337,9 @@ def _model(one: Pass, layers: int) -> Any:
     if not one.adapted:
         return model
     adapter = one.adapter
-    lora = LoraConfig(
-        r=adapter.rank, lora_dropout=adapter.dropout, target_modules=list(one.adapted), use_dora=adapter.dora
-    )
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    adapted = [name for name in one.adapted if name in linear]  # those of dense layers are none beside experts
+    lora = LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=adapted, use_dora=adapter.dora)
     with torch.device("meta"):
         return get_peft_model(model, lora, autocast_adapter_dtype=one.autocast or one.base == FP32)
 

@@ -80,6 +80,19 @@ def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
     assert measure(hostile).kept.constant > 1 << 42
 
 
+def test_layers_with_and_without_experts_count_as_those_with_experts() -> None:
+    """peft would take down_proj, which the dense layers have, for a matrix of the experts, and refuse its dropout."""
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    text = msgspec.structs.replace(TEXT, num_hidden_layers=6, **experts)
+    mixed = msgspec.structs.replace(text, decoder_sparse_step=2)
+    from vlmflow.estimate.fake_pass import measure
+
+    of_both = [
+        measure(pass_memory.pass_of(ModelShape(one, None, tied=False), Way(), padded=False)) for one in (text, mixed)
+    ]
+    assert of_both[0] == of_both[1]
+
+
 def test_strategies_that_compute_alike_share_a_measurement() -> None:
     shape = ModelShape(TEXT, None, tied=False)
     zero2, zero3 = (
