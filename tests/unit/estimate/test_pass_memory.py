@@ -81,12 +81,12 @@ def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
 
 
 def test_layers_with_and_without_experts_count_as_those_with_experts() -> None:
-    """peft would take down_proj, which the dense layers have, for a matrix of the experts, and refuse its dropout."""
+    """Beside experts, down_proj is no linear layer but a matrix of theirs, whose dropout peft refuses."""
+    from vlmflow.estimate.fake_pass import measure
+
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     text = msgspec.structs.replace(TEXT, num_hidden_layers=6, **experts)
     mixed = msgspec.structs.replace(text, decoder_sparse_step=2)
-    from vlmflow.estimate.fake_pass import measure
-
     of_both = [
         measure(pass_memory.pass_of(ModelShape(one, None, tied=False), Way(), padded=False)) for one in (text, mixed)
     ]
