@@ -220,7 +220,7 @@ class TrainSettings(Settings):
         if self.gradient_checkpointing == "auto" and tokens != "auto":
             changes["gradient_checkpointing"] = True
         if self.rows_per_step:
-            passes, rest = divmod(self.rows_per_step, processes // self.sequence_parallel)
+            passes, rest = divmod(self.rows_per_step * self.sequence_parallel, processes)
             if rest:
                 raise ValueError(
                     f"train.rows_per_step: {self.rows_per_step} is not a multiple of the {processes} processes"

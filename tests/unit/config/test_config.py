@@ -228,6 +228,11 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r.train.swift_args", {"include_num_input_tokens_seen": "all"}, "the workflow counts tokens itself"),
         ("runs.r.train.swift_args", {"eval_delay": 5}, "would make up for the evaluations"),
         ("runs.r.train.sequence_parallel", 2, "sequence_parallel: 2 needs attention flash_attention_2"),
+        (
+            "runs.r",
+            {**RUN, "train": {"sequence_parallel": 2, "attention": "flash_attention_2", "rows_per_step": 8}},
+            "experimental, because no test proves it: train.attention flash_attention_2; train.sequence_parallel 2",
+        ),
         ("runs.r", {**RUN, "train": {"attention": "flash_attention_2"}}, "train.attention flash_attention_2 (set exp"),
         ("runs.r", {**RUN, "train": {"liger": True}}, "experimental, because no test proves it: train.liger (set"),
         ("runs.r", {**RUN, "device": "cpu", "train": {"liger": True}}, "train: not on device cpu: liger; remove it"),
