@@ -199,8 +199,12 @@ def test_padded_micro_batches_train_the_same(
 
 @pytest.mark.slow
 def test_a_killed_training_with_dropout_resumes_to_the_same_bytes(seeing: Tiny, tmp_path: Path) -> None:
-    """Its plan is kept, and so are the random numbers of each micro-batch; the last step is of a second epoch."""
+    """Its plan is kept, and so are the random numbers of each micro-batch; the last step is of a second epoch.
+
+    With workers a loader that was started goes on into the second epoch; the resumed training's has not been started.
+    """
     settings = SETTINGS | {
+        "dataloader_workers": 2,
         "checkpoint_steps": 1,
         "evaluation_steps": 2,
         "lora": {"dropout": 0.2},

@@ -87,6 +87,9 @@ class Batches:
         steps = PlannedSteps(how, self._heart.rank) if isinstance(how, Plan) else how.steps(loader.batch_sampler)
         # torch forbids another sampler, because the loader's batch size would differ; nobody asks this loader for it.
         object.__setattr__(loader, "batch_sampler", StepSampler(steps, skip_batches, self._ahead))
+        # The start of a loader draws a number, and its next epoch none where workers persist. A resumed training starts
+        # one more; its dropout would differ from that of an unbroken one.
+        loader.generator = torch.Generator().manual_seed(self._trainer.args.seed)
         return loader
 
     def _get_batch_samples(self, batches: Iterator[Any], count: int, *arguments: Any) -> Any:
