@@ -4,12 +4,20 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -20,6 +28,7 @@ from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import TUNERS
 from vlmflow.lengths.count import read_lengths
 from vlmflow.swift.arguments import Passes, Training
+from vlmflow.swift.one_sequence import joins_rows
 from vlmflow.trainer.bad_step import ACCOUNT
 from vlmflow.trainer.events import Log, read_events
 from vlmflow.trainer.row_attention import keep_rows_apart
@@ -292,6 +301,16 @@ def test_rows_that_may_share_a_sequence_now_are_planned_anew_with_the_same_passe
     assert (begun.padded, resumed.padded) == (True, False)
     assert begun.passes == resumed.passes
     assert read_plan(RunFolder(tmp_path)) == resumed
+
+
+@pytest.mark.parametrize("kind", [Qwen3Config, Qwen3MoeConfig])
+def test_rows_of_a_model_with_windows_do_not_share_a_sequence(kind: type[PreTrainedConfig]) -> None:
+    """Qwen3-MoE has one window for all layers, and does not list them."""
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    for settings, joins in (({}, True), (windows, False)):
+        meta = SimpleNamespace(is_multimodal=False)
+        template = SimpleNamespace(support_padding_free=None, model_meta=meta, config=kind(**settings))
+        assert joins_rows(template) == joins
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_vl"])
