@@ -341,7 +341,12 @@ def _model(one: Pass, layers: int) -> Any:
     adapted = [name for name in one.adapted if name in linear]  # those of dense layers are none beside experts
     lora = LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=adapted, use_dora=adapter.dora)
     with torch.device("meta"):
-        return get_peft_model(model, lora, autocast_adapter_dtype=one.autocast or one.base == FP32)
+        model = get_peft_model(model, lora)
+    if not one.autocast:  # peft gives an adapter the type of its layer, but not on the meta device
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.data = weight.to(TYPES[one.base])
+    return model
 
 
 def _config(one: Pass, layers: int) -> PreTrainedConfig:
