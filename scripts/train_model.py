@@ -1,7 +1,6 @@
 """Train to the last step, and keep the best checkpoint by validation loss."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -11,7 +10,7 @@ from vlmflow.core.files import whole_folder
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.orders import PROGRESS
 from vlmflow.training.accounts import Gate
-from vlmflow.training.gate import refuse_failed
+from vlmflow.training.gate import refuse_failed, with_passes
 from vlmflow.training.onlooker import page_of
 from vlmflow.training.plan_training import plan_training
 from vlmflow.training.released import release
@@ -46,7 +45,7 @@ def main(
 
     def look() -> Training:
         full = plan_training(settings, rows, model, picture_store, pictures or [])
-        return replace(full, found=gate.passes)
+        return with_passes(full, gate, run)
 
     training = look()
     page = page_of(run, "full", training.settings)

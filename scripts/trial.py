@@ -1,7 +1,6 @@
 """Train with the settings that a search asks, up to the end of its step."""
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 from msgspec import structs
@@ -22,7 +21,7 @@ from vlmflow.search.judge import JUDGING, Judgement, judged
 from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
 from vlmflow.swift.arguments import Training
 from vlmflow.training.accounts import Gate
-from vlmflow.training.gate import refuse_failed
+from vlmflow.training.gate import refuse_failed, with_passes
 from vlmflow.training.plan_training import plan_training
 
 
@@ -80,7 +79,7 @@ def main(
 
     def look() -> Training:
         training = plan_training(settings, rows, model, picture_store, pictures or [])
-        return replace(training, found=gate.passes)
+        return with_passes(training, gate, run)
 
     training, runs = look(), run_store / run / "search"
     own = of_trial(training, trial)

@@ -44,6 +44,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gpu-check-", ignore_cleanup_errors=True) as folder:
         road = Road(Path(folder), options.out.resolve(), device, options.shape)
         parts = parts_of(road, here["card"])
+        if unknown := [name for name in options.only if name not in {part.name for part in parts}]:
+            known = ", ".join(part.name for part in parts)
+            sys.exit(f"gpu-check: --only {' '.join(unknown)}: no such part; there are {known}")
         if options.only:
             parts = [part for part in parts if part.name in ("model", "road", *options.only)]
         for name, found in in_time(parts, 60 * options.minutes):

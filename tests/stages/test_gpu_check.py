@@ -69,6 +69,14 @@ def test_the_check_measures_every_part_that_needs_no_gpu_and_leaves_only_its_res
     assert dict(parts["resumed"]["losses"]) == pytest.approx(whole, rel=1e-3)
 
 
+def test_a_part_that_does_not_exist_is_named_before_anything_runs(tmp_path):
+    command = [sys.executable, GPU_CHECK, "--shape", "tiny", "--out", tmp_path, "--only", "passes", "zero"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("gpu-check: --only zero: no such part; there are model, road, ")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_generated_rows_have_the_lengths_of_fire(tmp_path):
     rows = lengths_of_rows(REAL.rows)
     assert fmean(rows) == pytest.approx(MEAN, rel=0.01)

@@ -4,13 +4,21 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import (
+    PreTrainedConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -22,6 +30,7 @@ from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import write_account
 from vlmflow.lengths.count import read_lengths
 from vlmflow.swift.arguments import Passes, Training
+from vlmflow.swift.one_sequence import joins_rows
 from vlmflow.trainer.bad_step import ACCOUNT
 from vlmflow.trainer.events import Log, read_events
 from vlmflow.trainer.row_attention import keep_rows_apart
@@ -201,8 +210,12 @@ def test_padded_micro_batches_train_the_same(
 
 @pytest.mark.slow
 def test_a_killed_training_with_dropout_resumes_to_the_same_bytes(seeing: Tiny, tmp_path: Path) -> None:
-    """Its plan is kept, and so are the random numbers of each micro-batch; the last step is of a second epoch."""
+    """Its plan is kept, and so are the random numbers of each micro-batch; the last step is of a second epoch.
+
+    With workers a loader that was started goes on into the second epoch; the resumed training's has not been started.
+    """
     settings = SETTINGS | {
+        "dataloader_workers": 2,
         "checkpoint_steps": 1,
         "evaluation_steps": 2,
         "lora": {"dropout": 0.2},
@@ -298,6 +311,16 @@ def test_a_number_that_a_run_sets_itself_is_not_taken_from_the_run_folder(text: 
     assert plan is not None
     write_account(tmp_path / PLAN, msgspec.structs.replace(plan, passes=Passes(9000, gradient_checkpointing=True)))
     assert kept_plan(full, RunFolder(tmp_path), "train_model r") == plan == read_plan(RunFolder(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [Qwen3Config, Qwen3MoeConfig])
+def test_rows_of_a_model_with_windows_do_not_share_a_sequence(kind: type[PreTrainedConfig]) -> None:
+    """Qwen3-MoE has one window for all layers, and does not list them."""
+    windows = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    for settings, joins in (({}, True), (windows, False)):
+        meta = SimpleNamespace(is_multimodal=False)
+        template = SimpleNamespace(support_padding_free=None, model_meta=meta, config=kind(**settings))
+        assert joins_rows(template) == joins
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3_vl"])

@@ -224,8 +224,7 @@ class TrainSettings(Settings):
         if self.gradient_checkpointing == "auto" and tokens != "auto":
             changes["gradient_checkpointing"] = True
         if self.rows_per_step:
-            # Of sequence_parallel that does not divide the processes, the run has an error of its own.
-            passes, rest = divmod(self.rows_per_step, processes // self.sequence_parallel or 1)
+            passes, rest = divmod(self.rows_per_step * self.sequence_parallel, processes)
             if rest:
                 raise ValueError(
                     f"rows_per_step: {self.rows_per_step} is not a multiple of the {processes} processes"

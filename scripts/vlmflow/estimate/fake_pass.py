@@ -324,7 +324,7 @@ def _course(one: Pass, layers: int, tokens: int, logits: int) -> _Course:
 
 
 def _model(one: Pass, layers: int) -> Any:
-    """Return a model with so many layers, as it is trained; on the meta device."""
+    """Return a model with so many layers, as it is trained; on the meta device, also an adapter of any size."""
     config = _config(one, layers)
     config._attn_implementation = "eager" if one.eager else FUSED
     with torch.device("meta"):
@@ -337,10 +337,16 @@ def _model(one: Pass, layers: int) -> Any:
     if not one.adapted:
         return model
     adapter = one.adapter
-    lora = LoraConfig(
-        r=adapter.rank, lora_dropout=adapter.dropout, target_modules=list(one.adapted), use_dora=adapter.dora
-    )
-    return get_peft_model(model, lora, autocast_adapter_dtype=one.autocast or one.base == FP32)
+    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    adapted = [name for name in one.adapted if name in linear]  # those of dense layers are none beside experts
+    lora = LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=adapted, use_dora=adapter.dora)
+    with torch.device("meta"):
+        model = get_peft_model(model, lora)
+    if not one.autocast:  # peft gives an adapter the type of its layer, but not on the meta device
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.data = weight.to(TYPES[one.base])
+    return model
 
 
 def _config(one: Pass, layers: int) -> PreTrainedConfig:

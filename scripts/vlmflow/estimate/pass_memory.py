@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -77,6 +77,9 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
         return all(a >= b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
 
 
+Moments = Annotated[Sequence[Moment], msgspec.Meta(min_length=1)]
+
+
 class PassMemory(msgspec.Struct, frozen=True):
     """The moments of a pass that may need the most.
 
@@ -84,8 +87,8 @@ class PassMemory(msgspec.Struct, frozen=True):
     """
 
     kept: Moment
-    layers: Sequence[Moment]
-    loss: Sequence[Moment]
+    layers: Moments
+    loss: Moments
 
     def of(self, batch: Batch) -> Activations:
         """Return the bytes for one batch."""
@@ -155,7 +158,7 @@ def _known(one: bytes) -> PassMemory:
     file = _folder() / f"{hashlib.sha256(one + _made_by()).hexdigest()}.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=PassMemory)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, RecursionError):
         log.info("measuring the memory of a pass on tensors without data; once for a model and a way to train it")
     with quick_imports():
         from vlmflow.estimate.fake_pass import measure  # imports torch, which takes seconds

@@ -4,7 +4,9 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
+
+import msgspec
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import Choices, Strategy
@@ -50,7 +52,7 @@ class BaseModel:
 class Passes:
     """What a smoke run finds for `auto`: see the settings of these names."""
 
-    micro_batch_tokens: int
+    micro_batch_tokens: Annotated[int, msgspec.Meta(ge=1)]
     gradient_checkpointing: bool
 
 

@@ -12,5 +12,8 @@ def joins_rows(template: Any) -> bool:
     supported = template.support_padding_free
     if supported is None:  # as ms-swift decides (pipelines/train/sft.py)
         supported = not template.model_meta.is_multimodal
-    layers = getattr(template.config.get_text_config(), "layer_types", None) or []
+    text = template.config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    if layers is None:  # one window for all layers, such as Qwen3-MoE's
+        layers = [] if getattr(text, "sliding_window", None) is None else ["sliding_attention"]
     return bool(supported) and set(layers) <= {"full_attention"}

@@ -87,6 +87,10 @@ class Batches:
         steps = PlannedSteps(how, self._heart.rank) if isinstance(how, Plan) else how.steps(loader.batch_sampler)
         # torch forbids another sampler, because the loader's batch size would differ; nobody asks this loader for it.
         object.__setattr__(loader, "batch_sampler", StepSampler(steps, skip_batches, self._ahead))
+        # The start of a loader draws a random number. With workers an unbroken training starts one for all epochs; a
+        # resumed one starts another for the rest of its first epoch, and its dropout would differ.
+        if loader.persistent_workers and self._trainer.args.resume_from_checkpoint:
+            loader.generator = torch.Generator().manual_seed(self._trainer.args.seed)
         return loader
 
     def _get_batch_samples(self, batches: Iterator[Any], count: int, *arguments: Any) -> Any:

@@ -91,6 +91,20 @@ def refuse_failed(gate: Gate, what: str) -> None:
         )
 
 
+def with_passes(full: Training, gate: Gate, what: str) -> Training:
+    """Return the full run with what its smoke run found for `auto`.
+
+    Raises VlmflowError if the gate is one of before and does not say: the run would train as with null.
+    """
+    if full.settings.micro_batch_tokens == "auto" and gate.passes is None:
+        raise VlmflowError(
+            f"{what}: the smoke run's gate.json does not say what micro_batch_tokens: auto is",
+            "another version of vlmflow may have written it: remove the smoke run's folder and run the same command "
+            "again, or set runs.NAME.train.micro_batch_tokens to a number or null",
+        )
+    return replace(full, found=gate.passes)
+
+
 def pace_of(report: TrainingReport, events: Sequence[Event], val: Sequence[RowLength], full: Training) -> Pace:
     """Return the time of a step from a training's events, with the cost of its evaluations.
 

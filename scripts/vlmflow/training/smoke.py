@@ -49,7 +49,8 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, sm
     """Return the longest rows of both splits by tokens, and a sample of the train split, drawn with the run's seed.
 
     train, val: the lengths of all rows. The steps limit the sample: each chosen row is trained on at least once.
-    With micro-batches, the first steps of the smoke run are those of the full run that need the most memory.
+    With micro-batches, the first steps of the smoke run are those of the full run's first epoch that need the most
+    memory.
 
     Raises VlmflowError if the steps are not enough for the longest rows alone.
     """

@@ -59,7 +59,7 @@ def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
     found = pass_memory.pass_memory(ONE)
     (file,) = cache.iterdir()
     whole = file.read_bytes()
-    for damaged in (b"", whole[:-9], b'{"kept": [1], "layers": [], "loss": []}'):
+    for damaged in (b"", whole[:-9], b'{"kept": [1, 1, 1, 1], "layers": [], "loss": []}', b"[" * 100_000):
         file.write_bytes(damaged)
         pass_memory._known.cache_clear()
         assert pass_memory.pass_memory(ONE) == found
@@ -75,6 +75,27 @@ def test_sizes_that_do_not_fit_together_are_named(cache: Path) -> None:
     """A head of an odd width cannot be rotated."""
     with pytest.raises(VlmflowError, match=r"(?s)config\.json fails: .*even rotary"):
         pass_memory.pass_memory(msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, head_dim=15)))
+
+
+def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
+    """Its layers are so wide that no machine could hold the adapter: 2^48 bytes."""
+    from vlmflow.estimate.fake_pass import measure
+
+    hostile = msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, intermediate_size=1 << 42))
+    assert measure(hostile).kept.constant > 1 << 42
+
+
+def test_layers_with_and_without_experts_count_as_those_with_experts() -> None:
+    """Beside experts, down_proj is no linear layer but a matrix of theirs, whose dropout peft refuses."""
+    from vlmflow.estimate.fake_pass import measure
+
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    text = msgspec.structs.replace(TEXT, num_hidden_layers=6, **experts)
+    mixed = msgspec.structs.replace(text, decoder_sparse_step=2)
+    of_both = [
+        measure(pass_memory.pass_of(ModelShape(one, None, tied=False), Way(), padded=False)) for one in (text, mixed)
+    ]
+    assert of_both[0] == of_both[1]
 
 
 def test_strategies_that_compute_alike_share_a_measurement() -> None:

@@ -33,6 +33,7 @@ class Trainer:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self.state = SimpleNamespace(global_step=0)
+        self.args = SimpleNamespace(resume_from_checkpoint=None)
 
     def training_step(self, *_: Any) -> None:
         return None

@@ -11,6 +11,7 @@ from browser import Browser
 from made_accounts import MADE_OF, MERGE, some_report
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.tuners import QLORA
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
@@ -20,7 +21,7 @@ from vlmflow.swift.arguments import Passes
 from vlmflow.trainer.events import Begin, Event, Log
 from vlmflow.trainer.model_layers import Layers
 from vlmflow.training.accounts import Best, Check, EpochPlan, Gate, Pace, StepPlan
-from vlmflow.training.gate import estimate, judge, pace_of, refuse_failed
+from vlmflow.training.gate import estimate, judge, pace_of, refuse_failed, with_passes
 from vlmflow.training.smoke import SmokeRows, capped, choose_rows
 from vlmflow.training.steps import Steps
 
@@ -125,6 +126,25 @@ def test_a_bad_smoke_run_closes_it_with_the_reason(changes: dict[str, Any], chec
     with pytest.raises(VlmflowError, match="the gate is closed: ") as error:
         refuse_failed(gate, "run")
     assert check in error.value.cause
+
+
+def test_a_gate_that_does_not_say_what_auto_is_stays_closed() -> None:
+    """One of before has no `passes`; the run would train one row per pass, in the folder of planned ones."""
+    gate = gate_of([5, 4, 3, 2, 2, 2, 2, 2])
+    auto, plain = (job(max_steps=10, micro_batch_tokens=tokens) for tokens in ("auto", None))
+    with pytest.raises(VlmflowError, match="does not say what micro_batch_tokens: auto is"):
+        with_passes(auto, gate, "run")
+    assert with_passes(plain, gate, "run").micro_batch_tokens is None
+    found = Passes(2048, gradient_checkpointing=True)
+    assert with_passes(auto, structs.replace(gate, passes=found), "run").micro_batch_tokens == 2048
+
+
+def test_a_gate_with_micro_batches_of_no_tokens_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "gate.json"
+    gate = structs.replace(gate_of([5, 4, 3, 2]), passes=Passes(0, gradient_checkpointing=True))
+    write_account(file, gate)
+    with pytest.raises(VlmflowError, match=r"passes\.micro_batch_tokens: Expected `int` >= 1"):
+        read_account(file, Gate)
 
 
 def test_the_longest_rows_are_trained_on_first(tmp_path: Path) -> None:
