@@ -241,6 +241,8 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r.train.micro_batch_tokens", "atuo", "'atuo' is not allowed; it must be a whole number at least 1"),
         ("runs.r.train.micro_batch_tokens", "atuo", " or auto or null"),
         ("runs.r.train.gradient_checkpointing", "no?", "'no?' is not allowed; it must be true or false or auto"),
+        (
+            "runs.r",
             {**RUN, "train": {"sequence_parallel": 2, "attention": "flash_attention_2", "rows_per_step": 8}},
             "experimental, because no test proves it: train.attention flash_attention_2; train.sequence_parallel 2",
         ),
