@@ -28,7 +28,7 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import write_account
-from vlmflow.lengths.count import read_lengths
+from vlmflow.lengths.count import RowLength, read_lengths
 from vlmflow.swift.arguments import Passes, Training
 from vlmflow.swift.one_sequence import joins_rows
 from vlmflow.trainer.bad_step import ACCOUNT
@@ -279,6 +279,25 @@ def test_auto_is_what_a_smoke_run_survives(
     assert found.digest() == full.digest(), "the digest has the word"
     assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying less" in caplog.text
     assert "next best: micro-batches of 256 tokens with gradient_checkpointing, 1.33 times the time" in caplog.text
+
+
+def test_a_smoke_run_trains_the_dearest_micro_batch_of_all_epochs(text: Tiny, tmp_path: Path) -> None:
+    """The rows of one step may fill a micro-batch with more trained tokens than any step of the first epoch."""
+    settings, needs = SETTINGS | {"epochs": 8}, ("tokens", "trained_tokens")
+    full = text.training(**settings, gradient_accumulation_steps=4, micro_batch_tokens=MOST)
+    train_rows, val = (list(read_lengths(text.folder / f"{split}.lengths.jsonl")) for split in ("train", "val"))
+    chosen = choose_rows(train_rows, val, full, SmokeSettings(steps=6, longest=2, sample=8))
+    small = smoke_training(full, chosen, SmokeSettings(steps=6), tmp_path)
+
+    def dearest(training: Training, rows: list[RowLength], epochs: int) -> list[int]:
+        plan = plan_of(training)
+        steps = (step for epoch in range(epochs) for step in plan.steps(epoch))
+        batches = [batch for step in steps for batches in step for batch in batches]
+        return [max(sum(getattr(rows[row], what) for row in batch) for batch in batches) for what in needs]
+
+    found, expected = dearest(small, chosen.train, 1), dearest(full, train_rows, 8)
+    assert all(one >= other for one, other in zip(found, expected, strict=True))
+    assert dearest(full, train_rows, 1) != dearest(full, train_rows, 8), "otherwise nothing is tested"
 
 
 def test_auto_computes_activations_again_where_the_least_number_does_not_fit_without(text: Tiny) -> None:

@@ -5,6 +5,7 @@ import logging
 import math
 import random
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.printable import counted
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.swift.arguments import Training
-from vlmflow.training.step_plan import plan_of
+from vlmflow.training.step_plan import described_epochs, plan_of
 from vlmflow.training.steps import Steps
 
 log = logging.getLogger("vlmflow")
@@ -49,8 +50,7 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, sm
     """Return the longest rows of both splits by tokens, and a sample of the train split, drawn with the run's seed.
 
     train, val: the lengths of all rows. The steps limit the sample: each chosen row is trained on at least once.
-    With micro-batches, the first steps of the smoke run are those of the full run's first epoch that need the most
-    memory.
+    With micro-batches, the first steps of the smoke run are those of the full run that need the most memory.
 
     Raises VlmflowError if the steps are not enough for the longest rows alone.
     """
@@ -74,14 +74,14 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, sm
 def _dearest_steps_first(
     train: list[RowLength], others: list[RowLength], full: Training, steps: int
 ) -> list[RowLength]:
-    """Return the rows of the dearest steps of the full run's first epoch, then others, in the order of a file.
+    """Return the rows of the dearest steps of the full run, then others, in the order of a file.
 
     The order is such that the smoke run's sampler draws these steps first; a plan depends on lengths alone, so it cuts
-    them into the same micro-batches.
+    them into the same micro-batches. Steps of two epochs may share rows, which then stand there twice.
     """
     plan = plan_of(full)
     dearest: dict[str, tuple[int, list[int]]] = {}
-    for rows in plan.rows(0):
+    for rows in chain.from_iterable(map(plan.rows, described_epochs(full, plan))):
         for batch in (batch for batches in plan.planner.step(rows) for batch in batches):
             needs = {
                 "tokens": plan.planner.tokens(batch),
@@ -91,8 +91,9 @@ def _dearest_steps_first(
             for what, need in needs.items():
                 if need > dearest.get(what, (-1, []))[0]:
                     dearest[what] = need, rows
-    whole_first = sorted((rows for _, rows in dearest.values()), key=len, reverse=True)
-    first = list(dict.fromkeys(row for rows in whole_first for row in rows))
+    once = {tuple(sorted(rows)) for _, rows in dearest.values()}
+    whole_first = sorted(once, key=lambda rows: (-len(rows), rows))
+    first = [row for rows in whole_first for row in rows]
     starts = {train[row].start for row in first}
     wanted = [train[row] for row in first] + [row for row in others if row.start not in starts]
     wanted = wanted[: steps * full.rows_per_step]

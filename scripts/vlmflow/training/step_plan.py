@@ -41,19 +41,22 @@ def plan_of(training: Training) -> Plan:
 def describe(training: Training) -> StepPlan:
     """Return the account of a training's plan; it has micro-batches."""
     plan = plan_of(training)
-    rows = len(plan.planner.sizes)
-    steps = Steps.of(rows, training.settings, training.ranks)
-    epochs = min(DESCRIBED, ceil(steps.total / steps.per_epoch))
     pictures = [row.picture_tokens for row in read_lengths(training.data.lengths("train"))]
     val = list(read_lengths(training.data.lengths("val")))
     evaluated = replace(plan.planner, sizes=[size_of(row) for row in val]).step(range(len(val)))
     most = max(sum(val[row].picture_tokens for row in batch) for batches in evaluated for batch in batches)
     described = []
-    for epoch in range(epochs):
+    for epoch in described_epochs(training, plan):
         account, largest = _describe_epoch(plan, epoch, pictures)
         described.append(account)
         most = max(most, largest)
     return StepPlan(_passes(training), plan.planner.padded, _digest(plan), described, most)
+
+
+def described_epochs(training: Training, plan: Plan) -> range:
+    """Return the epochs of a training that stand for all of them."""
+    steps = Steps.of(len(plan.planner.sizes), training.settings, training.ranks)
+    return range(min(DESCRIBED, ceil(steps.total / steps.per_epoch)))
 
 
 def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | None:
