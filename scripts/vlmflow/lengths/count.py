@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -55,6 +55,21 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
         return self.text_tokens + self.picture_tokens
 
 
+class Tokens(NamedTuple):
+    """The tokens of a row: those of text, also the chat's marks; the pad tokens of pictures; and the trained ones."""
+
+    text: int
+    pictures: int
+    trained: int
+
+
+class Counter(Protocol):
+    """What counts the tokens of rows."""
+
+    def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
+        """Return the tokens of each row."""
+
+
 def read_lengths(file: Path) -> Iterator[RowLength]:
     """Yield the lines of a lengths file, in the order of the rows.
 
@@ -99,6 +114,11 @@ class TokenCounter:
         self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
         self._most = image_max_tokens
 
+    def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
+        """Return the tokens of each row; raises as `count` does."""
+        trained = self.count_trained(rows)
+        return [Tokens(*each, of_answers) for each, of_answers in zip(self.count(rows), trained, strict=True)]
+
     def count(self, rows: Sequence[ShareGptRow]) -> list[tuple[int, int]]:
         """Return text tokens and picture tokens of each row.
 
@@ -139,7 +159,7 @@ class TokenCounter:
         return sum(tokens)
 
 
-def measure_rows(rows: Path, counter: TokenCounter, processes: int) -> Iterator[RowLength]:
+def measure_rows(rows: Path, counter: Counter, processes: int) -> Iterator[RowLength]:
     """Yield the length of every row of a training file, in its order, counted in `processes` processes.
 
     Memory grows only by 16 bytes per row, for its place in the file.
@@ -151,19 +171,17 @@ def measure_rows(rows: Path, counter: TokenCounter, processes: int) -> Iterator[
             progress.advance(len(lengths))
 
 
-def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list[RowLength]:
+def _measure_shard(lines: JsonRows, counter: Counter, shard: range) -> list[RowLength]:
     decoder = msgspec.json.Decoder(ShareGptRow)
     rows = [decoder.decode(lines[number]) for number in shard]
     return [
         RowLength(
-            *(row.id, lines.starts[number], lines.ends[number], text, picture, trained),
+            *(row.id, lines.starts[number], lines.ends[number], *tokens),
             dialogue_start(row.conversations) > 0,
             True if row.tools else UNSET,
             len(row.images) if len(row.images) > 1 else UNSET,
         )
-        for number, row, (text, picture), trained in zip(
-            shard, rows, counter.count(rows), counter.count_trained(rows), strict=True
-        )
+        for number, row, tokens in zip(shard, rows, counter.measure(rows), strict=True)
     ]
 
 

@@ -42,9 +42,7 @@ def test_weights_of_another_run_are_of_the_kind_of_its_model() -> None:
 
 def test_a_folder_needs_the_name_and_its_architecture_gives_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3VLForConditionalGeneration"]}')
-    with pytest.raises(
-        VlmflowError, match=r"models\.m\.model_type: auto: .* a folder; write its model_type: qwen3_vl"
-    ):
+    with pytest.raises(VlmflowError, match=r"models\.m\.model_type: auto: .* a folder; write its model_type: qwen3_vl"):
         checked(m={"source": str(tmp_path)})
     (tmp_path / "config.json").write_text("[" * 100_000)
     with pytest.raises(VlmflowError, match=r"is a folder; write its model_type\n"):
