@@ -13,9 +13,10 @@ from vlmflow.config.faults import say_faults
 from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
 from vlmflow.config.model_types import (
     AUTO,
-    COUNTED,
+    SEEING,
     architectures_in,
     check_model_type,
+    model_types,
     model_types_for,
     published_type,
 )
@@ -95,12 +96,12 @@ class ModelSettings(Settings):
 
     @property
     def unsupported(self) -> str | None:
-        """What to say of a model_type whose tokens vlmflow does not count; None for others."""
-        if self.model_type in COUNTED:
+        """What to say of a model that sees, but whose rule for pictures vlmflow does not know; None for others."""
+        if self.model_type in SEEING or not model_types()[self.model_type].parts:
             return None
         return (
-            f"model_type: {self.model_type} is not supported: vlmflow counts tokens for {', '.join(COUNTED)} only, so "
-            "the run stops in measure_lengths where its chat form or picture rule is another one"
+            f"model_type: {self.model_type} is not supported: of models that see, vlmflow knows {', '.join(SEEING)} "
+            "alone; the run stops in measure_lengths"
         )
 
 

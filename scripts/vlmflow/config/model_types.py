@@ -21,8 +21,8 @@ CONFIG = "config.json"
 AUTO = "auto"
 """What the configuration has in place of a kind that the model's address says."""
 
-COUNTED = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe")
-"""Kinds whose tokens vlmflow counts (`lengths.chat_form`, `lengths.count`)."""
+SEEING = ("qwen3_vl", "qwen3_vl_moe")
+"""The kinds that see and whose rule for pictures vlmflow knows (`pictures.size_limits`)."""
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 """The parts of a model that sees, as ms-swift names them; the aligner joins the other two."""

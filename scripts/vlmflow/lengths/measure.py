@@ -18,7 +18,7 @@ from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
 from vlmflow.lengths.by_template import TemplateCounter
-from vlmflow.lengths.count import TOKENIZER, Counter, measure_rows
+from vlmflow.lengths.count import TOKENIZER, Counter, measure_rows, special_tokens
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.rows.stats import Stats
@@ -58,13 +58,14 @@ def measure_lengths(
             accounts = {split: LengthAccount() for split in rows}
             for split, target in targets.items():
                 target.seek(0)
-                for length in measure_rows(rows[split], counter, processes):
+                for length in measure_rows(rows[split], counter, processes, special):
                     target.write(encode(length) + b"\n")
                     accounts[split].add(length)
                     checked[split].see(length)
                 target.truncate()
             return accounts
 
+        special = special_tokens(model.folder)
         accounts = measure(counter)
         log.info("a sample of the rows, in ms-swift's own template and in the model's")
         chosen = {rows[split]: checked[split].rows() for split in rows}
