@@ -95,8 +95,8 @@ def test_text_models_become_proven_weights(tmp_path: Path) -> None:
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
     call += ["--configfile", str(tmp_path / "mine.yaml"), "--cores", "2", "--keep-going", "--"]
     done = called([*call, *(f"merged/{run}" for run in runs)])
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
     for run in runs:
         summary = read_account(tmp_path / "lengths" / run / "summary.json", LengthSummary)
         assert (tmp_path / "merged" / run / "provenance.json").is_file()
-        assert summary.by_template
+        assert summary.by_template != run.startswith("qwen2.5"), "with a system turn, its chat form is Qwen3's"
