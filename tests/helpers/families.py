@@ -60,7 +60,7 @@ def write_family(name: str, folder: Path) -> Path:
     """
     torch.manual_seed(1)
     family = FAMILIES[name]
-    tokenizer = _tokenizer(family.special)
+    tokenizer = made_tokenizer(family.special)
     config = family.kind(
         vocab_size=len(tokenizer),
         hidden_size=48,
@@ -79,7 +79,7 @@ def write_family(name: str, folder: Path) -> Path:
     return folder
 
 
-def _tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
+def made_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
     """Return a tokenizer of bytes and few merges, with special tokens."""
     plain = Tokenizer(models.BPE())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
