@@ -3,13 +3,15 @@
 import logging
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
+from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.chat_form import ChatForm
-from vlmflow.lengths.count import TokenCounter
+from vlmflow.lengths.count import Counter, TokenCounter
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words
 from vlmflow.lengths.measure import refuse_other_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
@@ -55,12 +57,15 @@ def main(
     measured = refuse_other_lengths(summary, lengths, account, base.folder, *text)
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
 
-    def counter() -> TokenCounter:
+    def counter() -> Counter:
+        if measured.by_template:
+            return TemplateCounter.of_run(base, data, *text, scratch)
         entries = chain.from_iterable(map(read_picture_manifest, pictures or []))
         form = ChatForm.of(settings.text_args, data.last_answer_only)
         return TokenCounter(base.folder, entries, settings.image_max_tokens, form)
 
-    with whole_folder(fitted) as folder:
+    with whole_folder(fitted) as folder, TemporaryDirectory(prefix="vlmflow-fit-") as made:
+        scratch = Path(made)
         how = settings.max_length, settings.over_long
         outcome = fit_rows(data, account, lengths, counter, *how, folder, measured.chat_template, measured.one_sequence)
     logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")

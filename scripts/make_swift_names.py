@@ -1,36 +1,54 @@
-"""Write the names that the installed ms-swift knows into the configuration's table, for review.
+"""Write what the installed ms-swift knows by name into the configuration's tables, for review.
 
-Planning checks names against this table, because importing ms-swift takes seconds, and the data image does not have it.
+Planning checks names against these tables, because importing ms-swift takes seconds, and the data image does not have
+it.
 """
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import msgspec
 
 from harness.stage import run_stage
-from vlmflow.config.swift_args import TABLE
+from vlmflow.config import model_types, swift_args
+from vlmflow.config.model_types import ModelPart, ModelType
 from vlmflow.core.files import write_json
 
 
-def main(*, table: Path = TABLE) -> None:
-    """Write the arguments of `swift sft`, the kinds of models (model_type) and the chat templates.
+def main(*, names: Path = swift_args.TABLE, kinds: Path = model_types.TABLE) -> None:
+    """Write the arguments of `swift sft` and the chat templates, and the kinds of models.
 
-    table: the file to write, see vlmflow.config.swift_args.
+    names, kinds: the files to write, see vlmflow.config.swift_args and vlmflow.config.model_types.
     """
-    write_json(table, installed_names())
+    write_json(names, installed_names())
+    write_json(kinds, msgspec.to_builtins(installed_types()))
 
 
 def installed_names() -> dict[str, Any]:
-    """Return the names by kind, sorted: arguments, model_types with their architectures (config.json), templates."""
+    """Return the names of arguments and templates, sorted."""
     from swift.arguments import SftArguments
-    from swift.model import MODEL_MAPPING
     from swift.template import TEMPLATE_MAPPING
 
     return {
         "arguments": sorted(field.name for field in dataclasses.fields(SftArguments) if field.init),
-        "model_types": {name: sorted(MODEL_MAPPING[name].architectures) for name in sorted(MODEL_MAPPING)},
         "templates": sorted(TEMPLATE_MAPPING),
     }
+
+
+def installed_types() -> dict[str, ModelType]:
+    """Return the kinds of models by name, sorted."""
+    from swift.model import MODEL_MAPPING
+
+    return {name: _model_type(MODEL_MAPPING[name]) for name in sorted(MODEL_MAPPING)}
+
+
+def _model_type(meta: Any) -> ModelType:
+    """Return a kind of ms-swift's registry (4.6, model/model_meta.py); one without an architecture has "null" there."""
+    published = {model.hf_model_id for group in meta.model_groups for model in group.models if model.hf_model_id}
+    parts = {part: modules for part in get_args(ModelPart) if (modules := getattr(meta.model_arch, part, None))}
+    architectures = sorted(set(meta.architectures) - {"null"})
+    return ModelType(architectures, sorted(meta.candidate_templates), parts, sorted(published))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from made_accounts import some_provenance
 from made_stats import some_stats
 from text_run import SWIFT_ARGS, TRAIN
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
+from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.picture_counts import PictureCounts
@@ -135,15 +135,21 @@ def test_the_model_card_says_how_to_ask_this_model(text_run: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_another_chat_form_is_refused_with_what_to_do(text_run: Path, tmp_path: Path) -> None:
-    """A template that lengths.py does not know is refused, however similar its lengths are."""
+def test_another_chat_form_is_counted_with_ms_swifts_template(text_run: Path, tmp_path: Path) -> None:
+    """A template that `chat_form` does not know, however similar its lengths are."""
     text_args = {"template": "qwen2_5"}  # says "You are Qwen" where a row has no system turn
     row = json.loads((text_run / "data" / "alpaca" / "val.jsonl").read_text().splitlines()[0])
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps(row | {"conversations": row["conversations"][-2:]}) + "\n")
     base = BaseModel.read(text_run / "models" / "tiny", "qwen3")
-    counter = TokenCounter(base.folder, [], 64, ChatForm.of(text_args, False))
     data = TrainingData(file, file, tmp_path, "digest", False)
-    with pytest.raises(VlmflowError, match="1 of 1 checked rows have a different length") as error:
-        check_lengths({file: list(measure_rows(file, counter, 1))}, data, base, 64, text_args, 2)
-    assert "train.swift_args (template)" in error.value.next_step
+    counters = {
+        "arithmetic": TokenCounter(base.folder, [], 64, ChatForm.of(text_args, False)),
+        "template": TemplateCounter.of_run(base, data, 64, text_args, tmp_path / "scratch"),
+    }
+    found = {
+        name: check_lengths({file: list(measure_rows(file, counter, 1))}, data, base, 64, text_args, 2, True).differs
+        for name, counter in counters.items()
+    }
+    assert "1 of 1 checked rows have a different length" in str(found["arithmetic"])
+    assert found["template"] is None

@@ -1,5 +1,6 @@
 """The configuration as one model: the keys, their meaning and their defaults."""
 
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -10,6 +11,15 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
+from vlmflow.config.model_types import (
+    AUTO,
+    SEEING,
+    architectures_in,
+    check_model_type,
+    model_types,
+    model_types_for,
+    published_type,
+)
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.row_settings import GOOD
@@ -17,7 +27,6 @@ from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, refuse_path
-from vlmflow.config.swift_args import COUNTED, check_model_type
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
 
@@ -77,8 +86,9 @@ class ModelSettings(Settings):
     weights of another run of the configuration, which is made first; their origin stays in `provenance.json`, the model
     card and `make verify`."""
 
-    model_type: Annotated[str, AfterValidator(check_model_type)]
-    """ms-swift's name of the architecture, which a local folder alone does not give."""
+    model_type: Annotated[str, AfterValidator(check_model_type)] = AUTO
+    """ms-swift's name of the kind of the model. auto: that of a model on the hub that ms-swift lists; for merged/RUN
+    that of the run's own model. For others, such as a local folder, write the name."""
 
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
@@ -86,12 +96,12 @@ class ModelSettings(Settings):
 
     @property
     def unsupported(self) -> str | None:
-        """What to say of a model_type whose tokens vlmflow does not count; None for others."""
-        if self.model_type in COUNTED:
+        """What to say of a model that sees, but whose rule for pictures vlmflow does not know; None for others."""
+        if self.model_type in SEEING or not model_types()[self.model_type].parts:
             return None
         return (
-            f"model_type: {self.model_type} is not supported: vlmflow counts tokens for {', '.join(COUNTED)} only, so "
-            "the run stops in measure_lengths where its chat form or picture rule is another one"
+            f"model_type: {self.model_type} is not supported: of models that see, vlmflow knows {', '.join(SEEING)} "
+            "alone; the run stops in measure_lengths"
         )
 
 
@@ -260,6 +270,23 @@ class Config(Settings):
                     files[file] = address
         return self
 
+    @model_validator(mode="after")
+    def _kinds_of_models_are_known(self) -> Self:
+        for name, model in self.models.items():
+            if model.model_type == AUTO:
+                kind = self._kind_of(f"models.{name}.model_type", model)
+                self.models[name] = model.model_copy(update={"model_type": kind})
+        return self
+
+    def _kind_of(self, where: str, model: ModelSettings) -> str:
+        if (base := base_run(model.source)) is not None:
+            of_base = self.models[self.runs[base].model]
+            return of_base.model_type if of_base.model_type != AUTO else self._kind_of(where, of_base)
+        source = parse_source(model.source)
+        if isinstance(source, HubSource) and (kind := published_type(source.repo)):
+            return kind
+        raise ValueError(f"{where}: auto: {_how_to_name(source)}")
+
 
 def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
     """Check the merged configuration and fill in the defaults.
@@ -283,6 +310,16 @@ def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None
         raise ValueError(
             f"{where}: {address!r}: '#' must be followed by the number of rows to draw, at least 1, not {found[1]!r}"
         )
+
+
+def _how_to_name(source: HubSource | Path) -> str:
+    """Return what to do about a model whose kind is not known by its address."""
+    if isinstance(source, HubSource):
+        return f"ms-swift does not list {source.repo}; write the model_type of a model with the same architecture"
+    fitting: list[str] = []
+    with suppress(VlmflowError):  # the folder may be on a disk that this machine does not see, and is checked later
+        fitting = model_types_for(architectures_in(source))
+    return f"{source} is a folder; write its model_type" + (f": {' or '.join(fitting)}" if fitting else "")
 
 
 def _file(where: str, text: str) -> HubSource | Path:

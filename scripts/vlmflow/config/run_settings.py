@@ -10,6 +10,7 @@ from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.evaluate_settings import EvaluateSettings
 from vlmflow.config.gpus import GPUS
+from vlmflow.config.model_types import ModelPart
 from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, STRATEGIES, meanings, names_on, strategy_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template, check_value
@@ -23,7 +24,6 @@ TEXT_ARGS = (
 )
 """ms-swift's arguments (4.6, TemplateArguments) that change what a row's text and pictures become."""
 
-
 FLASH_ATTENTION = ("flash_attention_2", "flash_attention_3")
 
 EVALUATIONS = 10
@@ -31,8 +31,6 @@ EVALUATIONS = 10
 
 LONGEST_SAVED, LONGEST_EVALUATED = 100, 500
 """The most steps between two checkpoints, and between two evaluations, by default."""
-
-ModelPart = Literal["vision_tower", "aligner", "language_model"]
 
 
 class LoraSettings(Settings):

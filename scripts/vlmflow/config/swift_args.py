@@ -13,11 +13,7 @@ from vlmflow.config.strategies import DEEPSPEED, FSDP2
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
-"""Names of the locked ms-swift, by kind: arguments, model_types with the architectures that each is for, templates.
-`scripts/make_swift_names.py` writes it."""
-
-COUNTED = ("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe")
-"""model_types whose tokens vlmflow counts (`lengths.chat_form`, `lengths.count`)."""
+"""Names of the locked ms-swift, by kind: arguments, templates. `scripts/make_swift_names.py` writes it."""
 
 SET_BY_THE_WORKFLOW = {
     **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),
@@ -194,24 +190,6 @@ def check_value(name: str, value: str | int | float | bool) -> None:
         raise ValueError(f"{name}: {shown(value)} holds {found[0]!r}; no argument of a command can")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name}: {value!r} is not allowed; it must be a finite number")
-
-
-def check_model_type(name: str) -> str:
-    """Return an architecture's name; raises ValueError with the nearest names if ms-swift does not know it."""
-    if name not in names()["model_types"]:
-        raise ValueError(f"ms-swift has no model_type {name!r}{_nearest(name, 'model_types')}")
-    return name
-
-
-def architectures_of(model_type: str) -> list[str]:
-    """Return the architectures that a model_type is for, as config.json names them; [] if ms-swift does not say."""
-    found: list[str] = names()["model_types"][model_type]
-    return found
-
-
-def model_types_for(architecture: str) -> list[str]:
-    """Return the model_types that are for an architecture."""
-    return [name for name, architectures in names()["model_types"].items() if architecture in architectures]
 
 
 def check_template(name: str) -> None:

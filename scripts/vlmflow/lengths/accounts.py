@@ -70,7 +70,8 @@ class LengthSummary(msgspec.Struct, frozen=True):
 
     image_max_tokens, text_args: the run's settings at that time. compared_with_ms_swift: the number of rows for which
     ms-swift gave the same length. chat_template: null in an account of before. one_sequence: whether ms-swift's
-    template and the model's attention let several rows stand in one sequence without padding; false in an account of
+    template and the model's attention let several rows stand in one sequence without padding; by_template: whether it
+    counted all rows, because it gives some of them another length than `chat_form`; both are false in an account of
     before.
     """
 
@@ -83,6 +84,7 @@ class LengthSummary(msgspec.Struct, frozen=True):
     digests: MeasuredFiles
     chat_template: ChatTemplate | None = None
     one_sequence: bool = False
+    by_template: bool = False
 
     @property
     def splits(self) -> dict[str, SplitLengths]:

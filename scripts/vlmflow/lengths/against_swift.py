@@ -1,13 +1,12 @@
-"""Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run; a difference is an error."""
+"""Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run."""
 
 import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
-from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress, lines_meanwhile
 from vlmflow.lengths.chat_template import accepted_difference
 from vlmflow.lengths.count import RowLength, lines_of
@@ -60,6 +59,19 @@ class CheckedRows:
         return [chosen[start] for start in sorted(chosen)]
 
 
+class Comparison(NamedTuple):
+    """What ms-swift's template and the model's own say of some rows.
+
+    differs: how lengths or trained tokens differ in ms-swift's template, in words; None if they do not. chat_template:
+    the first difference between the two templates that the configuration accepts, in words; None without one.
+    one_sequence: whether several rows may stand in one sequence.
+    """
+
+    differs: str | None
+    chat_template: str | None
+    one_sequence: bool
+
+
 def template_arguments(model: Path, model_type: str, loss_scale: str, text_args: Mapping[str, Any]) -> dict[str, Any]:
     """Give ms-swift's arguments for the template that the rows of a training go through; no row is too long for it.
 
@@ -84,17 +96,14 @@ def check_lengths(
     threads: int,
     template_differs: bool = False,
     tensors: list[str] | None = None,
-) -> tuple[str | None, bool]:
+) -> Comparison:
     """Let ms-swift encode the chosen rows of each file, and the model's chat template render them.
 
     data: the data of the rows. image_max_tokens, text_args: see TrainSettings. template_differs: whether the two may
     give the rows other tokens (models.NAME.template_differs). tensors: the names of those in the model's files; None if
     they are not known.
 
-    Returns their first difference in words, or None without one; and whether several rows may stand in one sequence.
-
-    Raises VlmflowError if a length, or the number of trained tokens, differs, with the rows' ids and both numbers; or
-    as `accepted_difference` and `refuse_incomplete_base` do.
+    Raises VlmflowError as `accepted_difference` and `refuse_incomplete_base` do.
     """
     ours = [row for rows in chosen.values() for row in rows]
     with tempfile.TemporaryDirectory(prefix="vlmflow-lengths-") as scratch:
@@ -125,14 +134,10 @@ def check_lengths(
             (row, row.trained_tokens, tokens) for row, (_, tokens) in zip(ours, theirs, strict=True)
         ],
     }
+    differences = []
     for what, rows_of_both in compared.items():
         if differ := [(row, own, tokens) for row, own, tokens in rows_of_both if own != tokens]:
             named = ", ".join(f"{row.id} ({own}, ms-swift {tokens})" for row, own, tokens in differ[:NAMED])
-            raise VlmflowError(
-                f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}",
-                f"model_type {model.model_type} or runs.NAME.train.swift_args ({', '.join(text_args) or 'none'}) has "
-                "another chat form or picture rule than Qwen3 and Qwen3-VL; remove such swift_args, or "
-                "add the form to vlmflow.lengths.chat_form",
-            )
+            differences.append(f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}")
     difference = accepted_difference(found["template"], model.folder, text_args, template_differs)
-    return difference, found["one_sequence"]
+    return Comparison("; ".join(differences) or None, difference, found["one_sequence"])

@@ -2,10 +2,11 @@
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -18,13 +19,16 @@ from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, size_of
 from vlmflow.pictures.size_limits import ADVICE, FEWEST_TOKENS, processor_of
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.rows.chat import dialogue_start
+from vlmflow.rows.chat import IMAGE_TAG, dialogue_start
 from vlmflow.rows.sharegpt import ShareGptRow
 
 TOKENIZER = "tokenizer.json"
 """The file of a model that determines the lengths of texts; `processor_of` finds the one for pictures."""
 
 PLAIN = ChatForm()
+
+NO_TOKEN = re.compile(r"(?!)")
+"""A pattern that no text has."""
 
 SHARD_BYTES = 1 << 20
 """Bytes of rows that a worker takes at a time: large compared with the cost of passing them, small in memory."""
@@ -53,6 +57,21 @@ class RowLength(msgspec.Struct, frozen=True, gc=False):
     def tokens(self) -> int:
         """The tokens that count against train.max_length."""
         return self.text_tokens + self.picture_tokens
+
+
+class Tokens(NamedTuple):
+    """The tokens of a row: those of text, also the chat's marks; the pad tokens of pictures; and the trained ones."""
+
+    text: int
+    pictures: int
+    trained: int
+
+
+class Counter(Protocol):
+    """What counts the tokens of rows."""
+
+    def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
+        """Return the tokens of each row."""
 
 
 def read_lengths(file: Path) -> Iterator[RowLength]:
@@ -99,6 +118,11 @@ class TokenCounter:
         self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
         self._most = image_max_tokens
 
+    def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
+        """Return the tokens of each row; raises as `count` does."""
+        trained = self.count_trained(rows)
+        return [Tokens(*each, of_answers) for each, of_answers in zip(self.count(rows), trained, strict=True)]
+
     def count(self, rows: Sequence[ShareGptRow]) -> list[tuple[int, int]]:
         """Return text tokens and picture tokens of each row.
 
@@ -139,31 +163,44 @@ class TokenCounter:
         return sum(tokens)
 
 
-def measure_rows(rows: Path, counter: TokenCounter, processes: int) -> Iterator[RowLength]:
-    """Yield the length of every row of a training file, in its order, counted in `processes` processes.
+def measure_rows(
+    rows: Path, counter: Counter, processes: int, special: re.Pattern[str] = NO_TOKEN
+) -> Iterator[RowLength]:
+    """Yield the length of every row of a training file, in its order, counted in at most `processes` processes.
 
-    Memory grows only by 16 bytes per row, for its place in the file.
+    special: what no text may contain (`special_tokens`). Memory grows only by 16 bytes per row, for its place in the
+    file.
+
+    Raises VlmflowError with the first row that has a special token, or as the counter does.
     """
     with JsonRows(rows) as lines, Progress(f"token lengths of {rows.name}", len(lines), "rows") as progress:
-        measure_shard = partial(_measure_shard, lines, counter)
-        for lengths in ordered_map(measure_shard, lines.shards(SHARD_BYTES), processes):
+        measure_shard = partial(_measure_shard, lines, counter, special)
+        shards = list(lines.shards(SHARD_BYTES))
+        for lengths in ordered_map(measure_shard, shards, min(processes, max(1, len(shards)))):
             yield from lengths
             progress.advance(len(lengths))
 
 
-def _measure_shard(lines: JsonRows, counter: TokenCounter, shard: range) -> list[RowLength]:
+def _measure_shard(lines: JsonRows, counter: Counter, special: re.Pattern[str], shard: range) -> list[RowLength]:
     decoder = msgspec.json.Decoder(ShareGptRow)
     rows = [decoder.decode(lines[number]) for number in shard]
+    for row in rows:
+        for place, turn in enumerate(row.conversations):
+            text = turn.value.replace(IMAGE_TAG, "") if row.images else turn.value
+            if found := special.search(text):
+                raise VlmflowError(
+                    f"row {row.id}: turn {place} holds {found[0]!r}, which the model's tokenizer reads as one of its "
+                    "special tokens, not as text",
+                    "change or remove the row in the raw file; a model with another tokenizer may read it as text",
+                )
     return [
         RowLength(
-            *(row.id, lines.starts[number], lines.ends[number], text, picture, trained),
+            *(row.id, lines.starts[number], lines.ends[number], *tokens),
             dialogue_start(row.conversations) > 0,
             True if row.tools else UNSET,
             len(row.images) if len(row.images) > 1 else UNSET,
         )
-        for number, row, (text, picture), trained in zip(
-            shard, rows, counter.count(rows), counter.count_trained(rows), strict=True
-        )
+        for number, row, tokens in zip(shard, rows, counter.measure(rows), strict=True)
     ]
 
 
@@ -188,6 +225,17 @@ def tokenizer_of(model: Path) -> Tokenizer:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # tokenizers raises nothing more exact
         raise VlmflowError(f"{file}: {error}", ADVICE) from None
+
+
+def special_tokens(model: Path) -> re.Pattern[str]:
+    """Return a pattern of the texts that a model's tokenizer reads as special tokens: its chat's marks.
+
+    Raises VlmflowError if the model has no tokenizer.
+    """
+    added = tokenizer_of(model).get_added_tokens_decoder().values()
+    return re.compile(
+        "|".join(sorted(re.escape(token.content) for token in added if token.special)) or NO_TOKEN.pattern
+    )
 
 
 def squares(width: int, height: int, side: int, most: int) -> int:

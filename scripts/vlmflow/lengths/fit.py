@@ -17,7 +17,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import digests_of
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.accounts import ChatTemplate, FittedRows, FittedSplit
-from vlmflow.lengths.count import RowLength, TokenCounter, make_again, read_lengths
+from vlmflow.lengths.count import Counter, RowLength, Tokens, make_again, read_lengths
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.pictures.image_manifest import name_and_digest, pictures_digest
@@ -64,8 +64,8 @@ class Fitted:
     judging: int = 0
 
 
-Shortened = tuple[ShareGptRow, tuple[int, int]]
-"""A shorter row, with its text and picture tokens."""
+Shortened = tuple[ShareGptRow, Tokens]
+"""A shorter row, with its tokens."""
 
 Shorten = Callable[[ShareGptRow, int], Shortened | None]
 """Takes a row that does not fit and the allowed length; returns a shorter row that fits, or None."""
@@ -75,7 +75,7 @@ def fit_rows(
     data: TrainingData,
     stats: Stats,
     lengths: dict[str, Path],
-    counter: Callable[[], TokenCounter],
+    counter: Callable[[], Counter],
     max_length: int,
     over_long: OverLong,
     folder: Path,
@@ -156,7 +156,7 @@ def _fit_split(
             if length.id in aside:
                 fitted.judging += 1
                 continue
-            tokens = (length.text_tokens, length.picture_tokens)
+            tokens = Tokens(length.text_tokens, length.picture_tokens, length.trained_tokens)
             if length.tokens > max_length:
                 row = msgspec.json.decode(line, type=ShareGptRow)
                 shorter = shorten(row, max_length)
@@ -168,7 +168,12 @@ def _fit_split(
                 row, tokens = shorter
                 line = as_line(row, row.images)
             kept = msgspec.structs.replace(
-                length, start=written, end=written + len(line), text_tokens=tokens[0], picture_tokens=tokens[1]
+                length,
+                start=written,
+                end=written + len(line),
+                text_tokens=tokens.text,
+                picture_tokens=tokens.pictures,
+                trained_tokens=tokens.trained,
             )
             target.write(line + b"\n")
             measured.write(encode(kept) + b"\n")
@@ -210,10 +215,10 @@ def _outcome(split: str, length: RowLength, row: ShareGptRow, shorter: Shortened
         return OverLongRow(split, length.id, length.tokens, "left_out")
     kept, tokens = shorter
     dropped = len(row.attempts) - len(kept.attempts)
-    return OverLongRow(split, length.id, length.tokens, "shortened", sum(tokens), dropped)
+    return OverLongRow(split, length.id, length.tokens, "shortened", tokens.text + tokens.pictures, dropped)
 
 
-def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorten:
+def shortening(counter: Callable[[], Counter], limits: RowLimits) -> Shorten:
     """Return a function that drops a row's oldest attempts, one by one, until it fits.
 
     The question with its pictures, and the last answer (the target), always stay: a row that is too long with these
@@ -224,11 +229,11 @@ def shortening(counter: Callable[[], TokenCounter], limits: RowLimits) -> Shorte
     """
     once = cache(counter)  # the tokenizer is read for the first row that needs it
 
-    def shorten(row: ShareGptRow, max_length: int) -> tuple[ShareGptRow, tuple[int, int]] | None:
+    def shorten(row: ShareGptRow, max_length: int) -> Shortened | None:
         for count in range(1, len(row.attempts)):
             shorter = without_oldest(row, count)
-            tokens = once().count([shorter])[0]
-            if sum(tokens) > max_length:
+            tokens = once().measure([shorter])[0]
+            if tokens.text + tokens.pictures > max_length:
                 continue
             if fault := first_fault(shorter, limits):
                 raise VlmflowError(

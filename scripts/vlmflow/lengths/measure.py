@@ -1,4 +1,4 @@
-"""Measures all rows of a run's train and val split, and checks some of them against ms-swift.
+"""Measures all rows of a run's train and val split: by arithmetic if ms-swift agrees, or else by its own template.
 
 The summary has digests of all inputs of the lengths, and of their files, so that lengths of other rows are refused.
 """
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -16,7 +17,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
-from vlmflow.lengths.count import TOKENIZER, TokenCounter, measure_rows
+from vlmflow.lengths.by_template import TemplateCounter
+from vlmflow.lengths.count import TOKENIZER, Counter, measure_rows, special_tokens
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.rows.stats import Stats
@@ -29,7 +31,7 @@ log = logging.getLogger("vlmflow")
 def measure_lengths(
     data: TrainingData,
     files: dict[str, Path],
-    counter: TokenCounter,
+    counter: Counter,
     model: BaseModel,
     image_max_tokens: int,
     text_args: dict[str, Any],
@@ -41,28 +43,40 @@ def measure_lengths(
 
     files: the lengths file to write, by split ("train", "val"). counter: for this model, picture budget and chat form.
     image_max_tokens, text_args: see TrainSettings. template_differs: see ModelSettings. tensors: see SmallFiles.
-    The files get their names only if ms-swift gives the same lengths on some of the rows, and the model's chat template
-    the same tokens.
+    If ms-swift's own template gives some of the rows other lengths, it counts them all. The files get their names only
+    if the model's chat template gives the same tokens.
 
-    Raises VlmflowError if one of them gives others, or if the base is not whole.
+    Raises VlmflowError if it gives others, or if the base is not whole.
     """
     rows = {"train": data.train, "val": data.val}
-    accounts = {split: LengthAccount() for split in rows}
     checked = {split: CheckedRows() for split in rows}
     encode = msgspec.json.Encoder().encode
     with ExitStack() as stack:
-        for split, file in files.items():
-            target = stack.enter_context(whole_file(file))
-            for length in measure_rows(rows[split], counter, processes):
-                target.write(encode(length) + b"\n")
-                accounts[split].add(length)
-                checked[split].see(length)
+        targets = {split: stack.enter_context(whole_file(file)) for split, file in files.items()}
+
+        def measure(counter: Counter) -> dict[str, LengthAccount]:
+            accounts = {split: LengthAccount() for split in rows}
+            for split, target in targets.items():
+                target.seek(0)
+                for length in measure_rows(rows[split], counter, processes, special):
+                    target.write(encode(length) + b"\n")
+                    accounts[split].add(length)
+                    checked[split].see(length)
+                target.truncate()
+            return accounts
+
+        special = special_tokens(model.folder)
+        accounts = measure(counter)
         log.info("a sample of the rows, in ms-swift's own template and in the model's")
         chosen = {rows[split]: checked[split].rows() for split in rows}
         how = image_max_tokens, text_args, processes, template_differs, tensors
-        difference, one_sequence = check_lengths(chosen, data, model, *how)
-    if difference:
-        log.warning("accepted by template_differs: %s", difference)
+        found = check_lengths(chosen, data, model, *how)
+        if found.differs:
+            log.info("all rows are counted with ms-swift's own template: %s", found.differs)
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="vlmflow-lengths-")))
+            accounts = measure(TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch))
+    if found.chat_template:
+        log.warning("accepted by template_differs: %s", found.chat_template)
     compared = sum(map(len, chosen.values()))
     return LengthSummary(
         train=accounts["train"].describe(),
@@ -71,8 +85,9 @@ def measure_lengths(
         image_max_tokens=image_max_tokens,
         text_args=text_args,
         compared_with_ms_swift=compared,
-        chat_template=ChatTemplate(compared, difference),
-        one_sequence=one_sequence,
+        chat_template=ChatTemplate(compared, found.chat_template),
+        one_sequence=found.one_sequence,
+        by_template=found.differs is not None,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
 

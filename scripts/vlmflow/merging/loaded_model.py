@@ -85,6 +85,11 @@ def allowed_deviation(model: PreTrainedModel, stored: torch.dtype, computed: tor
     return float(ROUNDING_FACTOR[coarsest] * torch.finfo(coarsest).eps / 2 * math.sqrt(layers))
 
 
+def has_experts(model: PreTrainedModel) -> bool:
+    """Return whether a model sends each token to some of its experts (transformers' common key)."""
+    return bool(getattr(model.config.get_text_config(), "num_experts_per_tok", None))
+
+
 def rounds_finer(stored: torch.dtype, computed: torch.dtype) -> bool:
     """Return whether weights of the type `stored` change when they are loaded for computing in `computed`."""
     return bool(torch.finfo(stored).eps < torch.finfo(computed).eps)

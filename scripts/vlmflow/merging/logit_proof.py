@@ -15,6 +15,11 @@ near 1, and the merged folder shows the same, the comparison is inconclusive: ro
 the comparison of tensors decides.
 
 First choice. If the best token leads by more than that same share of its own logit, both models choose the same token.
+
+Experts. A router is not continuous: weights that are rounded send some tokens to other experts, and move the logits of
+a right merge by 0.04 to 0.07 of their spread (tests/stages/test_expert_models.py). So deviation and first choice are then those of
+peft's merge with rounded weights, which routes as the merged folder does. It is rounded alike unless the weights are
+stored in a finer type than they are computed with; a deviation is inconclusive in that case.
 """
 
 import math
@@ -50,10 +55,12 @@ def compare(
     rows: int,
     dtype: str,
     device: str,
+    experts: bool = False,
 ) -> LogitProof:
     """Compare logits (positions by vocabulary) of base, base + adapter, peft's merge and the merged folder.
 
-    The other parameters are fields of the result, whose verdict is still open.
+    experts: whether the model sends tokens to experts. The other parameters are fields of the result, whose verdict is
+    still open.
 
     Raises VlmflowError if their shapes differ, or if there are no positions.
     """
@@ -66,7 +73,7 @@ def compare(
     sums: defaultdict[str, float] = defaultdict(float)
     blocks = (logits.split(BLOCK) for logits in (plain, expected, rounded, found))
     for plain_block, expected_block, rounded_block, found_block in zip(*blocks, strict=True):
-        for name, value in _sums(plain_block, expected_block, rounded_block, found_block, allowed).items():
+        for name, value in _sums(plain_block, expected_block, rounded_block, found_block, allowed, experts).items():
             sums[name] += value
 
     def root_mean_square(name: str) -> float:
@@ -91,22 +98,30 @@ def compare(
         top1_agreement=sums["same"] / len(expected),
         clear_positions=int(sums["clear"]),
         clear_disagreements=int(sums["clear disagreements"]),
+        unrounded=root_mean_square("unrounded²") / spread if experts else None,
     )
 
 
 def _sums(
-    plain: torch.Tensor, expected: torch.Tensor, rounded: torch.Tensor, found: torch.Tensor, allowed: float
+    plain: torch.Tensor,
+    expected: torch.Tensor,
+    rounded: torch.Tensor,
+    found: torch.Tensor,
+    allowed: float,
+    experts: bool,
 ) -> dict[str, float]:
     """Return, for some positions, the sums that the proof is made of."""
     # A shift of all logits of a position changes no probability, so it does not count as a difference.
     plain, expected, rounded, found = map(centred, (plain, expected, rounded, found))
-    (best, second), (choice, _) = (of_two.T for of_two in expected.topk(2, dim=1))
+    reference = rounded if experts else expected
+    (best, second), (choice, _) = (of_two.T for of_two in reference.topk(2, dim=1))
     clear = best - second > allowed * best
     same = choice == found.argmax(dim=1)
     effect = expected - plain
     sums = {
         "expected²": expected.square().sum(),
-        "deviation²": (found - expected).square().sum(),
+        "deviation²": (found - reference).square().sum(),
+        "unrounded²": (found - expected).square().sum(),
         "effect²": effect.square().sum(),
         "found · effect": (found - plain).mul_(effect).sum(),
         "rounded · effect": (rounded - plain).mul_(effect).sum(),
@@ -131,10 +146,14 @@ def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
     Raises VlmflowError for the first of the three rules that does not hold; with NaN none holds.
     """
     low, high = EFFECT_RANGE
+    reference = "base + adapter" if proof.unrounded is None else "peft's merge with rounded weights"
     visible = low <= proof.effect_rounded <= high
     found = proof.effect_found
     right = low <= found <= high if visible else not exact or abs(found - proof.effect_rounded) <= SAME_EFFECT
-    if not proof.deviation <= proof.allowed_deviation:
+    strays = not proof.deviation <= proof.allowed_deviation
+    if strays and not exact and proof.unrounded is not None and math.isfinite(proof.deviation):
+        return INCONCLUSIVE
+    if strays:
         fault = f"differ by {proof.deviation:.3g} of their spread; rounding explains only {proof.allowed_deviation:.3g}"
     elif not (right and proof.effect > 0):
         fault = (
@@ -146,7 +165,7 @@ def judge(proof: LogitProof, merged: Path, exact: bool) -> str:
     else:
         return AGREE if visible else INCONCLUSIVE
     raise VlmflowError(
-        f"{merged}: the logits of the merged weights, compared with base + adapter in {proof.dtype} on {proof.device}, "
+        f"{merged}: the logits of the merged weights, compared with {reference} in {proof.dtype} on {proof.device}, "
         + fault,
         "check that base and adapter belong together and that training changed the adapter; to rely on the proof "
         "by tensors alone, set verify.logits: false for the run",

@@ -113,7 +113,9 @@ class LogitProof(msgspec.Struct, frozen=True):
     dtype, device: of the computation.
     spread: root mean square of the logits, relative to their mean at a position, since a shift of all of them changes
     no probability. The next three are shares of it.
-    deviation: root mean square of merged - (base + adapter). allowed_deviation: what rounding explains.
+    deviation: root mean square of merged - (base + adapter); with experts, of merged - peft's own merge.
+    allowed_deviation: what rounding explains. unrounded: with experts, that of merged - (base + adapter), whose tokens
+    may go to other experts; null without.
     effect: root mean square of (base + adapter) - base.
     effect_found: share of the effect that the merged model shows; 1 is all of it.
     effect_rounded: share that peft's own merge shows, rounded to the stored type; 1 if rounding hides nothing.
@@ -137,6 +139,7 @@ class LogitProof(msgspec.Struct, frozen=True):
     clear_positions: int
     clear_disagreements: int
     quantisation: QuantisationEffect | None = None
+    unrounded: float | None = None
 
 
 class Checks(msgspec.Struct, frozen=True):

@@ -7,13 +7,15 @@ import torch
 from peft import PeftModel
 from transformers import BitsAndBytesConfig
 
+from vlmflow.config.model_types import ModelPart, kinds_of
 from vlmflow.config.run_settings import QuantisationSettings
 from vlmflow.merging.loaded_model import load, logits_of
 from vlmflow.merging.logit_proof import centred
 from vlmflow.merging.proof import QuantisationEffect
 
-NOT_QUANTISED = ["model.visual", "model.visual.merger", "model.visual.deepstack_merger_list", "lm_head"]
-"""The layers that ms-swift leaves as they are (arguments/base_args/quant_args.py, `get_modules_to_not_convert`)."""
+NOT_QUANTISED: tuple[ModelPart, ...] = ("vision_tower", "aligner")
+"""The parts that ms-swift leaves as they are, and the output head (arguments/base_args/quant_args.py,
+`get_modules_to_not_convert`)."""
 
 
 def effect_of_quantisation(
@@ -30,12 +32,13 @@ def effect_of_quantisation(
 
     inputs, positions: as for `expected`. Raises torch.OutOfMemoryError if the model does not fit.
     """
+    skipped = {module for kind in kinds_of(base) for part in NOT_QUANTISED for module in kind.parts.get(part, [])}
     configuration = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=settings.type,
         bnb_4bit_use_double_quant=settings.double,
         bnb_4bit_compute_dtype=getattr(torch, dtype),
-        llm_int8_skip_modules=NOT_QUANTISED,
+        llm_int8_skip_modules=[*sorted(skipped), "lm_head"],
     )
     quantised = load(base, device, dtype, quantization_config=configuration)
     layers = sum(type(layer).__name__ == "Linear4bit" for layer in quantised.modules())

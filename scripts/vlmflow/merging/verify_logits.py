@@ -24,6 +24,7 @@ from vlmflow.merging.loaded_model import (
     allowed_deviation,
     does_not_load,
     free,
+    has_experts,
     load,
     logits_of,
     rounds_finer,
@@ -74,10 +75,10 @@ def verify_logits(
         free(device)
         model = load(merged, device, dtype)
         found = torch.cat([logits_of(model, row, POSITIONS) for row in inputs])
-        allowed = allowed_deviation(model, stored, computed)
+        allowed, experts = allowed_deviation(model, stored, computed), has_experts(model)
         del model
         free(device)
-        proof = compare(plain, expected, rounded, found, allowed, len(rows), dtype, device)
+        proof = compare(plain, expected, rounded, found, allowed, len(rows), dtype, device, experts)
         if quantisation:
             effect = effect_of_quantisation(base, adapter, inputs, POSITIONS, expected, device, dtype, quantisation)
             proof = msgspec.structs.replace(proof, quantisation=effect)

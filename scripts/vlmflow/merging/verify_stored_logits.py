@@ -17,6 +17,7 @@ from vlmflow.core.progress import lines_meanwhile
 from vlmflow.merging.loaded_model import (
     allowed_deviation,
     free,
+    has_experts,
     load,
     logits_of,
     rounds_finer,
@@ -60,7 +61,7 @@ def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, 
     except torch.OutOfMemoryError:
         raise too_large(base, device) from None
     allowed = allowed_deviation(model, stored, computed)
-    proof = compare(plain, expected, rounded, found, allowed, len(inputs), dtype, device)
+    proof = compare(plain, expected, rounded, found, allowed, len(inputs), dtype, device, has_experts(model))
     return msgspec.structs.replace(proof, verdict=judge(proof, merged, exact=not rounds_finer(stored, computed)))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from vlmflow.config.model_types import ModelType, kinds_of
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.config.tuners import ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
@@ -18,9 +19,6 @@ from vlmflow.serving.server import LOOPBACK
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The values that --max-lora-rank takes."""
-
-TOWER = {"visual", "vision_tower", "vision_model", "multi_modal_projector"}
-"""Parts of a layer's name in the vision tower or between it and the language model."""
 
 NO_DOMAIN = "none.invalid"
 """A name that no host has (RFC 2606): vLLM fetches pictures from any host unless its list of domains has an entry."""
@@ -60,13 +58,16 @@ def vllm_words(
         words += ["--mm-processor-kwargs", json.dumps(size)]
         words += ["--allowed-media-domains", NO_DOMAIN]
     if adapter:
-        rank = str(_rank_of(adapter))
+        rank = str(_rank_of(adapter, model))
         words += ["--enable-lora", "--lora-modules", f"{name}={adapter}", "--max-lora-rank", rank]
     return words
 
 
-def _rank_of(folder: Path) -> int:
-    """Return vLLM's smallest limit that an adapter's ranks are within, after a check that vLLM serves all of it."""
+def _rank_of(folder: Path, model: Path) -> int:
+    """Return vLLM's smallest limit that an adapter's ranks are within, after a check that vLLM serves all of it.
+
+    folder: the adapter's. model: its base's.
+    """
     config = read_adapter_config(folder)
     if config.use_dora:
         raise VlmflowError(f"{folder}: vLLM does not serve DoRA (use_dora)", MERGE)
@@ -81,7 +82,7 @@ def _rank_of(folder: Path) -> int:
             names = sorted(tensors.keys())
     except (OSError, SafetensorError) as error:
         raise VlmflowError(f"{file}: {error}", "train the run again, or restore the file") from None
-    if of_tower := [name for name in names if TOWER & set(name.split("."))]:
+    if of_tower := [name for name in names if _sees(name, kinds_of(model))]:
         raise VlmflowError(
             f"{file}: changes {len(of_tower)} tensors of the vision tower, such as {of_tower[0]}; vLLM leaves these "
             "out with only a warning, so it would answer as another model",
@@ -91,3 +92,9 @@ def _rank_of(folder: Path) -> int:
     if rank > RANKS[-1]:
         raise VlmflowError(f"{folder}: rank {rank} is above vLLM's largest, {RANKS[-1]}", MERGE)
     return next(limit for limit in RANKS if limit >= rank)
+
+
+def _sees(tensor: str, kinds: list[ModelType]) -> bool:
+    """Return whether an adapter's tensor belongs to a part before the language model."""
+    name = tensor.removeprefix("base_model.model.")  # peft's
+    return any(kind.part_of(name) != "language_model" for kind in kinds)

@@ -19,14 +19,9 @@ from pathlib import Path
 from vlmflow.core.process import die_with_parent
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.one_sequence import joins_rows
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.swift.row_encoder import encode_rows_as_served
-from vlmflow.swift.row_reader import read_rows_by_type
-
-IGNORED = -100
-"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
+from vlmflow.swift.row_counter import IGNORED
 
 
 def main() -> None:
@@ -34,21 +29,14 @@ def main() -> None:
     die_with_parent(os.getppid())
     rows, names, found, *words = sys.argv[1:]
     with quick_imports():
-        refuse_remote_code()
-        read_rows_by_type()
-        encode_rows_as_served()
-        from swift.arguments import BaseArguments
+        from vlmflow.swift.own_template import own_template
+
+        template = own_template(words)
         from swift.dataset import load_dataset
-        from swift.utils import parse_args
 
         from vlmflow.swift.base_tensors import compare_tensors
         from vlmflow.swift.served_rows import first_difference
 
-    arguments, unknown = parse_args(BaseArguments, words)
-    if unknown:
-        sys.exit(f"ValueError: unknown arguments: {unknown}")
-    template = arguments.get_template()
-    template.set_mode("train")
     dataset, _ = load_dataset([rows], strict=True)
     tokens, lengths = [], []
     for row in map(template.encode, dataset):
@@ -56,7 +44,7 @@ def main() -> None:
         lengths.append([len(row["input_ids"]), sum(label != IGNORED for label in row["labels"])])
     difference = first_difference(template.processor, list(lines_of(Path(rows), ShareGptRow)), tokens)
     stored = json.loads(Path(names).read_text())
-    tensors = {} if stored is None else compare_tensors(Path(arguments.model), stored)
+    tensors = {} if stored is None else compare_tensors(Path(template.model_info.model_dir), stored)
     account = {"lengths": lengths, "template": difference, "tensors": tensors, "one_sequence": joins_rows(template)}
     Path(found).write_text(json.dumps(account))
 

@@ -1,14 +1,16 @@
 """What the trainers wrap the model in, according to the run's strategy."""
 
+import sys
 from functools import partial
 from typing import Any
 
 from accelerate.utils import other as accelerate_utils
-from swift.model.models import qwen
 from torch.distributed.fsdp import FSDPModule
 
+from vlmflow.config.model_types import model_types
 from vlmflow.config.strategies import Strategy
 from vlmflow.trainer import fsdp2
+from vlmflow.trainer.model_layers import layers_of
 
 
 def spare_deepspeed(strategy: Strategy) -> None:
@@ -22,7 +24,7 @@ def prepare(strategy: Strategy, trainer: Any) -> None:
     if strategy.engine == "fsdp2":
         fsdp2.replace_checkpoints(trainer)
         fsdp2.keep_precision(trainer)
-    if strategy.engine == "fsdp2" or _trains_vision(trainer.model):
+    if strategy.engine == "fsdp2" or _trains_vision(trainer):
         _pass_blank_pictures()
     if strategy.engine == "deepspeed":
         trainer.save_model = partial(_save_model, trainer, trainer.save_model)
@@ -44,18 +46,21 @@ def begin(strategy: Strategy, trainer: Any) -> None:
         _follow_learning_rate(trainer)
 
 
-def _trains_vision(model: Any) -> bool:
-    return any(weight.requires_grad and ".visual." in name for name, weight in model.named_parameters())
+def _trains_vision(trainer: Any) -> bool:
+    kind = model_types()[trainer.template.model_meta.model_type]
+    return any(each.trained and kind.part_of(each.name) != "language_model" for each in layers_of(trainer.model))
 
 
 def _pass_blank_pictures() -> None:
-    """Let batches without a picture pass a blank one through the vision tower of Qwen3-VL.
+    """Let batches without a picture pass a blank one through the vision tower.
 
     Otherwise only some ranks gather the tower's weights, and under FSDP2 all wait for ever. Or DDP fails, because
-    weights of the tower that it trains got no gradient. ms-swift does so under DeepSpeed alone (model/models/qwen.py,
-    `_forward_qwen3_vl_or_qwen3_omni`).
+    weights of the tower that it trains got no gradient. ms-swift (4.6) does so under DeepSpeed alone, in its loaders of
+    models and in its templates.
     """
-    qwen.is_deepspeed_enabled = lambda: True
+    for name, module in sys.modules.items():
+        if name.startswith(("swift.model.", "swift.template.")) and "is_deepspeed_enabled" in vars(module):
+            module.is_deepspeed_enabled = lambda: True  # type: ignore[attr-defined]
 
 
 def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:

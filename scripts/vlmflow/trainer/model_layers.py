@@ -6,8 +6,6 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.run_settings import ModelPart
-
 OF_PEFT = re.compile(r"lora_.*|base_layer|modules_to_save|original_module")
 """Parts of a parameter's name that peft adds behind the name of the layer."""
 
@@ -31,13 +29,6 @@ class Layers(msgspec.Struct, frozen=True):
     parameters: int
     bytes: int
     trained: int
-
-    @property
-    def part(self) -> ModelPart:
-        """The part of the model to which they belong, by the names of Qwen-VL's layers in transformers."""
-        if re.match(r"(model\.)?visual\.(merger|deepstack_merger_list)\b", self.name):
-            return "aligner"
-        return "vision_tower" if re.match(r"(model\.)?visual\b", self.name) else "language_model"
 
 
 def layers_of(model: Any) -> list[Layers]:

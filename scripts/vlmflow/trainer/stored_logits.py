@@ -15,8 +15,11 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPO
 from vlmflow.core.account import write_account
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS, ROWS, TRAINED, TrainedTensors
 
-FORWARD = ("input_ids", "attention_mask", "mm_token_type_ids", "pixel_values", "image_grid_thw")
-"""The inputs of a model that are stored; from these it computes all others, such as positions."""
+NOT_INPUTS = ("labels", "loss_scale", "channel")
+"""What a batch has besides the model's inputs."""
+
+POSITIONS_OF = ("position_ids", "text_position_ids")
+"""The inputs that are not stored: a model computes them from the others."""
 
 
 def store_with_each_checkpoint(trainer: Any) -> None:
@@ -50,14 +53,14 @@ def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:
     with torch.no_grad(), torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
         for number in range(min(ROWS, len(dataset))):
             batch = trainer.data_collator([dataset[number]])
-            batch = {name: value for name, value in batch.items() if name not in ("labels", "loss_scale", "channel")}
+            batch = {name: value for name, value in batch.items() if name not in NOT_INPUTS}
             inputs = trainer._prepare_input(dict(batch))
             inputs.pop("text_position_ids", None)
             with trainer.compute_loss_context_manager(), template.forward_context(trainer.model, inputs):
                 logits = model(**inputs, logits_to_keep=POSITIONS).logits
-            for name in FORWARD:
-                if name in batch:
-                    stored[f"row.{number}.{name}"] = batch[name].contiguous().cpu()
+            for name, value in batch.items():
+                if isinstance(value, torch.Tensor) and name not in POSITIONS_OF:
+                    stored[f"row.{number}.{name}"] = value.contiguous().cpu()
             stored[f"row.{number}.logits"] = logits[0].float().cpu().contiguous()
     model.train(was_training)
     return stored

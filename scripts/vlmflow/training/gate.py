@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from vlmflow.config.model_types import model_types
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
@@ -165,12 +166,13 @@ def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, full: Training) -
 
 def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:
     """Check that frozen parts of the model are not trained, and that a quantised base is in memory as such."""
-    frozen = full.settings.freeze
-    trained_there = [each for each in layers if each.part in frozen and each.trained]
+    frozen, kind = full.settings.freeze, model_types()[full.model.model_type]
+    trained_there = [each for each in layers if kind.part_of(each.name) in frozen and each.trained]
     what = f"{', '.join(frozen) or 'no part'} of the model is frozen"
     checks = [Check(what, not trained_there, "; ".join(f"{each.name} is trained" for each in trained_there))]
     if full.tuner.quantises:
-        linear = [each for each in layers if each.part == "language_model" and each.kind.startswith("Linear")]
+        language = [each for each in layers if kind.part_of(each.name) == "language_model"]
+        linear = [each for each in language if each.kind.startswith("Linear")]
         packed = [each for each in linear if each.kind == QUANTISED and each.bytes <= each.parameters * 0.51]
         others = [each.name for each in linear if each not in packed and not each.name.endswith("lm_head")]
         count, total = sum(each.count for each in packed), sum(each.bytes for each in packed)

@@ -15,9 +15,9 @@ import msgspec
 import pydantic
 
 from vlmflow.config.deepspeed_json import check_deepspeed
+from vlmflow.config.model_types import check_model_type
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import strategy_of
-from vlmflow.config.swift_args import check_model_type
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError

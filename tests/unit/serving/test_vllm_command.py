@@ -24,6 +24,11 @@ def adapter(folder: Path, key: str = LANGUAGE, **config: object) -> Path:
     return folder
 
 
+def base(folder: Path) -> Path:
+    (folder / "config.json").write_text('{"architectures": ["Qwen3VLForConditionalGeneration"]}')
+    return folder
+
+
 def after(words: list[str], option: str) -> str:
     return words[words.index(option) + 1]
 
@@ -51,7 +56,7 @@ def test_a_text_model_gets_no_options_for_pictures() -> None:
     ("ranks", "limit"), [({"r": 16}, "16"), ({"r": 17}, "32"), ({"rank_pattern": {"q": 65}}, "128")]
 )
 def test_base_and_adapter_are_two_models(tmp_path: Path, ranks: dict[str, object], limit: str) -> None:
-    words = vllm_words(Path("/base"), "mine", 1, 2048, LIMITS, 8000, adapter(tmp_path / "full", **ranks))
+    words = vllm_words(base(tmp_path), "mine", 1, 2048, LIMITS, 8000, adapter(tmp_path / "full", **ranks))
     assert after(words, "--served-model-name") == "base"
     assert after(words, "--lora-modules") == f"mine={tmp_path}/full"
     assert after(words, "--max-lora-rank") == limit
@@ -72,4 +77,4 @@ def test_an_adapter_that_vllm_would_not_serve_whole_is_refused(
     tmp_path: Path, key: str, config: dict[str, object], why: str
 ) -> None:
     with pytest.raises(VlmflowError, match=why):
-        vllm_words(Path("/base"), "mine", 1, 2048, LIMITS, 8000, adapter(tmp_path / "full", key, **config))
+        vllm_words(base(tmp_path), "mine", 1, 2048, LIMITS, 8000, adapter(tmp_path / "full", key, **config))

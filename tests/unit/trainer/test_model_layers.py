@@ -4,6 +4,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
+from vlmflow.config.model_types import model_types
 from vlmflow.trainer.model_layers import Layers, layers_of, what_is_trained
 
 TEXT = {
@@ -31,8 +32,10 @@ def test_every_number_of_the_model_is_counted_once() -> None:
     assert sum(each.parameters for each in layers) == sum(weight.numel() for weight in model.parameters())
     assert sum(each.bytes for each in layers) == sum(weight.nbytes for weight in model.parameters())
     assert all(each.trained == each.parameters for each in layers)
-    assert {each.part for each in layers} == {"vision_tower", "aligner", "language_model"}
-    of_aligner = {each.name for each in layers if each.part == "aligner"}
+    kind = model_types()["qwen3_vl"]
+    parts = {each.name: kind.part_of(each.name) for each in layers}
+    assert set(parts.values()) == {"vision_tower", "aligner", "language_model"}
+    of_aligner = {name for name, part in parts.items() if part == "aligner"}
     assert {name.split(".")[2] for name in of_aligner} == {"merger", "deepstack_merger_list"}
     (up,) = (each for each in layers if each.name == "model.language_model.layers.*.mlp.up_proj")
     assert (up.kind, up.count, up.parameters) == ("Linear", 2, 2 * 32 * 64)

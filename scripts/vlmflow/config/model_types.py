@@ -1,0 +1,90 @@
+"""ms-swift's kinds of models (`model_type`), from its own registry: architectures, parts, templates, published models.
+
+No other module names a kind of model, or a part of one. `scripts/make_swift_names.py` writes the table, because an
+import of ms-swift takes seconds, and the data image does not have it.
+"""
+
+import difflib
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from vlmflow.core.files import read_json
+
+TABLE = Path(__file__).with_name("model_types.json")
+
+CONFIG = "config.json"
+
+AUTO = "auto"
+"""What the configuration has in place of a kind that the model's address says."""
+
+SEEING = ("qwen3_vl", "qwen3_vl_moe")
+"""The kinds that see and whose rule for pictures vlmflow knows (`pictures.size_limits`)."""
+
+ModelPart = Literal["vision_tower", "aligner", "language_model"]
+"""The parts of a model that sees, as ms-swift names them; the aligner joins the other two."""
+
+
+class ModelType(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One kind of models.
+
+    architectures: the classes that are such models, as config.json names them. parts: for a model that sees, the
+    modules of each part by their names in transformers. templates: its chat templates. published: models on the
+    Hugging Face hub (OWNER/NAME) that are of this kind.
+    """
+
+    architectures: list[str]
+    templates: list[str] = []
+    parts: dict[ModelPart, list[str]] = {}
+    published: list[str] = []
+
+    def part_of(self, name: str) -> ModelPart:
+        """Return the part to which a module or tensor of a loaded model belongs; name: without peft's prefix."""
+        modules = (
+            (len(module), part) for part, found in self.parts.items() for module in found if _within(name, module)
+        )
+        return max(modules, default=(0, "language_model"))[1]
+
+
+def _within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+@functools.cache
+def model_types() -> dict[str, ModelType]:
+    """Return all kinds by name."""
+    return msgspec.json.decode(TABLE.read_bytes(), type=dict[str, ModelType])
+
+
+def check_model_type(name: str) -> str:
+    """Return the name of a kind of models; raises ValueError with the nearest names if ms-swift does not know it."""
+    if name not in model_types() and name != AUTO:
+        nearest = difflib.get_close_matches(name.replace("-", "_").lower(), model_types(), n=3, cutoff=0.6)
+        others = f"nearest: {', '.join(nearest)}" if nearest else f"scripts/vlmflow/config/{TABLE.name} lists them"
+        raise ValueError(f"ms-swift has no model_type {name!r}; {others}")
+    return name
+
+
+def model_types_for(architectures: Iterable[str]) -> list[str]:
+    """Return the names of the kinds that are for one of some architectures, sorted."""
+    wanted = set(architectures)
+    return [name for name, kind in model_types().items() if wanted & set(kind.architectures)]
+
+
+def kinds_of(folder: Path) -> list[ModelType]:
+    """Return the kinds that a model may be of, by its config.json; [] if that names none. folder: the model's."""
+    return [model_types()[name] for name in model_types_for(architectures_in(folder))]
+
+
+def architectures_in(folder: Path) -> list[str]:
+    """Return the architectures that a model's config.json names, as people may see them."""
+    stated = read_json(folder / CONFIG).get("architectures")
+    return list(map(str, stated)) if isinstance(stated, list) else []
+
+
+def published_type(repo: str) -> str | None:
+    """Return the name of the kind of a model on the hub; None if ms-swift does not list it. repo: OWNER/NAME."""
+    return next((name for name, kind in model_types().items() if repo in kind.published), None)

@@ -1,0 +1,28 @@
+"""ms-swift's own template of a model, as the trainers make it."""
+
+import sys
+from typing import Any
+
+from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.row_encoder import encode_rows_as_served
+from vlmflow.swift.row_reader import read_rows_by_type
+
+
+def own_template(words: list[str]) -> Any:
+    """Return the template of ms-swift's arguments of model and template, set to training.
+
+    words: a command line. ms-swift reads rows and encodes them, from now on and in this process, as the trainers do.
+    Ends the process if it does not know an argument.
+    """
+    refuse_remote_code()
+    read_rows_by_type()
+    encode_rows_as_served()
+    from swift.arguments import BaseArguments
+    from swift.utils import parse_args
+
+    arguments, unknown = parse_args(BaseArguments, words)
+    if unknown:
+        sys.exit(f"ValueError: unknown arguments: {unknown}")
+    template = arguments.get_template()
+    template.set_mode("train")
+    return template

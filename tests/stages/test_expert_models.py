@@ -1,0 +1,77 @@
+"""The proof by logits of models with experts: rounded weights send some tokens to other experts."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedConfig, Qwen3MoeConfig
+
+from families import made_tokenizer
+from tiny_models import file_names, randomise
+from training_rows import made_row
+from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.logit_proof import LogitProof
+from vlmflow.merging.merge import merge_weights
+from vlmflow.merging.verify_logits import verify_logits
+from vlmflow.rows.chat import Turn
+
+WITH_EXPERTS: dict[str, type[PreTrainedConfig]] = {"mixtral": MixtralConfig, "qwen3_moe": Qwen3MoeConfig}
+
+TEXTS = [f"Say {number}, and say it again: what comes behind {number * number}? " * 3 for number in range(4)]
+ROW = made_row("row", [Turn(who, text) for who, text in zip(("human", "gpt") * 2, TEXTS, strict=True)])
+
+
+def write_run(folder: Path, kind: str, seed: int) -> Path:
+    """A base with eight experts, an adapter of its attention, and their merge, in bfloat16."""
+    torch.manual_seed(seed)
+    tokenizer = made_tokenizer(("<s>", "<unk>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"))
+    config = WITH_EXPERTS[kind](
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=96,
+        moe_intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=8,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        tie_word_embeddings=False,
+    )
+    base = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    randomise(base, 0.2)
+    base.save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    layers = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=layers), autocast_adapter_dtype=False)
+    randomise(model, 0.1)
+    model.save_pretrained(folder / "adapter")
+    merge_weights(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
+    return folder
+
+
+def verify(folder: Path, merged: Path) -> LogitProof:
+    return verify_logits(folder / "base", folder / "adapter", merged, [ROW], folder, "cpu", "bfloat16", 64)
+
+
+@pytest.mark.parametrize("kind", WITH_EXPERTS)
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))])
+def test_no_right_merge_is_refused_and_every_wrong_one_is(kind: str, seed: int, tmp_path: Path) -> None:
+    folder = write_run(tmp_path, kind, seed)
+    proof = verify(folder, folder / "merged")
+    assert proof.verdict == "agree"
+    assert proof.deviation < 0.01 < 0.02 < proof.effect
+    assert proof.unrounded is not None
+    assert proof.unrounded > proof.deviation
+    for fault in ("lost", "doubled"):
+        wrong = shutil.copytree(folder / "merged", tmp_path / fault)
+        file = wrong / "model.safetensors"
+        base, merged = load_file(folder / "base" / "model.safetensors"), load_file(file)
+        changed = base if fault == "lost" else {name: 2 * merged[name] - base[name] for name in base}
+        save_file(changed, file, {"format": "pt"})
+        with pytest.raises(VlmflowError, match="compared with peft's merge with rounded weights"):
+            verify(folder, wrong)

@@ -1,0 +1,102 @@
+"""Models of other families than Qwen3, from validated rows on."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from families import FAMILIES, write_family
+from forked_snakemake import called
+from text_run import TRAIN
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.lengths.count import RowLength, TokenCounter, read_lengths
+from vlmflow.lengths.measure import LengthSummary, measure_lengths
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel
+from workflow_runs import ROOT
+
+SMOKE = {"steps": 6, "longest": 4, "sample": 4}
+
+LLAMA_3 = {"template": "llama3"}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
+    return BaseModel(write_family("llama", tmp_path_factory.mktemp("llama")), "llama", "digest")
+
+
+def row(number: int, *turns: str) -> str:
+    speakers = ["human", "gpt"] * 3
+    spoken = [{"from": speaker, "value": text} for speaker, text in zip(speakers, turns, strict=False)]
+    plain = {"id": f"row-{number}", "source": "s", "images": [], "attempts": [1], "scores": [1]}
+    return json.dumps(plain | {"conversations": spoken})
+
+
+def measured(base: BaseModel, folder: Path, rows: list[str]) -> tuple[LengthSummary, list[RowLength]]:
+    folder.mkdir()
+    for split in ("train", "val"):
+        (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in rows))
+    data = TrainingData(folder / "train.jsonl", folder / "val.jsonl", folder / "pictures", "digest", False)
+    files = {split: folder / f"{split}.lengths.jsonl" for split in ("train", "val")}
+    counter = TokenCounter(base.folder, [], 64, ChatForm())
+    return measure_lengths(data, files, counter, base, 64, LLAMA_3, 2), list(read_lengths(files["train"]))
+
+
+def test_lengths_are_those_of_the_models_own_tokens(llama: BaseModel, tmp_path: Path) -> None:
+    turns = [("Say it.", "It is."), ("Say it.", "It is.", "And again?", "It is so, again."), (" Why? ", "So \n")]
+    summary, lengths = measured(llama, tmp_path / "rows", [row(number, *each) for number, each in enumerate(turns)])
+    assert summary.by_template
+    tokenizer = TokenCounter(llama.folder, [], 64)._tokenizer
+
+    def tokens(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    marks = "<|start_header_id|>{}<|end_header_id|>\n\n"
+    expected = []
+    for each in turns:
+        asked = [tokens(marks.format("user") + text + "<|eot_id|>" + marks.format("assistant")) for text in each[::2]]
+        answered = [tokens(text + "<|eot_id|>") for text in each[1::2]]
+        expected.append((1 + sum(asked) + sum(answered), sum(answered)))
+    assert [(length.tokens, length.trained_tokens) for length in lengths] == expected
+    assert {length.picture_tokens for length in lengths} == {0}
+
+
+def test_a_text_that_the_tokenizer_takes_for_a_mark_is_named(llama: BaseModel, tmp_path: Path) -> None:
+    rows = [row(0, "Say it.", "It is."), row(1, "Say it.", "It <|eot_id|> is.")]
+    with pytest.raises(VlmflowError, match=r"row row-1: turn 1 holds '<\|eot_id\|>', which the model's token"):
+        measured(llama, tmp_path / "rows", rows)
+
+
+@pytest.mark.slow
+def test_text_models_become_proven_weights(tmp_path: Path) -> None:
+    """Without one of them named in the code; each by LoRA and by full fine-tuning."""
+    rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    models, runs = {}, {}
+    for name, family in FAMILIES.items():
+        source = str(write_family(name, tmp_path / "bases" / name))
+        models[name] = {"source": source, "model_type": family.model_type, "template_differs": True}
+        train = TRAIN | {"swift_args": {"template": family.template}, "max_length": 1024}
+        run = {
+            "model": name,
+            "dataset": "alpaca",
+            "device": "cpu",
+            "train": train,
+            "smoke": SMOKE,
+            "verify": {"rows": 2},
+        }
+        runs |= {f"{name}-{tuner}": run | {"tuner": tuner} for tuner in ("lora", "full")}
+    data = {"alpaca": {"train": "rows.json", "system_prompt": "Be brief.", "val_share": 0.1}}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"models": models, "datasets": data, "runs": runs}))
+    call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
+    call += ["--configfile", str(tmp_path / "mine.yaml"), "--cores", "2", "--keep-going", "--"]
+    done = called([*call, *(f"merged/{run}" for run in runs)])
+    assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
+    for run in runs:
+        summary = read_account(tmp_path / "lengths" / run / "summary.json", LengthSummary)
+        assert (tmp_path / "merged" / run / "provenance.json").is_file()
+        assert summary.by_template != run.startswith("qwen2.5"), "with a system turn, its chat form is Qwen3's"

@@ -1,0 +1,81 @@
+"""What is known of a model by its address alone."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmflow.config.model import Config, check_config
+from vlmflow.config.model_types import kinds_of, model_types, published_type
+from vlmflow.core.errors import VlmflowError
+
+CONFIG: dict[str, Any] = {
+    "models": {},
+    "datasets": {"d": {"kind": "fire", "train": "a.json"}},
+    "runs": {"r": {"model": "m", "dataset": "d"}},
+}
+
+
+def checked(**models: dict[str, str]) -> Config:
+    return check_config(copy.deepcopy(CONFIG) | {"models": models}, [])
+
+
+@pytest.mark.parametrize(
+    ("address", "kind"),
+    [
+        ("hf://Qwen/Qwen3-8B", "qwen3"),
+        (f"hf://Qwen/Qwen3-VL-32B-Instruct@{'a' * 40}", "qwen3_vl"),
+        ("hf://meta-llama/Llama-3.2-1B-Instruct", "llama"),
+    ],
+)
+def test_the_kind_of_a_published_model_is_known_by_its_address(address: str, kind: str) -> None:
+    written = {"source": address, "model_type": kind}
+    for given in ({"source": address}, written, written | {"model_type": "auto"}):
+        assert checked(m=given) == checked(m=written), "what follows from the address counts as if it were written"
+
+
+def test_weights_of_another_run_are_of_the_kind_of_its_model() -> None:
+    config = checked(m={"source": "hf://Qwen/Qwen3-8B"}, again={"source": "merged/r"})
+    assert config.models["again"].model_type == "qwen3"
+
+
+def test_a_folder_needs_the_name_and_its_architecture_gives_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3VLForConditionalGeneration"]}')
+    with pytest.raises(VlmflowError, match=r"models\.m\.model_type: auto: .* a folder; write its model_type: qwen3_vl"):
+        checked(m={"source": str(tmp_path)})
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(VlmflowError, match=r"is a folder; write its model_type\n"):
+        checked(m={"source": str(tmp_path)})
+
+
+def test_a_model_that_ms_swift_does_not_list_needs_the_name() -> None:
+    with pytest.raises(VlmflowError, match=r"models\.m\.model_type: auto: ms-swift does not list me/mine; write"):
+        checked(m={"source": "hf://me/mine"})
+
+
+def test_nearly_every_published_model_has_one_kind() -> None:
+    kinds = [(repo, name) for name, kind in model_types().items() for repo in kind.published]
+    assert len(dict(kinds)) > 1_000
+    assert len(kinds) - len(dict(kinds)) <= 1, "ms-swift lists glm-edge-4b-chat twice"
+    assert published_type("openai/whisper") is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "part"),
+    [
+        ("qwen3_vl", "model.visual.blocks.0.attn.qkv", "vision_tower"),
+        ("qwen3_vl", "model.visual.deepstack_merger_list.0.linear_fc1", "aligner"),
+        ("qwen3_vl", "model.visualiser", "language_model"),
+        ("gemma3_vision", "model.multi_modal_projector", "aligner"),
+        ("gemma3_vision", "model.vision_tower.encoder.layers.0", "vision_tower"),
+        ("qwen3", "model.visual.blocks.0", "language_model"),
+    ],
+)
+def test_a_layer_belongs_to_the_part_that_ms_swift_says(kind: str, name: str, part: str) -> None:
+    assert model_types()[kind].part_of(name) == part
+
+
+def test_a_config_json_without_an_architecture_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": {"a": 1}}')
+    assert kinds_of(tmp_path) == []
