@@ -5,6 +5,7 @@ it.
 """
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any, get_args
 
@@ -14,6 +15,9 @@ from harness.stage import run_stage
 from vlmflow.config import model_types, swift_args
 from vlmflow.config.model_types import ModelPart, ModelType
 from vlmflow.core.files import write_json
+
+OTHER_TASK = re.compile(r"_(emb|embedding|reranker|gte|gme|gen)$|^diffusion_")
+"""What ms-swift calls kinds that are not marked as such, but give embeddings, scores or pictures."""
 
 
 def main(*, names: Path = swift_args.TABLE, kinds: Path = model_types.TABLE) -> None:
@@ -48,7 +52,22 @@ def _model_type(meta: Any) -> ModelType:
     published = {model.hf_model_id for group in meta.model_groups for model in group.models if model.hf_model_id}
     parts = {part: modules for part in get_args(ModelPart) if (modules := getattr(meta.model_arch, part, None))}
     architectures = sorted(set(meta.architectures) - {"null"})
-    return ModelType(architectures, sorted(meta.candidate_templates), parts, sorted(published))
+    return ModelType(architectures, sorted(meta.candidate_templates), parts, sorted(published), _refusal(meta))
+
+
+def _refusal(meta: Any) -> str | None:
+    """Return why no run trains a kind of models; None if runs do."""
+    from transformers.models.auto import modeling_auto as auto
+
+    if meta.is_reward or meta.task_type not in (None, "causal_lm") or OTHER_TASK.search(meta.model_type):
+        return "does not write answers"
+    decoders: set[str] = set()
+    for mapping in (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES):
+        for names in mapping.values():
+            decoders.update([names] if isinstance(names, str) else names)
+    if decoders.isdisjoint(meta.architectures):
+        return "is no decoder of transformers, so that it would run Python from its folder"
+    return None
 
 
 if __name__ == "__main__":

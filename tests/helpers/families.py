@@ -27,6 +27,21 @@ LLAMA_3 = """\
 {%- endif -%}
 """
 
+LLAMA_3_2 = """\
+{{- bos_token -}}
+{%- if strftime_now is defined -%}
+{%- set date_string = strftime_now("%d %b %Y") -%}
+{%- else -%}
+{%- set date_string = "26 Jul 2024" -%}
+{%- endif -%}
+{{- '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\nToday Date: ' -}}
+{{- date_string + '\\n\\n<|eot_id|>' -}}
+{%- for message in messages -%}
+{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' -}}
+{%- endfor -%}
+"""
+"""As Meta publishes it for a dialogue without a system turn: it writes the date."""
+
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 

@@ -1,22 +1,26 @@
 """Models of other families than Qwen3, from validated rows on."""
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from families import FAMILIES, write_family
+from families import FAMILIES, LLAMA_3_2, write_family
 from forked_snakemake import called
 from text_run import TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter, read_lengths
 from vlmflow.lengths.measure import LengthSummary, measure_lengths
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.arguments import BaseModel, as_words
+from vlmflow.swift.child_process import environment
 from workflow_runs import ROOT
 
 SMOKE = {"steps": 6, "longest": 4, "sample": 4}
@@ -100,3 +104,42 @@ def test_text_models_become_proven_weights(tmp_path: Path) -> None:
         summary = read_account(tmp_path / "lengths" / run / "summary.json", LengthSummary)
         assert (tmp_path / "merged" / run / "provenance.json").is_file()
         assert summary.by_template != run.startswith("qwen2.5"), "with a system turn, its chat form is Qwen3's"
+
+
+ON_A_DAY = """
+import datetime, json, sys
+
+class OnThatDay(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls(int(sys.argv[1]), 2, 3, 4, 5, tzinfo=tz)
+
+datetime.datetime = OnThatDay
+from vlmflow.swift.own_template import own_template
+
+template = own_template(sys.argv[3:])
+turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": "It is."}]
+text = template.tokenizer.decode(template.encode({"messages": turns})["input_ids"])
+open(sys.argv[2], "w").write(json.dumps(text))
+"""
+
+
+def text_on_a_day(year: int, folder: Path, model: Path, template: str) -> str:
+    words = as_words(template_arguments(model, "llama", "default", {"template": template}))
+    found, env = folder / f"{year}.json", environment(folder, 64, folder / "cache", 1)
+    subprocess.run([sys.executable, "-c", ON_A_DAY, str(year), str(found), *words], env=env, cwd=folder, check=True)
+    return str(json.loads(found.read_text()))
+
+
+def test_a_template_with_a_date_is_the_same_on_every_day(llama: BaseModel, tmp_path: Path) -> None:
+    """That of the model's own chat template, whatever day a training resumes on."""
+    dated = shutil.copytree(llama.folder, tmp_path / "dated")
+    (dated / "chat_template.jinja").write_text(LLAMA_3_2)
+    texts = {text_on_a_day(year, tmp_path, dated, "llama3_2") for year in (2001, 2034)}
+    assert len(texts) == 1
+    assert "\nToday Date: 26 Jul 2024\n" in texts.pop()
+
+
+def test_a_template_with_a_date_needs_one_that_stays(llama: BaseModel, tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError):
+        text_on_a_day(2034, tmp_path, llama.folder, "llama3_2")

@@ -284,6 +284,8 @@ class Config(Settings):
             return of_base.model_type if of_base.model_type != AUTO else self._kind_of(where, of_base)
         source = parse_source(model.source)
         if isinstance(source, HubSource) and (kind := published_type(source.repo)):
+            if why := model_types()[kind].refused:
+                raise ValueError(f"{where}: auto: {source.repo} is a {kind}, which {why}; choose another model")
             return kind
         raise ValueError(f"{where}: auto: {_how_to_name(source)}")
 

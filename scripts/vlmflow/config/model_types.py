@@ -33,13 +33,14 @@ class ModelType(msgspec.Struct, frozen=True, omit_defaults=True):
 
     architectures: the classes that are such models, as config.json names them. parts: for a model that sees, the
     modules of each part by their names in transformers. templates: its chat templates. published: models on the
-    Hugging Face hub (OWNER/NAME) that are of this kind.
+    Hugging Face hub (OWNER/NAME) that are of this kind. refused: why no run trains it; null if runs do.
     """
 
     architectures: list[str]
     templates: list[str] = []
     parts: dict[ModelPart, list[str]] = {}
     published: list[str] = []
+    refused: str | None = None
 
     def part_of(self, name: str) -> ModelPart:
         """Return the part to which a module or tensor of a loaded model belongs; name: without peft's prefix."""
@@ -60,11 +61,16 @@ def model_types() -> dict[str, ModelType]:
 
 
 def check_model_type(name: str) -> str:
-    """Return the name of a kind of models; raises ValueError with the nearest names if ms-swift does not know it."""
+    """Return the name of a kind of models.
+
+    Raises ValueError with the nearest names if ms-swift does not know it, or with the reason if no run trains it.
+    """
     if name not in model_types() and name != AUTO:
         nearest = difflib.get_close_matches(name.replace("-", "_").lower(), model_types(), n=3, cutoff=0.6)
         others = f"nearest: {', '.join(nearest)}" if nearest else f"scripts/vlmflow/config/{TABLE.name} lists them"
         raise ValueError(f"ms-swift has no model_type {name!r}; {others}")
+    if name != AUTO and (why := model_types()[name].refused):
+        raise ValueError(f"{name} {why}; choose another model")
     return name
 
 

@@ -26,9 +26,8 @@ from vlmflow.core.process import die_with_parent
 from vlmflow.evaluation.accounts import Loss
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.messages import trained_messages_of
-from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.own_template import own_template
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.swift.row_encoder import encode_rows_as_served
 
 IGNORED = -100
 """The label of tokens that are not part of a trained answer."""
@@ -89,22 +88,14 @@ def main() -> None:
     work, losses, settings, *words = sys.argv[1:]
     how = msgspec.json.decode(settings, type=HowToMeasure)
     with quick_imports():
-        refuse_remote_code()
-        encode_rows_as_served()
-        from swift.arguments import BaseArguments
-        from swift.utils import parse_args
+        template = own_template(words)
         from transformers.utils.logging import disable_progress_bar
 
         from vlmflow.merging.loaded_model import load
         from vlmflow.swift.one_sequence import joins_rows
         from vlmflow.trainer.row_attention import SDPA, keep_rows_apart
     disable_progress_bar()
-    arguments, unknown = parse_args(BaseArguments, words)
-    if unknown:
-        sys.exit(f"ValueError: unknown arguments: {unknown}")
-    template = arguments.get_template()
-    template.set_mode("train")
-    model = load(Path(arguments.model), how.device, how.dtype)
+    model = load(Path(template.model_info.model_dir), how.device, how.dtype)
     template.model = model  # the template asks it for the positions of pictures
     if how.together and joins_rows(template) and model.config._attn_implementation == SDPA:
         keep_rows_apart()

@@ -14,6 +14,7 @@ from typing import Any
 
 from vlmflow.config.source import NOT_IN_PATHS, parse_source
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import read_json
 
 KINDS = (".safetensors", ".json", ".txt", ".jinja", ".model", ".tiktoken")
 """The suffixes of a model's files; the last two are tokenizers of sentencepiece and tiktoken."""
@@ -28,6 +29,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 """The names under which transformers finds weights: one file, or an index of several."""
 
+CONFIG = "config.json"
 ADAPTER = "adapter_config.json"
 
 CODE = "names Python code that transformers would run"
@@ -166,7 +168,7 @@ def local_files(source: str, what: str, *, weights: bool = True) -> list[str]:
 
 
 def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None:
-    """Refuse a model with an adapter, with pickles only, or with JSON files that name code, other weights or shards.
+    """Refuse a model with an adapter, with pickles only, quantised, or with JSON that names code or other weights.
 
     names: its files; those in JSON must exist. weights: whether the shards that the index names must be among them.
 
@@ -180,6 +182,8 @@ def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None
     for name in names:
         if name.endswith(".json"):
             _refuse_keys(folder / name)
+    if CONFIG in names:
+        refuse_quantised(folder / CONFIG)
     if INDEX in names:
         _refuse_shards(folder / INDEX, set(names), weights)
     pickles = [name for name in names if name.endswith(".bin.index.json")]
@@ -188,6 +192,27 @@ def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None
             f"{folder / pickles[0]}: the weights are pickles; {SINGLE} and {INDEX} are missing",
             "use a model in safetensors form, or convert it with transformers' save_pretrained",
         )
+
+
+def refuse_quantised(file: Path) -> dict[str, Any]:
+    """Return the content of a model's config.json; raises VlmflowError if it is no object, or of a quantised model."""
+    config: dict[str, Any] = read_json(file)
+    for where in ("", "text_config = "):
+        part = config.get("text_config") or {} if where else config
+        if not isinstance(part, dict):
+            raise VlmflowError(
+                f"{file}: {where}{part!r:.100} is not a JSON object", "use the files that the model's owner published"
+            )
+        if quantisation := part.get("quantization_config"):
+            named = isinstance(quantisation, dict)
+            method = quantisation.get("quant_method", "no method given") if named else quantisation
+            raise VlmflowError(
+                f"{file}: the base is quantised ({str(method)[:100]}), and the merge cannot add an update to quantised "
+                "weights",
+                "use the unquantised model as the base of the run (config: models); tuner qlora quantises it for the "
+                "training",
+            )
+    return config
 
 
 def _refuse_keys(file: Path) -> None:

@@ -7,11 +7,10 @@ from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.fetch.model_files import INDEX, SINGLE
+from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE, refuse_quantised
 from vlmflow.merging.proof import WEIGHT_SUFFIXES
 from vlmflow.merging.safetensors_file import SafetensorsFile, TensorEntry, read_header
 
-CONFIG = "config.json"
 FETCH_AGAIN = (
     "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
 )
@@ -62,20 +61,7 @@ def _config(folder: Path, files: Collection[str]) -> dict[str, Any]:
     path = folder / CONFIG
     if CONFIG not in files:
         raise VlmflowError(f"{path}: is missing", FETCH_AGAIN)
-    config = read_json(path)
-    if not isinstance(config, dict):
-        raise VlmflowError(f"{path}: is not a JSON object", FETCH_AGAIN)
-    for part in (config, config.get("text_config") or {}):
-        if not isinstance(part, dict):
-            raise VlmflowError(f"{path}: text_config = {part!r:.100} is not a JSON object", FETCH_AGAIN)
-        if quantisation := part.get("quantization_config"):
-            named = isinstance(quantisation, dict)
-            method = quantisation.get("quant_method", "no method given") if named else f"{quantisation!s:.100}"
-            raise VlmflowError(
-                f"{path}: the base is quantised ({method}), and the merge cannot add an update to quantised weights",
-                "use the unquantised model as the base of the run (config: models)",
-            )
-    return config
+    return refuse_quantised(path)
 
 
 def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json
-from vlmflow.fetch.model_files import INDEX, SINGLE
-from vlmflow.merging.model_weights import CONFIG, FETCH_AGAIN
+from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE
+from vlmflow.merging.model_weights import FETCH_AGAIN
 from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
 from vlmflow.merging.safetensors_file import LENGTH_BYTES, MAX_HEADER_BYTES
 

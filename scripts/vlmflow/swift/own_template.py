@@ -4,19 +4,25 @@ import sys
 from typing import Any
 
 from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.one_date import hold_one_date
 from vlmflow.swift.row_encoder import encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
+
+
+def encode_as_in_training() -> None:
+    """Let ms-swift read and encode rows as all of our processes do, from now on and in this process."""
+    refuse_remote_code()
+    read_rows_by_type()
+    encode_rows_as_served()
+    hold_one_date()
 
 
 def own_template(words: list[str]) -> Any:
     """Return the template of ms-swift's arguments of model and template, set to training.
 
-    words: a command line. ms-swift reads rows and encodes them, from now on and in this process, as the trainers do.
-    Ends the process if it does not know an argument.
+    words: a command line. See `encode_as_in_training`. Ends the process if ms-swift does not know an argument.
     """
-    refuse_remote_code()
-    read_rows_by_type()
-    encode_rows_as_served()
+    encode_as_in_training()
     from swift.arguments import BaseArguments
     from swift.utils import parse_args
 

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.process import descends_from, die_with_parent
-from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.own_template import encode_as_in_training
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.swift.row_encoder import encode_rows_as_served
-from vlmflow.swift.row_reader import read_rows_by_type
 from vlmflow.trainer.heartbeat import Heart
 from vlmflow.trainer.orders import read_orders
 
@@ -30,9 +28,7 @@ def main() -> None:
         sys.exit(f"process {orders.starter}, which starts the trainers, has no torchrun any more")
     heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
     with quick_imports():
-        refuse_remote_code()
-        read_rows_by_type()
-        encode_rows_as_served()
+        encode_as_in_training()
         import torch.distributed as dist
         from swift import sft_main
         from swift.template import Template

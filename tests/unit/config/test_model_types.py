@@ -79,3 +79,26 @@ def test_a_layer_belongs_to_the_part_that_ms_swift_says(kind: str, name: str, pa
 def test_a_config_json_without_an_architecture_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"architectures": {"a": 1}}')
     assert kinds_of(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("qwen3_emb", "does not write answers"),
+        ("qwen2_5_prm", "does not write answers"),
+        ("bge_reranker", "does not write answers"),
+        ("deepseek_vl2", "is no decoder of transformers, so that it would run Python from its folder"),
+    ],
+)
+def test_a_kind_that_no_run_trains_is_refused_by_name(kind: str, why: str) -> None:
+    with pytest.raises(VlmflowError, match=f"models.m.model_type: {kind} {why}; choose another model"):
+        checked(m={"source": "hf://me/mine", "model_type": kind})
+    of_hub = next(iter(model_types()[kind].published))
+    with pytest.raises(VlmflowError, match=f"models.m.model_type: auto: {of_hub} is a {kind}, which {why}"):
+        checked(m={"source": f"hf://{of_hub}"})
+
+
+def test_runs_train_the_kinds_that_transformers_runs() -> None:
+    trained = [kind for kind in model_types().values() if kind.refused is None]
+    assert len(trained) > 90
+    assert sum(bool(kind.parts) for kind in trained) > 40

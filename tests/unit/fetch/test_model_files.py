@@ -195,3 +195,12 @@ def test_only_pickled_weights_are_refused_by_name(folder: Path) -> None:
     (folder / SHARD).rename(folder / "pytorch_model.bin")
     with pytest.raises(VlmflowError, match=r"has no safetensors weights, but pytorch_model\.bin"):
         check(folder)
+
+
+@pytest.mark.parametrize("place", ["top", "text_config"])
+def test_a_quantised_model_is_refused_before_a_gpu_is_asked_for(folder: Path, place: str) -> None:
+    quantisation = {"quantization_config": {"quant_method": "fp8"}}
+    config = quantisation if place == "top" else {"text_config": quantisation}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(VlmflowError, match=r"config\.json: the base is quantised \(fp8\)"):
+        check(folder)
