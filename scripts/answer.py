@@ -142,10 +142,11 @@ def _server(base: Path, settings: RunBlock) -> dict[str, Any]:
     if settings.answer.url is not None:
         unknown = {"picture_limits": UNKNOWN, "dtype": UNKNOWN, "device": UNKNOWN}
         return {"server": settings.answer.url, "versions": {}, **unknown}
-    sees = processor_of(base) is not None
+    processor = processor_of(base)
+    limited = f"{FEWEST_TOKENS} to {settings.image_max_tokens} tokens"
     return {
         "server": "transformers serve",
-        "picture_limits": f"{FEWEST_TOKENS} to {settings.image_max_tokens} tokens" if sees else "no pictures",
+        "picture_limits": "no pictures" if processor is None else limited if processor.side else "the model's own",
         "dtype": settings.dtype,
         "device": settings.device,
         "versions": versions(),

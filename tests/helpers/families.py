@@ -1,5 +1,6 @@
 """Small base models of other families than Qwen3: layout, special tokens and chat form are those of published ones."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,14 +9,24 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    CLIPImageProcessor,
+    CLIPVisionConfig,
     Gemma2Config,
     LlamaConfig,
+    LlavaConfig,
+    LlavaProcessor,
     MistralConfig,
     Phi3Config,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
     Qwen2Config,
 )
+
+from vlmflow.demo.tiny_model import ID
+from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, VOCABULARY_SIZE, write_tokenizer
 
 LLAMA_3 = """\
 {{- bos_token -}}
@@ -106,3 +117,70 @@ def made_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
     made = PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=list(special), **named)
     made.chat_template = LLAMA_3
     return made
+
+
+TINY_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def write_qwen2_5_vl(folder: Path) -> Path:
+    """Write a Qwen2.5-VL, whose picture limits are `min_pixels` and `max_pixels`, and return its folder."""
+    torch.manual_seed(1)
+    folder.mkdir(parents=True)
+    write_tokenizer(folder, ["What colour is the square? It is red, and so is the other one."], 40)
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]}
+    text = TINY_TEXT | HEADS | {"vocab_size": VOCABULARY_SIZE, "rope_parameters": rope, "tie_word_embeddings": False}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
+    vision |= {"window_size": 56, "fullatt_block_indexes": [1]}
+    ids = {"image_token_id": ID["<|image_pad|>"], "video_token_id": ID["<|video_pad|>"]}
+    ids |= {"vision_start_token_id": ID["<|vision_start|>"], "vision_end_token_id": ID["<|vision_end|>"]}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    _save(AutoModelForImageTextToText.from_config(config), folder)
+    common = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "processor_class": "Qwen2_5_VLProcessor"}
+    common |= {"min_pixels": 3136, "max_pixels": 12_845_056, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    for name, kind in (("preprocessor", "image_processor"), ("video_preprocessor", "video_processor")):
+        which = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}[kind]
+        (folder / f"{name}_config.json").write_text(json.dumps(common | {f"{kind}_type": which}))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    return folder
+
+
+def write_llava(folder: Path) -> Path:
+    """Write a LLaVA 1.5, whose pictures have a fixed number of tokens (4), and return its folder."""
+    torch.manual_seed(1)
+    tokenizer = made_tokenizer(("<s>", "<unk>", "<image>", "</s>"))
+    text = LlamaConfig(**TINY_TEXT, **HEADS, vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1)
+    vision = CLIPVisionConfig(**TINY_TEXT, num_attention_heads=4, image_size=28, patch_size=14, projection_dim=48)
+    image = tokenizer.convert_tokens_to_ids("<image>")
+    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image, image_seq_length=4)
+    _save(AutoModelForImageTextToText.from_config(config), folder)
+    scale = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
+    LlavaProcessor(
+        image_processor=CLIPImageProcessor(**scale),
+        tokenizer=tokenizer,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        chat_template=LLAVA,
+        image_token="<image>",  # noqa: S106 (a mark)
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
+    return folder
+
+
+LLAVA = """\
+{%- for message in messages -%}
+{{- 'USER: ' if message.role == 'user' else 'ASSISTANT: ' if message.role == 'assistant' else '' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{{- '<image>\\n' if part.type == 'image' else part.text -}}
+{%- endfor -%}
+{%- endif -%}
+{{- '</s>' if message.role == 'assistant' else ' ' -}}
+{%- endfor -%}
+"""
+
+
+def _save(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder, max_shard_size="60KB")

@@ -208,14 +208,17 @@ def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int]
     """Return a function from a picture's width and height in pixels to its tokens.
 
     Qwen-VL scales a picture into the budget, and then cuts it into squares of patch_size × merge_size pixels, one token
-    each. For a model without pictures the function returns 0.
+    each. For a model without pictures the function returns 0; for one with another rule 1, so that ms-swift's template
+    gives other lengths, and counts them.
 
-    Raises VlmflowError if the model's rule for pictures is not Qwen-VL's.
+    Raises VlmflowError if the file with the rule cannot be read.
     """
     processor = processor_of(model)
     if processor is None:
         return lambda width, height: 0
-    return lambda width, height: squares(width, height, processor.side, image_max_tokens)
+    if (side := processor.side) is None:
+        return lambda width, height: 1
+    return lambda width, height: squares(width, height, side, image_max_tokens)
 
 
 def tokenizer_of(model: Path) -> Tokenizer:

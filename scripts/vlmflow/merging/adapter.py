@@ -64,6 +64,11 @@ class Adapter:
         """Return the file of a tensor, and its place there."""
         return self.weights.path, self.weights.tensors[key]
 
+    def changes(self) -> set[str]:
+        """Return the names in memory of the tensors of the base that the adapter changes."""
+        names = [key.removeprefix(PREFIX).replace(".base_layer.", ".") for key in self.weights.tensors]
+        return {f"{part[1]}.weight" if (part := PART.fullmatch(name)) else name for name in names}
+
 
 def read_adapter(folder: Path) -> Adapter:
     """Read the adapter in `folder` without its weights.

@@ -6,6 +6,8 @@ peft's own configuration.
 
 import json
 import math
+import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,9 @@ from safetensors import safe_open
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.trainer.trained_tensors import TRAINED
+
+OF_PEFT = re.compile(r"\.(?:base_layer\.\w+|lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|weight|bias)$")
+"""What stands behind the name of a layer in an adapter."""
 
 FROZEN_ROWS = 1 << 12
 """Rows of a frozen tensor that are compared with the checkpoint's at a time."""
@@ -39,14 +44,17 @@ class Expected:
 class Updates:
     """The adapter's tensors by the base's names; `unused` are those not requested yet."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, base: Path, tensors: Collection[str]) -> None:
+        """folder: the adapter's. base: the base's. tensors: the names of all tensors of the base's files."""
         self.path = folder / "adapter_model.safetensors"
         self.config = LoraConfig.from_pretrained(str(folder))
         self._file = safe_open(self.path, framework="pt")
         self.unused = set(self._file.keys())
+        self._names = _names_in_memory(self.unused, base, tensors)
 
     def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
         """Return the required value of the base's tensor `name`; None if the adapter does not touch it."""
+        name = self._names.get(name, name)
         module, _, kind = name.rpartition(".")
         start = self._take(f"{module}.base_layer.{kind}") or self._take(name)
         linear = self._take(f"{module}.lora_A.weight", f"{module}.lora_B.weight") if kind == "weight" else None
@@ -80,6 +88,18 @@ class Updates:
         rank = config.rank_pattern.get(get_pattern_key(config.rank_pattern, module), config.r)
         alpha = config.alpha_pattern.get(get_pattern_key(config.alpha_pattern, module), config.lora_alpha)
         return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
+
+
+def _names_in_memory(keys: Collection[str], base: Path, tensors: Collection[str]) -> dict[str, str]:
+    """Return names in memory by those of the base's files; {} if the adapter has the latter. keys: the adapter's."""
+    layers = {OF_PEFT.sub("", key.removeprefix("base_model.model.")) for key in keys}
+    if layers <= {name.rpartition(".")[0] for name in tensors}:
+        return {}
+    from vlmflow.merging.names_in_memory import loaded_as, saved_as  # most models need no import of transformers here
+
+    names = saved_as(base)
+    # Files of before may have names under which transformers no longer saves; only its rules of loading know them.
+    return names if names.keys() >= set(tensors) else loaded_as(base, tensors)
 
 
 class TrainedWeights:

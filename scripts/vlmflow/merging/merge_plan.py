@@ -85,9 +85,22 @@ def plan_merge(base: Path, released: Path, files: Collection[str], tuner: Tuner 
     tensors = weights.tensors()
     if tuner.trains_adapter:
         adapter = read_adapter(released)
-        return MergePlan(weights, adapter, tensors, plan_updates(adapter, tensors, weights.config))
+        names = _names_in_memory(base, tensors, adapter)
+        in_memory = {names.get(name, name): entry for name, entry in tensors.items()}
+        updates = plan_updates(adapter, in_memory, weights.config)
+        stored = {in_memory: name for name, in_memory in names.items()}
+        return MergePlan(weights, adapter, tensors, {stored.get(name, name): each for name, each in updates.items()})
     model = read_trained_model(released)
     return MergePlan(weights, model, tensors, plan_replacements(model, tensors, weights.config))
+
+
+def _names_in_memory(base: Path, tensors: Collection[str], adapter: Adapter) -> dict[str, str]:
+    """Return the names in memory by those of the base's files; {} if the adapter has the latter."""
+    if adapter.changes().issubset(tensors):
+        return {}
+    from vlmflow.merging.names_in_memory import loaded_as  # most models need no import of transformers here
+
+    return loaded_as(base, tensors)
 
 
 def _first_rows(file: Path, entry: TensorEntry, rows: int) -> torch.Tensor:

@@ -27,13 +27,14 @@ def publish_limits(folder: Path, most_tokens: int) -> LimitedFile | None:
     folder: the model's files, hard links to those of another folder, which stay as they are.
     most_tokens: the training's `image_max_tokens`.
 
-    Returns None if the model sees no pictures.
+    Returns None if the model sees no pictures, or scales them by a rule without such limits.
     Raises VlmflowError if the file cannot hold the limits.
     """
     processor = processor_of(folder)
-    if processor is None:
+    limits = processor.limits(most_tokens) if processor else None
+    if processor is None or limits is None:
         return None
-    file, limits = folder / processor.file, processor.limits(most_tokens)
+    file = folder / processor.file
     proven = sha256_of(file)
     remove(file)  # writing would go through the link into the proven file
     file.write_bytes(processor.limited(limits))

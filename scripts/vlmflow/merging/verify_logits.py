@@ -104,8 +104,10 @@ def _inputs(
 
 
 def _picture(file: Path, processor: Any, image_max_tokens: int) -> Image.Image:
-    """Open a picture as RGB, scaled down to at most `image_max_tokens` squares of one token each."""
+    """Open a picture as RGB, scaled down to at most `image_max_tokens` squares of one token each, if there are such."""
     picture = open_picture(file).convert("RGB")
+    if not hasattr(processor.image_processor, "merge_size"):
+        return picture
     side = processor.image_processor.patch_size * processor.image_processor.merge_size
     shrink = math.sqrt(image_max_tokens * side**2 / (picture.width * picture.height))
     if shrink >= 1:

@@ -25,6 +25,7 @@ from vlmflow.merging.loaded_model import (
     too_large,
 )
 from vlmflow.merging.logit_proof import compare, judge
+from vlmflow.merging.names_in_memory import loaded_as
 from vlmflow.merging.proof import LogitProof
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS
 from vlmflow.training.released import released_files
@@ -52,7 +53,7 @@ def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, 
     try:
         model = load(base, device, dtype)
         plain = _logits(model, inputs)
-        _take_weights(model, released, stored)
+        _take_weights(model, base, released, stored)
         rounded = _logits(model, inputs)
         del model
         free(device)
@@ -79,9 +80,11 @@ def _logits(model: torch.nn.Module, inputs: list[Row]) -> torch.Tensor:
     return torch.cat([logits_of(model, row, POSITIONS) for row in inputs])
 
 
-def _take_weights(model: torch.nn.Module, released: Path, stored: torch.dtype) -> None:
+def _take_weights(model: torch.nn.Module, base: Path, released: Path, stored: torch.dtype) -> None:
     """Give a model the checkpoint's weights, rounded to the type `stored`."""
+    own = model.state_dict().keys()
     for name in released_files(released, FULL):
         if name.endswith(".safetensors") and name != LOGITS:
             weights = {key: tensor.to(stored) for key, tensor in load_file(released / name).items()}
-            model.load_state_dict(weights, strict=False)
+            names = {} if weights.keys() <= own else loaded_as(base, weights.keys())
+            model.load_state_dict({names.get(key, key): tensor for key, tensor in weights.items()}, strict=False)

@@ -18,7 +18,7 @@ that; only the other numbers' deviations are computed.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,7 +91,7 @@ def verify_tensors(
     """
     shards = verify_files(base, merged, files)
     total = sum((base / name).stat().st_size for name in shards)
-    updates = Updates(released) if tuner.trains_adapter else TrainedWeights(released)
+    updates = Updates(released, base, _names(base, shards)) if tuner.trains_adapter else TrainedWeights(released)
     names: dict[str, bool] = {}
     numbers: Counter[str] = Counter()
     changed: Counter[str] = Counter()
@@ -124,6 +124,15 @@ def verify_tensors(
         largest_deviation_tensor=worst.tensor,
         kinds=_kinds(names, numbers, changed),
     )
+
+
+def _names(base: Path, shards: Iterable[str]) -> list[str]:
+    """Return the names of all tensors of the base."""
+    names: list[str] = []
+    for shard in shards:
+        with safe_open(base / shard, framework="pt") as file:
+            names += file.keys()
+    return names
 
 
 def _kinds(names: dict[str, bool], numbers: Counter[str], changed: Counter[str]) -> list[ChangedTensors]:

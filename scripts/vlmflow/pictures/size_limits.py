@@ -2,6 +2,9 @@
 
 ms-swift takes its limits from the environment (`swift/child_process`); transformers, vLLM and SGLang take them from the
 processor's file, whose `size` is an area in pixels although its keys say edge. This module alone knows that file.
+
+Processors that cut pictures into squares of one token (Qwen-VL) can be limited so. Others scale pictures by a rule of
+their own, in training and everywhere else, and stay as they are.
 """
 
 import json
@@ -21,11 +24,11 @@ NESTED = "processor_config.json", "image_processor"
 PLAIN = "preprocessor_config.json"
 """Where transformers 5 looks for a picture processor, in this order (image_processing_base.py)."""
 
-SIZE = "size"
-STRONGER = ("min_pixels", "max_pixels")
-"""The key that holds the limits, and those that override it (transformers 5, image_processing_qwen2_vl.py)."""
+SIZE, LEAST, MOST = "size", "min_pixels", "max_pixels"
+"""The keys that hold the limits; the last two, of older files, override the first (transformers 5,
+image_processing_qwen2_vl.py)."""
 
-ADVICE = "take a Qwen3 or Qwen3-VL model with the files that its owner published"
+ADVICE = "take the model with the files that its owner published"
 
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
@@ -47,29 +50,34 @@ class _Rule(msgspec.Struct, frozen=True):
 class Processor(msgspec.Struct, frozen=True):
     """The picture processor of a model.
 
-    file: the name of the file that describes it. text: the file's content. start, end: the place of the value of `size`
-    in the text. side: of a token's square in pixels.
+    file: the name of the file that describes it. text: the file's content. places: where the values of the keys with
+    limits begin and end in the text. side: of a token's square in pixels; None if it does not cut pictures into such.
     """
 
     file: str
     text: str
-    start: int
-    end: int
-    side: int
+    places: dict[str, tuple[int, int]] = {}
+    side: int | None = None
 
-    def limits(self, most_tokens: int) -> ScaleLimits:
-        """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
+    def limits(self, most_tokens: int) -> ScaleLimits | None:
+        """Return the limits of a run with `train.image_max_tokens` = most_tokens; None if they do not apply."""
+        if self.side is None:
+            return None
         return ScaleLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2)
 
     def limited(self, limits: ScaleLimits) -> bytes:
-        """Return the file's content with these limits; all but the value of `size` stays the same, byte for byte."""
-        return (self.text[: self.start] + json.dumps(msgspec.to_builtins(limits)) + self.text[self.end :]).encode()
+        """Return the file's content with these limits; all other values stay the same, byte for byte."""
+        values = {SIZE: msgspec.to_builtins(limits), LEAST: limits.shortest_edge, MOST: limits.longest_edge}
+        text = self.text
+        for key, (start, end) in sorted(self.places.items(), key=lambda item: -item[1][0]):
+            text = text[:start] + json.dumps(values[key]) + text[end:]
+        return text.encode()
 
 
 def processor_of(folder: Path) -> Processor | None:
     """Return the picture processor of a model that transformers would read; None if the model sees no pictures.
 
-    Raises VlmflowError if the file is not JSON, names a key twice, or does not hold picture limits as Qwen3-VL does.
+    Raises VlmflowError if the file is not JSON, names a key twice, or has the rule of Qwen-VL and no limits.
     """
     name, key = NESTED
     if (folder / name).is_file():
@@ -130,16 +138,17 @@ def _blank(text: str, at: int) -> int:
 
 def _processor(file: Path, text: str, members: Members) -> Processor:
     values: dict[str, Any] = {
-        key: json.loads(text[slice(*members[key])]) for key in ("patch_size", "merge_size", *STRONGER) if key in members
+        key: json.loads(text[slice(*members[key])])
+        for key in ("patch_size", "merge_size", SIZE, LEAST, MOST)
+        if key in members
     }
+    if "patch_size" not in values or "merge_size" not in values:
+        return Processor(file.name, text)
     try:
         rule = msgspec.convert(values, _Rule)
     except msgspec.ValidationError as error:
         raise VlmflowError(f"{file}: {error}; they give the pixels of a picture token", ADVICE) from None
-    if over := [key for key in STRONGER if values.get(key) is not None]:
-        raise VlmflowError(
-            f"{file}: {over[0]} = {values[over[0]]!r} overrides size, which holds the picture limits", ADVICE
-        )
-    if SIZE not in members:
-        raise VlmflowError(f"{file}: has no size, which holds the picture limits", ADVICE)
-    return Processor(file.name, text, *members[SIZE], rule.patch_size * rule.merge_size)
+    places = {key: members[key] for key in (SIZE, LEAST, MOST) if values.get(key) is not None}
+    if SIZE not in places and not {LEAST, MOST} <= places.keys():
+        raise VlmflowError(f"{file}: has no {SIZE}, or {LEAST} and {MOST}, which hold the picture limits", ADVICE)
+    return Processor(file.name, text, places, rule.patch_size * rule.merge_size)

@@ -16,7 +16,7 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
     most_tokens: the run's train.image_max_tokens, also for the base model: its answers are compared with the run's.
     adapter: the folder of an adapter (checkpoints/RUN/full) that transformers puts upon the model as it loads it.
 
-    Returns the picture limits; None if the model sees no pictures.
+    Returns the picture limits; None if the model sees no pictures, or has a rule without such limits.
     Raises VlmflowError if the model has no config.json, or the adapter lacks a file.
     """
     sources = {file.relative_to(model): file for file in sorted(model.rglob("*")) if file.is_file() and _is_of(file)}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
+from transformers.core_model_loading import revert_weight_conversion
 
 from vlmflow.core.account import write_account
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS, ROWS, TRAINED, TrainedTensors
@@ -37,8 +38,13 @@ def _save_model(trainer: Any, save: Any, folder: str | None = None, **values: An
 
 
 def _trained_tensors(model: Any) -> list[str]:
-    named = model.named_parameters()
-    return sorted(name.replace(_CHECKPOINT_PREFIX, "") for name, parameter in named if parameter.requires_grad)
+    """Return the names of the trained tensors under which transformers saves them."""
+    found: set[str] = set()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            whole = torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")  # DeepSpeed may hold a part
+            found.update(revert_weight_conversion(model, {name.replace(_CHECKPOINT_PREFIX, ""): whole}))
+    return sorted(found)
 
 
 def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:

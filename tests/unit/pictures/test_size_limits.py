@@ -64,7 +64,6 @@ def test_a_model_without_pictures_has_none(tmp_path: Path) -> None:
         ('{"patch_size": 16, "merge_size": 2}', "has no size"),
         (QWEN.replace('"image_mean"', '"size"'), "names the key 'size' twice"),
         (QWEN.replace('"image_mean"', r'"siz\\u0065"'.replace(r"\\", "\\")), "names the key 'size' twice"),
-        (QWEN.replace('"image_mean": [0.5, 0.5e0, 5E-1]', '"max_pixels": 100'), "max_pixels = 100 overrides size"),
         (QWEN.replace("16,", "0,"), "patch_size"),
         (QWEN[:-5], "preprocessor_config.json: "),
         ("[]", "an object must begin at character 1"),
@@ -98,3 +97,21 @@ def test_trainer_and_transformers_scale_alike_whatever_validation_admits(
     limits = (4 * 1024, most_tokens * 1024)
     trained = in_training(*size, 32, *limits)
     assert trained == in_transformers(*size, 32, *limits) or 0 in trained
+
+
+def test_older_files_have_their_limits_in_pixels(tmp_path: Path) -> None:
+    """Qwen2.5-VL's: they would override `size`."""
+    text = '{"min_pixels": 3136, "patch_size": 14, "merge_size": 2, "max_pixels": 12845056, "x": "max_pixels"}'
+    processor = found(tmp_path, preprocessor_config=text)
+    limits = processor.limits(100)
+    assert limits == ScaleLimits(4 * 28 * 28, 100 * 28 * 28)
+    assert processor.limited(limits).decode() == text.replace("3136", "3136").replace("12845056", "78400")
+    both = text.replace('"x"', '"size": {"longest_edge": 5, "shortest_edge": 1}, "x"')
+    changed = json.loads(found(tmp_path, preprocessor_config=both).limited(limits))
+    assert changed["size"] == {"shortest_edge": 3136, "longest_edge": 78400}
+    assert changed["max_pixels"] == 78400
+
+
+def test_a_processor_with_another_rule_stays_as_it_is(tmp_path: Path) -> None:
+    processor = found(tmp_path, preprocessor_config='{"size": {"height": 896, "width": 896}, "image_seq_length": 256}')
+    assert processor.limits(64) is None

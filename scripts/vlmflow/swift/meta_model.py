@@ -1,0 +1,50 @@
+"""A model as transformers builds it from its config.json, without memory for weights, and its names of tensors."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    PreTrainedModel,
+)
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+
+def meta_model(folder: Path) -> PreTrainedModel | None:
+    """Return the model; None if it is quantised, or transformers does not know its class by its config.json.
+
+    Call it in a child with limits (`limited_child`): config.json is its owner's. Raises whatever transformers raises.
+    """
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    kinds: list[Any] = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING]
+    kind = next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
+    if kind is None or getattr(config, "quantization_config", None):
+        return None
+    with torch.device("meta"):
+        model: PreTrainedModel = kind._from_config(config, attn_implementation="eager")
+    return model
+
+
+class Loading:
+    """Where transformers loads the tensors of a model's files."""
+
+    def __init__(self, model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
+        """weights: the model's tensors by their names in memory."""
+        rules = get_model_conversion_mapping(model)
+        renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+        converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+        self._rules: Any = renamings, converters, model.base_model_prefix, weights
+
+    def place(self, name: str) -> str:
+        """Return the name in memory of a tensor of the files, or of the tensor that it becomes a part of."""
+        place: str = rename_source_key(name, *self._rules)[0]
+        return place
+
+    def converts(self, names: Iterable[str]) -> bool:
+        """Return whether all of these tensors are converted as they are loaded: gathered, split, transposed."""
+        return all(rename_source_key(name, *self._rules)[1] for name in names)
