@@ -21,7 +21,7 @@ def main(files: list[Path]) -> None:
     read_sources(settings.picture_sources)
     runs = [run for run in read_layers(files).get("runs") or {} if run in settings.runs] or list(settings.runs)
     for name in dict.fromkeys(settings.runs[run].model for run in runs):
-        if said := settings.models[name].unsupported:
+        if said := settings.models[name].untested:
             print(f"models.{name}.{said}", file=sys.stderr)
     print(f"{', '.join(map(str, files)) or CONFIG}: no errors; runs: {', '.join(runs)}")
 

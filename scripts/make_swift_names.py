@@ -49,10 +49,16 @@ def installed_types() -> dict[str, ModelType]:
 
 def _model_type(meta: Any) -> ModelType:
     """Return a kind of ms-swift's registry (4.6, model/model_meta.py); one without an architecture has "null" there."""
-    published = {model.hf_model_id for group in meta.model_groups for model in group.models if model.hf_model_id}
+    candidates = sorted(meta.candidate_templates)
+    own = meta.template or (candidates[0] if len(candidates) == 1 else None)
+    published: dict[str, list[str]] = {}
+    for group in meta.model_groups:
+        repos = sorted({model.hf_model_id for model in group.models if model.hf_model_id})
+        if repos and (template := group.template or own):
+            published[template] = sorted({*published.get(template, []), *repos})
     parts = {part: modules for part in get_args(ModelPart) if (modules := getattr(meta.model_arch, part, None))}
     architectures = sorted(set(meta.architectures) - {"null"})
-    return ModelType(architectures, sorted(meta.candidate_templates), parts, sorted(published), _refusal(meta))
+    return ModelType(architectures, candidates, own, parts, dict(sorted(published.items())), _refusal(meta))
 
 
 def _refusal(meta: Any) -> str | None:

@@ -25,7 +25,7 @@ def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
     lines: dict[str, None] = {}
     for name in runs:
         run = settings.runs[name]
-        if said := settings.models[run.model].unsupported:
+        if said := settings.models[run.model].untested:
             lines[f"models.{run.model}.{said}"] = None
         stats = _account(folder / "data" / run.dataset / "stats.json", Stats)
         if stats and is_mixed(trained := stats.trained_characters):

@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def config(**search: Any) -> dict[str, Any]:
     space = {"learning_rate": {"low": "1e-5", "high": 1e-2, "log": True}, "lora.rank": [8, "16"]}
     return {
-        "models": {"m": {"source": "tiny", "model_type": "qwen3"}},
+        "models": {"m": {"source": "tiny", "model_type": "qwen3", "template": "qwen3"}},
         "datasets": {"d": {"kind": "alpaca", "modality": "text", "train": "rows.json"}},
         "runs": {"r": {"model": "m", "dataset": "d", "device": "cpu", "train": TRAIN.model_dump(exclude_unset=True)}},
         "search": {"s": {"run": "r", "space": space, "rounds": 2, "together": 3, "rungs": 2} | search},

@@ -99,7 +99,12 @@ def test_pictures_and_texts_become_proven_weights(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     models, runs = {}, {}
     for name, write in SEEING.items():
-        models[name] = {"source": str(write(tmp_path / "bases" / name)), "model_type": name, "template_differs": True}
+        models[name] = {
+            "source": str(write(tmp_path / "bases" / name)),
+            "model_type": name,
+            "template": name,
+            "template_differs": True,
+        }
         train = TRAIN | {"swift_args": {}, "max_length": 1024, "image_max_tokens": 16}
         run = {"model": name, "dataset": "mine", "device": "cpu", "train": train}
         run["smoke"] = {"steps": 6, "longest": 4, "sample": 4}

@@ -10,6 +10,7 @@ import pytest
 
 from tiny_trainings import Tiny, losses_of, train_and_kill
 from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from vlmflow.config.model_types import model_types
 from vlmflow.config.strategies import DDP, STRATEGIES, strategy_of
 from vlmflow.config.tuners import LORA, QLORA, TUNERS, Tuner
 from vlmflow.merging.proof import LogitProof, TensorProof
@@ -70,7 +71,8 @@ def test_a_killed_training_resumes_and_its_weights_are_proven(
 
 def check_what_was_trained(tuner: Tuner, layers: list[Layers], tensors: TensorProof, logits: LogitProof) -> None:
     """By default only the language model is trained: in all its linear layers, or in all its layers."""
-    language = [each for each in layers if each.part == "language_model"]
+    kind = model_types()["qwen3_vl"]
+    language = [each for each in layers if kind.part_of(each.name) == "language_model"]
     assert not [each for each in layers if each.trained and each not in language]
     linear = [each for each in language if each.name.endswith("_proj")]
     assert len(linear) == 7

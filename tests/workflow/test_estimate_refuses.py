@@ -36,7 +36,7 @@ def with_a_gpu(folder: Path) -> dict[str, str]:
 def run_snakemake(folder: Path, target: str, **run: Any) -> tuple[int, str]:
     run = {"model": "tiny", "dataset": "alpaca", "train": {"max_length": 512, "swift_args": SWIFT_ARGS}} | run
     mine = {
-        "models": {"tiny": {"source": "tiny", "model_type": "qwen3"}},
+        "models": {"tiny": {"source": "tiny", "model_type": "qwen3", "template": "qwen3"}},
         "datasets": {"alpaca": {"train": "rows.json", "val_share": 0.1}},
         "runs": {"big": run},
     }

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "model" / "model.safetensors").write_bytes(bytes(200_000))
     config = {
         "datasets": {"x": {"kind": "prompt_completion", "modality": "text", "train": "rows.jsonl"}},
-        "models": {"m": {"source": "model", "model_type": "qwen3"}},
+        "models": {"m": {"source": "model", "model_type": "qwen3", "template": "qwen3"}},
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     return tmp_path

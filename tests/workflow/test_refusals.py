@@ -124,7 +124,7 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == (f"{right}: no errors; runs: mine\n", "")
     other = tmp_path / "other.yaml"
     other.write_text("models: {qwen3-8b: {model_type: gemma3_vision}}")
-    assert check_config(right, other).stderr.startswith("models.qwen3-8b.model_type: gemma3_vision is not supported: ")
+    assert check_config(right, other).stderr.startswith("models.qwen3-8b.model_type: gemma3_vision: no test has ")
     wrong.write_text("runs: {mine: {processes: 0, train: {swift_args: {output_dir: x}}}}")
     done = check_config(right, wrong)
     assert done.returncode == 1

@@ -35,7 +35,7 @@ def planned(
     """Return what a dry run of a search says. code: with which it must end. words: more of the command."""
     space = {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}}
     mine = {
-        "models": {"tiny": {"source": "tiny", "model_type": "qwen3"}},
+        "models": {"tiny": {"source": "tiny", "model_type": "qwen3", "template": "qwen3"}},
         "datasets": {"alpaca": {"train": "rows.json"}},
         "runs": {"r": {"model": "tiny", "dataset": "alpaca", "device": "cpu"} | (run or {})},
         "search": {"s": {"run": "r", "space": space, **search}},

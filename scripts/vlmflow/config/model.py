@@ -13,7 +13,7 @@ from vlmflow.config.faults import say_faults
 from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
 from vlmflow.config.model_types import (
     AUTO,
-    SEEING,
+    TESTED,
     architectures_in,
     check_model_type,
     model_types,
@@ -27,6 +27,7 @@ from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, refuse_path
+from vlmflow.config.swift_args import check_template
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
 
@@ -90,18 +91,22 @@ class ModelSettings(Settings):
     """ms-swift's name of the kind of the model. auto: that of a model on the hub that ms-swift lists; for merged/RUN
     that of the run's own model. For others, such as a local folder, write the name."""
 
+    template: Literal["auto"] | Annotated[str, AfterValidator(check_template)] = AUTO
+    """ms-swift's name of the chat template. auto: that of a model on the hub that ms-swift lists, or the only one of
+    the kind; a local folder whose kind has several needs the name. `template` in a run's swift_args wins."""
+
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
     training. `measure_lengths` compares some rows of every run; the model card tells the difference."""
 
     @property
-    def unsupported(self) -> str | None:
-        """What to say of a model that sees, but whose rule for pictures vlmflow does not know; None for others."""
-        if self.model_type in SEEING or not model_types()[self.model_type].parts:
+    def untested(self) -> str | None:
+        """What to say of a kind of model that no test has taken to proven weights; None for others."""
+        if self.model_type in TESTED:
             return None
         return (
-            f"model_type: {self.model_type} is not supported: of models that see, vlmflow knows {', '.join(SEEING)} "
-            "alone; the run stops in measure_lengths"
+            f"model_type: {self.model_type}: no test has taken such a model to proven weights; the smoke run shows "
+            f"whether it trains and merges (tested: {', '.join(TESTED)})"
         )
 
 
@@ -273,21 +278,43 @@ class Config(Settings):
     @model_validator(mode="after")
     def _kinds_of_models_are_known(self) -> Self:
         for name, model in self.models.items():
-            if model.model_type == AUTO:
-                kind = self._kind_of(f"models.{name}.model_type", model)
-                self.models[name] = model.model_copy(update={"model_type": kind})
+            kind, template = self._kind_of(f"models.{name}", model)
+            self.models[name] = model.model_copy(update={"model_type": kind, "template": template})
+        for name, run in self.runs.items():
+            model = self.models[run.model]
+            if "template" not in run.train.swift_args and model.template != model_types()[model.model_type].template:
+                if model.template == AUTO:
+                    several = ", ".join(model_types()[model.model_type].templates)
+                    raise ValueError(
+                        f"models.{run.model}.template: auto: {model.model_type} has several; write the one that the "
+                        f"model was trained with: {several}"
+                    )
+                args = {"template": model.template, **run.train.swift_args}
+                train = run.train.model_copy(update={"swift_args": args})
+                self.runs[name] = run.model_copy(update={"train": train})
         return self
 
-    def _kind_of(self, where: str, model: ModelSettings) -> str:
+    def _kind_of(self, where: str, model: ModelSettings) -> tuple[str, str]:
+        """Return the kind of a model, and its chat template, as if they had been written."""
         if (base := base_run(model.source)) is not None:
-            of_base = self.models[self.runs[base].model]
-            return of_base.model_type if of_base.model_type != AUTO else self._kind_of(where, of_base)
-        source = parse_source(model.source)
-        if isinstance(source, HubSource) and (kind := published_type(source.repo)):
-            if why := model_types()[kind].refused:
-                raise ValueError(f"{where}: auto: {source.repo} is a {kind}, which {why}; choose another model")
-            return kind
-        raise ValueError(f"{where}: auto: {_how_to_name(source)}")
+            kind, template = self._kind_of(where, self.models[self.runs[base].model])
+            trained_with = self.runs[base].train.swift_args.get("template", template)
+            published: tuple[str, str] | None = kind, str(trained_with)
+        else:
+            source = parse_source(model.source)
+            published = published_type(source.repo) if isinstance(source, HubSource) else None
+            if published and model.model_type == AUTO and (why := model_types()[published[0]].refused):
+                raise ValueError(
+                    f"{where}.model_type: auto: {source} is a {published[0]}, which {why}; choose another model"
+                )
+            if published is None and model.model_type == AUTO:
+                raise ValueError(f"{where}.model_type: auto: {_how_to_name(source)}")
+        kind = published[0] if published and model.model_type == AUTO else model.model_type
+        if model.template != AUTO:
+            return kind, model.template
+        if published and published[0] == kind:
+            return kind, published[1]
+        return kind, model_types()[kind].template or AUTO
 
 
 def check_config(merged: dict[str, Any], files: list[Path]) -> Config:

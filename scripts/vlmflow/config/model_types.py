@@ -21,8 +21,11 @@ CONFIG = "config.json"
 AUTO = "auto"
 """What the configuration has in place of a kind that the model's address says."""
 
-SEEING = ("qwen3_vl", "qwen3_vl_moe")
-"""The kinds that see and whose rule for pictures vlmflow knows (`pictures.size_limits`)."""
+TESTED = (
+    *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2", "qwen2_5_vl"),
+    *("llama", "mistral", "gemma2", "phi3", "llava1_5_hf"),
+)
+"""The kinds that tests train, merge and prove, each with a small model of its architecture."""
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 """The parts of a model that sees, as ms-swift names them; the aligner joins the other two."""
@@ -31,15 +34,17 @@ ModelPart = Literal["vision_tower", "aligner", "language_model"]
 class ModelType(msgspec.Struct, frozen=True, omit_defaults=True):
     """One kind of models.
 
-    architectures: the classes that are such models, as config.json names them. parts: for a model that sees, the
-    modules of each part by their names in transformers. templates: its chat templates. published: models on the
-    Hugging Face hub (OWNER/NAME) that are of this kind. refused: why no run trains it; null if runs do.
+    architectures: the classes that are such models, as config.json names them. templates: its chat templates. template:
+    the one that ms-swift takes by itself; null if it must be named. parts: for a model that sees, the modules of each
+    part by their names in transformers. published: models on the Hugging Face hub (OWNER/NAME) that are of this kind,
+    by their template. refused: why no run trains it; null if runs do.
     """
 
     architectures: list[str]
     templates: list[str] = []
+    template: str | None = None
     parts: dict[ModelPart, list[str]] = {}
-    published: list[str] = []
+    published: dict[str, list[str]] = {}
     refused: str | None = None
 
     def part_of(self, name: str) -> ModelPart:
@@ -91,6 +96,10 @@ def architectures_in(folder: Path) -> list[str]:
     return list(map(str, stated)) if isinstance(stated, list) else []
 
 
-def published_type(repo: str) -> str | None:
-    """Return the name of the kind of a model on the hub; None if ms-swift does not list it. repo: OWNER/NAME."""
-    return next((name for name, kind in model_types().items() if repo in kind.published), None)
+def published_type(repo: str) -> tuple[str, str] | None:
+    """Return the kind and the chat template of a model on the hub; None if ms-swift lists it not. repo: OWNER/NAME."""
+    for name, kind in model_types().items():
+        for template, repos in kind.published.items():
+            if repo in repos:
+                return name, template
+    return None

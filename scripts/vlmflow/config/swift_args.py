@@ -192,10 +192,11 @@ def check_value(name: str, value: str | int | float | bool) -> None:
         raise ValueError(f"{name}: {value!r} is not allowed; it must be a finite number")
 
 
-def check_template(name: str) -> None:
-    """Raise ValueError with the nearest names for a chat template that ms-swift does not know."""
+def check_template(name: str) -> str:
+    """Return the name of a chat template; raises ValueError with the nearest names if ms-swift does not know it."""
     if name not in names()["templates"]:
         raise ValueError(f"template: ms-swift has no chat template {name!r}{_nearest(name, 'templates')}")
+    return name
 
 
 def check_init_weights(value: object) -> None:

@@ -35,6 +35,26 @@ def test_the_kind_of_a_published_model_is_known_by_its_address(address: str, kin
         assert checked(m=given) == checked(m=written), "what follows from the address counts as if it were written"
 
 
+def test_the_chat_template_of_a_published_model_counts_as_if_it_were_written() -> None:
+    config = checked(m={"source": "hf://meta-llama/Llama-3.2-1B-Instruct"})
+    assert config.runs["r"].train.swift_args == {"template": "llama3_2"}
+    config = checked(m={"source": "hf://meta-llama/Llama-3.2-1B-Instruct", "template": "llama3"})
+    assert config.runs["r"].train.text_args == {"template": "llama3"}
+    both = copy.deepcopy(CONFIG) | {"models": {"m": {"source": "hf://Qwen/Qwen3-8B", "template": "qwen3"}}}
+    both["runs"]["r"]["train"] = {"swift_args": {"template": "qwen3_nothinking"}}
+    assert check_config(both, []).runs["r"].train.swift_args == {"template": "qwen3_nothinking"}, "the run's own wins"
+    assert checked(m={"source": "/a/folder", "model_type": "qwen3_vl"}).runs["r"].train.swift_args == {}
+
+
+def test_a_folder_whose_kind_has_several_chat_templates_needs_the_name() -> None:
+    with pytest.raises(
+        VlmflowError, match=r"models\.m\.template: auto: qwen2_5_vl has several; write the one .* qwen2_5"
+    ):
+        checked(m={"source": "/a/folder", "model_type": "qwen2_5_vl"})
+    with pytest.raises(VlmflowError, match=r"models\.m\.template: .*no chat template 'qwen2_5vl'; nearest: qwen2_5_vl"):
+        checked(m={"source": "/a/folder", "model_type": "qwen2_5_vl", "template": "qwen2_5vl"})
+
+
 def test_weights_of_another_run_are_of_the_kind_of_its_model() -> None:
     config = checked(m={"source": "hf://Qwen/Qwen3-8B"}, again={"source": "merged/r"})
     assert config.models["again"].model_type == "qwen3"
@@ -55,7 +75,9 @@ def test_a_model_that_ms_swift_does_not_list_needs_the_name() -> None:
 
 
 def test_nearly_every_published_model_has_one_kind() -> None:
-    kinds = [(repo, name) for name, kind in model_types().items() for repo in kind.published]
+    kinds = [
+        (repo, name) for name, kind in model_types().items() for repos in kind.published.values() for repo in repos
+    ]
     assert len(dict(kinds)) > 1_000
     assert len(kinds) - len(dict(kinds)) <= 1, "ms-swift lists glm-edge-4b-chat twice"
     assert published_type("openai/whisper") is None
@@ -93,8 +115,8 @@ def test_a_config_json_without_an_architecture_says_nothing(tmp_path: Path) -> N
 def test_a_kind_that_no_run_trains_is_refused_by_name(kind: str, why: str) -> None:
     with pytest.raises(VlmflowError, match=f"models.m.model_type: {kind} {why}; choose another model"):
         checked(m={"source": "hf://me/mine", "model_type": kind})
-    of_hub = next(iter(model_types()[kind].published))
-    with pytest.raises(VlmflowError, match=f"models.m.model_type: auto: {of_hub} is a {kind}, which {why}"):
+    of_hub = next(iter(model_types()[kind].published.values()))[0]
+    with pytest.raises(VlmflowError, match=f"models.m.model_type: auto: hf://{of_hub} is a {kind}, which {why}"):
         checked(m={"source": f"hf://{of_hub}"})
 
 
