@@ -140,6 +140,7 @@ def test_a_template_with_a_date_is_the_same_on_every_day(llama: BaseModel, tmp_p
     assert "\nToday Date: 26 Jul 2024\n" in texts.pop()
 
 
+@pytest.mark.slow
 def test_a_template_with_a_date_needs_one_that_stays(llama: BaseModel, tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError):
         text_on_a_day(2034, tmp_path, llama.folder, "llama3_2")

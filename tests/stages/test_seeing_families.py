@@ -32,7 +32,7 @@ TURNS = [Turn("human", "<image>\nWhat colour is the square?"), Turn("gpt", "It i
 ROW = made_row("row", TURNS, images=["square.png"])
 
 
-@pytest.fixture(scope="module", params=SEEING)
+@pytest.fixture(scope="module", params=["qwen2_5_vl", pytest.param("llava1_5_hf", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base, an adapter of the language model, the tower and what joins them, and their merge."""
     folder = tmp_path_factory.mktemp("run")

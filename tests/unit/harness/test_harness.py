@@ -321,7 +321,10 @@ def test_a_base_waits_for_the_run_that_makes_it_and_its_small_files_do_not(
         (tmp_path / folder / "model.safetensors").write_bytes(b"")
     settings = check_config(
         {
-            "models": {name: {"source": at, "model_type": "qwen3", "template": "qwen3"} for name, at in (("m", "x"), ("n", "merged/first"))},
+            "models": {
+                name: {"source": at, "model_type": "qwen3", "template": "qwen3"}
+                for name, at in (("m", "x"), ("n", "merged/first"))
+            },
             "datasets": {"text": {"kind": "fire", "train": "t.json"}},
             "runs": {name: {"model": m, "dataset": "text"} for name, m in (("first", "m"), ("second", "n"))},
         },
