@@ -71,7 +71,7 @@ def test_lengths_are_those_of_the_models_own_tokens(llama: BaseModel, tmp_path: 
 
 def test_a_text_that_the_tokenizer_takes_for_a_mark_is_named(llama: BaseModel, tmp_path: Path) -> None:
     rows = [row(0, "Say it.", "It is."), row(1, "Say it.", "It <|eot_id|> is.")]
-    with pytest.raises(VlmflowError, match=r"row row-1: turn 1 holds '<\|eot_id\|>', which the model's token"):
+    with pytest.raises(VlmflowError, match=r"reads special tokens in 1 text: row row-1, turn 1: '<\|eot_id\|>'"):
         measured(llama, tmp_path / "rows", rows)
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.parallel import ordered_map
+from vlmflow.core.printable import counted
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, size_of
@@ -29,6 +30,9 @@ PLAIN = ChatForm()
 
 NO_TOKEN = re.compile(r"(?!)")
 """A pattern that no text has."""
+
+NAMED = 5
+"""Texts with special tokens that the error names."""
 
 SHARD_BYTES = 1 << 20
 """Bytes of rows that a worker takes at a time: large compared with the cost of passing them, small in memory."""
@@ -171,29 +175,36 @@ def measure_rows(
     special: what no text may contain (`special_tokens`). Memory grows only by 16 bytes per row, for its place in the
     file.
 
-    Raises VlmflowError with the first row that has a special token, or as the counter does.
+    Raises VlmflowError at the end if texts have special tokens, with their rows, or as the counter does.
     """
+    marked: list[str] = []
     with JsonRows(rows) as lines, Progress(f"token lengths of {rows.name}", len(lines), "rows") as progress:
         measure_shard = partial(_measure_shard, lines, counter, special)
         shards = list(lines.shards(SHARD_BYTES))
-        for lengths in ordered_map(measure_shard, shards, min(processes, max(1, len(shards)))):
+        for lengths, found in ordered_map(measure_shard, shards, min(processes, max(1, len(shards)))):
             yield from lengths
+            marked += found
             progress.advance(len(lengths))
+    if marked:
+        raise VlmflowError(
+            f"{rows}: the model's tokenizer reads special tokens in {counted(len(marked), 'text')}: "
+            f"{'; '.join(marked[:NAMED])}",
+            "change or remove these rows in the raw file; a model with another tokenizer may read them as text",
+        )
 
 
-def _measure_shard(lines: JsonRows, counter: Counter, special: re.Pattern[str], shard: range) -> list[RowLength]:
+def _measure_shard(
+    lines: JsonRows, counter: Counter, special: re.Pattern[str], shard: range
+) -> tuple[list[RowLength], list[str]]:
+    """Return the lengths of some rows, and which texts of theirs hold special tokens."""
     decoder = msgspec.json.Decoder(ShareGptRow)
     rows = [decoder.decode(lines[number]) for number in shard]
+    marked = []
     for row in rows:
         for place, turn in enumerate(row.conversations):
-            text = turn.value.replace(IMAGE_TAG, "") if row.images else turn.value
-            if found := special.search(text):
-                raise VlmflowError(
-                    f"row {row.id}: turn {place} holds {found[0]!r}, which the model's tokenizer reads as one of its "
-                    "special tokens, not as text",
-                    "change or remove the row in the raw file; a model with another tokenizer may read it as text",
-                )
-    return [
+            if found := special.search(turn.value.replace(IMAGE_TAG, "") if row.images else turn.value):
+                marked.append(f"row {row.id}, turn {place}: {found[0]!r}")
+    lengths = [
         RowLength(
             *(row.id, lines.starts[number], lines.ends[number], *tokens),
             dialogue_start(row.conversations) > 0,
@@ -202,6 +213,7 @@ def _measure_shard(lines: JsonRows, counter: Counter, special: re.Pattern[str], 
         )
         for number, row, tokens in zip(shard, rows, counter.measure(rows), strict=True)
     ]
+    return lengths, marked
 
 
 def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int], int]:
