@@ -1,25 +1,16 @@
 """The configuration as one model: the keys, their meaning and their defaults."""
 
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import pydantic
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
-from vlmflow.config.model_types import (
-    AUTO,
-    TESTED,
-    architectures_in,
-    check_model_type,
-    model_types,
-    model_types_for,
-    published_type,
-)
+from vlmflow.config.model_settings import ModelSettings, name_kinds
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
 from vlmflow.config.row_settings import GOOD
@@ -27,7 +18,6 @@ from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
 from vlmflow.config.settings import Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, refuse_path
-from vlmflow.config.swift_args import check_template
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import Integrity
 
@@ -76,38 +66,6 @@ class StoreSettings(Settings):
         if not folder:
             raise ValueError("'' is not a folder")
         return str(Path(folder).expanduser())
-
-
-class ModelSettings(Settings):
-    """One base model."""
-
-    source: str
-    """hf://OWNER/NAME (pinned in pins.yaml, or with its commit: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a
-    local folder, which is used in place. Only its data is used (docs/design.md, A model is data). merged/RUN: the
-    weights of another run of the configuration, which is made first; their origin stays in `provenance.json`, the model
-    card and `make verify`."""
-
-    model_type: Annotated[str, AfterValidator(check_model_type)] = AUTO
-    """ms-swift's name of the kind of the model. auto: that of a model on the hub that ms-swift lists; for merged/RUN
-    that of the run's own model. For others, such as a local folder, write the name."""
-
-    template: Literal["auto"] | Annotated[str, AfterValidator(check_template)] = AUTO
-    """ms-swift's name of the chat template. auto: that of a model on the hub that ms-swift lists, or the only one of
-    the kind; a local folder whose kind has several needs the name. `template` in a run's swift_args wins."""
-
-    template_differs: bool = False
-    """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
-    training. `measure_lengths` compares some rows of every run; the model card tells the difference."""
-
-    @property
-    def untested(self) -> str | None:
-        """What to say of a kind of model that no test has taken to proven weights; None for others."""
-        if self.model_type in TESTED:
-            return None
-        return (
-            f"model_type: {self.model_type}: no test has taken such a model to proven weights; the smoke run shows "
-            f"whether it trains and merges (tested: {', '.join(TESTED)})"
-        )
 
 
 class ClusterSettings(Settings):
@@ -277,44 +235,8 @@ class Config(Settings):
 
     @model_validator(mode="after")
     def _kinds_of_models_are_known(self) -> Self:
-        for name, model in self.models.items():
-            kind, template = self._kind_of(f"models.{name}", model)
-            self.models[name] = model.model_copy(update={"model_type": kind, "template": template})
-        for name, run in self.runs.items():
-            model = self.models[run.model]
-            if "template" not in run.train.swift_args and model.template != model_types()[model.model_type].template:
-                if model.template == AUTO:
-                    several = ", ".join(model_types()[model.model_type].templates)
-                    raise ValueError(
-                        f"models.{run.model}.template: auto: {model.model_type} has several; write the one that the "
-                        f"model was trained with: {several}"
-                    )
-                args = {"template": model.template, **run.train.swift_args}
-                train = run.train.model_copy(update={"swift_args": args})
-                self.runs[name] = run.model_copy(update={"train": train})
+        name_kinds(self.models, self.runs)
         return self
-
-    def _kind_of(self, where: str, model: ModelSettings) -> tuple[str, str]:
-        """Return the kind of a model, and its chat template, as if they had been written."""
-        if (base := base_run(model.source)) is not None:
-            kind, template = self._kind_of(where, self.models[self.runs[base].model])
-            trained_with = self.runs[base].train.swift_args.get("template", template)
-            published: tuple[str, str] | None = kind, str(trained_with)
-        else:
-            source = parse_source(model.source)
-            published = published_type(source.repo) if isinstance(source, HubSource) else None
-            if published and model.model_type == AUTO and (why := model_types()[published[0]].refused):
-                raise ValueError(
-                    f"{where}.model_type: auto: {source} is a {published[0]}, which {why}; choose another model"
-                )
-            if published is None and model.model_type == AUTO:
-                raise ValueError(f"{where}.model_type: auto: {_how_to_name(source)}")
-        kind = published[0] if published and model.model_type == AUTO else model.model_type
-        if model.template != AUTO:
-            return kind, model.template
-        if published and published[0] == kind:
-            return kind, published[1]
-        return kind, model_types()[kind].template or AUTO
 
 
 def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
@@ -339,16 +261,6 @@ def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None
         raise ValueError(
             f"{where}: {address!r}: '#' must be followed by the number of rows to draw, at least 1, not {found[1]!r}"
         )
-
-
-def _how_to_name(source: HubSource | Path) -> str:
-    """Return what to do about a model whose kind is not known by its address."""
-    if isinstance(source, HubSource):
-        return f"ms-swift does not list {source.repo}; write the model_type of a model with the same architecture"
-    fitting: list[str] = []
-    with suppress(VlmflowError):  # the folder may be on a disk that this machine does not see, and is checked later
-        fitting = model_types_for(architectures_in(source))
-    return f"{source} is a folder; write its model_type" + (f": {' or '.join(fitting)}" if fitting else "")
 
 
 def _file(where: str, text: str) -> HubSource | Path:
