@@ -263,4 +263,4 @@ def test_a_planned_run_names_what_it_will_be_trained_from(folder: Path, tmp_path
     (tmp_path / "my-run.yaml").write_text(overlay)
     row = main([tmp_path / "my-run.yaml"], folder).read_text().partition('id="planned"')[2]
     assert "model hf://Qwen/Qwen3-8B<" in row
-    assert "settings: tuner full, train.seed 7<" in row
+    assert "settings: tuner full, train.seed 7, train.swift_args.template qwen3<" in row
