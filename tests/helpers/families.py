@@ -17,6 +17,7 @@ from transformers import (
     LlavaConfig,
     LlavaProcessor,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
@@ -61,13 +62,14 @@ class Family:
     """A family of text models.
 
     kind: the class of its configuration. model_type, template: ms-swift's names. special: its special tokens; the first
-    begins a text, the second pads, the last one ends an answer.
+    begins a text, the second pads, the last one ends an answer. experts: of each layer.
     """
 
     kind: type[PreTrainedConfig]
     model_type: str
     template: str
     special: tuple[str, ...]
+    experts: int = 0
 
 
 FAMILIES = {
@@ -75,6 +77,7 @@ FAMILIES = {
     "mistral": Family(MistralConfig, "mistral", "llama", ("<s>", "<unk>", "</s>")),
     "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")),
     "gemma2": Family(Gemma2Config, "gemma2", "gemma", ("<bos>", "<pad>", "<start_of_turn>", "<eos>", "<end_of_turn>")),
+    "mixtral": Family(MixtralConfig, "mixtral", "llama", ("<s>", "<unk>", "</s>"), experts=4),
     "phi3": Family(Phi3Config, "phi3", "phi3", ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")),
 }
 
@@ -95,6 +98,7 @@ def write_family(name: str, folder: Path) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=12,
+        **({"num_local_experts": family.experts, "num_experts_per_tok": 2} if family.experts else {}),
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

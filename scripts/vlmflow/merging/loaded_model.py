@@ -31,7 +31,7 @@ def load(folder: Path, device: str, dtype: str, **values: Any) -> PreTrainedMode
     """Load a model without network, every weight from the folder.
 
     device: cpu, or cuda; several GPUs share one model. dtype: the type in which it computes. values: further arguments
-    of `from_pretrained`.
+    of `from_pretrained`; with state_dict, weights by their names in files, the folder gives its configuration alone.
 
     Raises VlmflowError if the folder does not load, or lacks weights.
     """
@@ -40,8 +40,11 @@ def load(folder: Path, device: str, dtype: str, **values: Any) -> PreTrainedMode
         config = AutoConfig.from_pretrained(folder, **OFFLINE)
         config._attn_implementation = None  # transformers' default for this machine, whatever the owner's had
         sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-        model, report = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
-            folder,
+        kind = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        if "state_dict" in values:
+            kind = kind._model_mapping[type(config)]  # an automatic class would look into the folder
+        model, report = kind.from_pretrained(
+            None if "state_dict" in values else folder,
             config=config,
             dtype=getattr(torch, dtype),
             device_map="auto" if several else device,

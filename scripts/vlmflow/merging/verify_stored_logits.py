@@ -4,7 +4,7 @@ The trainer stored some rows as it fed them to the model, with the logits (`trai
 transformers loads the folder and answers the same rows. `logit_proof` has the rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,6 @@ from vlmflow.merging.loaded_model import (
     too_large,
 )
 from vlmflow.merging.logit_proof import compare, judge
-from vlmflow.merging.names_in_memory import loaded_as
 from vlmflow.merging.proof import LogitProof
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS
 from vlmflow.training.released import released_files
@@ -53,7 +52,10 @@ def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, 
     try:
         model = load(base, device, dtype)
         plain = _logits(model, inputs)
-        _take_weights(model, base, released, stored)
+        if not _take_weights(model, released, stored):
+            del model
+            free(device)
+            model = load(base, device, dtype, state_dict=dict(_weights(released, stored)))
         rounded = _logits(model, inputs)
         del model
         free(device)
@@ -80,11 +82,21 @@ def _logits(model: torch.nn.Module, inputs: list[Row]) -> torch.Tensor:
     return torch.cat([logits_of(model, row, POSITIONS) for row in inputs])
 
 
-def _take_weights(model: torch.nn.Module, base: Path, released: Path, stored: torch.dtype) -> None:
-    """Give a model the checkpoint's weights, rounded to the type `stored`."""
+def _take_weights(model: torch.nn.Module, released: Path, stored: torch.dtype) -> bool:
+    """Give a model the checkpoint's weights, rounded to the type `stored`, file by file.
+
+    Returns False if transformers has other names for them in memory: it must load them itself.
+    """
     own = model.state_dict().keys()
+    for key, tensor in _weights(released, stored):
+        if key not in own:
+            return False
+        model.load_state_dict({key: tensor}, strict=False)
+    return True
+
+
+def _weights(released: Path, stored: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
     for name in released_files(released, FULL):
         if name.endswith(".safetensors") and name != LOGITS:
-            weights = {key: tensor.to(stored) for key, tensor in load_file(released / name).items()}
-            names = {} if weights.keys() <= own else loaded_as(base, weights.keys())
-            model.load_state_dict({names.get(key, key): tensor for key, tensor in weights.items()}, strict=False)
+            for key, tensor in load_file(released / name).items():
+                yield key, tensor.to(stored)
