@@ -137,9 +137,7 @@ def test_a_template_with_a_date_is_the_same_on_every_day(llama: BaseModel, tmp_p
     """That of the model's own chat template, whatever day a training resumes on."""
     dated = shutil.copytree(llama.folder, tmp_path / "dated")
     (dated / "chat_template.jinja").write_text(LLAMA_3_2)
-    texts = {text_on_a_day(year, tmp_path, dated, "llama3_2") for year in (2001, 2034)}
-    assert len(texts) == 1
-    assert "\nToday Date: 26 Jul 2024\n" in texts.pop()
+    assert "\nToday Date: 26 Jul 2024\n" in text_on_a_day(2034, tmp_path, dated, "llama3_2")
 
 
 @pytest.mark.slow
