@@ -23,7 +23,7 @@ AUTO = "auto"
 
 TESTED = (
     *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2", "qwen2_5_vl"),
-    *("llama", "mistral", "gemma2", "phi3", "llava1_5_hf"),
+    *("llama", "mistral", "mixtral", "gemma2", "phi3", "llava1_5_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture."""
 
