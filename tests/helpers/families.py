@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3MoeConfig,
 )
 
 from vlmflow.demo.tiny_model import ID
@@ -54,6 +55,7 @@ LLAMA_3_2 = """\
 """
 """As Meta publishes it for a dialogue without a system turn: it writes the date."""
 
+CHATML_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
@@ -75,7 +77,8 @@ class Family:
 FAMILIES = {
     "llama": Family(LlamaConfig, "llama", "llama3", LLAMA_TOKENS),
     "mistral": Family(MistralConfig, "mistral", "llama", ("<s>", "<unk>", "</s>")),
-    "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")),
+    "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", CHATML_TOKENS),
+    "qwen3-moe": Family(Qwen3MoeConfig, "qwen3_moe", "qwen3_nothinking", CHATML_TOKENS, experts=4),
     "gemma2": Family(Gemma2Config, "gemma2", "gemma", ("<bos>", "<pad>", "<start_of_turn>", "<eos>", "<end_of_turn>")),
     "mixtral": Family(MixtralConfig, "mixtral", "llama", ("<s>", "<unk>", "</s>"), experts=4),
     "phi3": Family(Phi3Config, "phi3", "phi3", ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")),
@@ -90,6 +93,8 @@ def write_family(name: str, folder: Path) -> Path:
     torch.manual_seed(1)
     family = FAMILIES[name]
     tokenizer = made_tokenizer(family.special)
+    count = family.experts
+    experts = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": 2} if count else {}
     config = family.kind(
         vocab_size=len(tokenizer),
         hidden_size=48,
@@ -98,7 +103,7 @@ def write_family(name: str, folder: Path) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=12,
-        **({"num_local_experts": family.experts, "num_experts_per_tok": 2} if family.experts else {}),
+        **experts,
         tie_word_embeddings=True,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

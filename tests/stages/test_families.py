@@ -76,26 +76,19 @@ def test_a_text_that_the_tokenizer_takes_for_a_mark_is_named(llama: BaseModel, t
 
 
 @pytest.mark.slow
-def test_text_models_become_proven_weights(tmp_path: Path) -> None:
-    """Without one of them named in the code; each by LoRA and by full fine-tuning."""
+@pytest.mark.parametrize("name", FAMILIES)
+def test_text_models_become_proven_weights(name: str, tmp_path: Path) -> None:
+    """By LoRA and by full fine-tuning, through the workflow's own rules."""
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
-    models, runs = {}, {}
-    for name, family in FAMILIES.items():
-        source = str(write_family(name, tmp_path / "bases" / name))
-        models[name] = {"source": source, "model_type": family.model_type, "template_differs": True}
-        train = TRAIN | {"swift_args": {"template": family.template}, "max_length": 1024}
-        run = {
-            "model": name,
-            "dataset": "alpaca",
-            "device": "cpu",
-            "train": train,
-            "smoke": SMOKE,
-            "verify": {"rows": 2},
-        }
-        runs |= {f"{name}-{tuner}": run | {"tuner": tuner} for tuner in ("lora", "full")}
+    family, source = FAMILIES[name], str(write_family(name, tmp_path / "base"))
+    model = {"source": source, "model_type": family.model_type, "template": family.template, "template_differs": True}
+    train = TRAIN | {"swift_args": {}, "max_length": 1024}
+    run = {"model": name, "dataset": "alpaca", "device": "cpu", "train": train, "smoke": SMOKE}
+    runs = {tuner: run | {"tuner": tuner} for tuner in ("lora", "full")}
     data = {"alpaca": {"train": "rows.json", "system_prompt": "Be brief.", "val_share": 0.1}}
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"models": models, "datasets": data, "runs": runs}))
+    config = {"models": {name: model}, "datasets": data, "runs": runs}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     call = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--directory", str(tmp_path)]
     call += ["--configfile", str(tmp_path / "mine.yaml"), "--cores", "2", "--keep-going", "--"]
     done = called([*call, *(f"merged/{run}" for run in runs)])
@@ -103,7 +96,7 @@ def test_text_models_become_proven_weights(tmp_path: Path) -> None:
     for run in runs:
         summary = read_account(tmp_path / "lengths" / run / "summary.json", LengthSummary)
         assert (tmp_path / "merged" / run / "provenance.json").is_file()
-        assert summary.by_template != run.startswith("qwen2.5"), "with a system turn, its chat form is Qwen3's"
+        assert summary.by_template != name.startswith("qwen"), "with a system turn, Qwen2.5's chat form is Qwen3's"
 
 
 ON_A_DAY = """

@@ -22,7 +22,7 @@ AUTO = "auto"
 """What the configuration has in place of a kind that the model's address says."""
 
 TESTED = (
-    *("qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen2", "qwen2_5_vl"),
+    *("qwen3", "qwen3_moe", "qwen3_vl", "qwen2", "qwen2_5_vl"),
     *("llama", "mistral", "mixtral", "gemma2", "phi3", "llava1_5_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture."""
