@@ -16,16 +16,8 @@ from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("model_types.json")
 
-CONFIG = "config.json"
-
 AUTO = "auto"
 """What the configuration has in place of a kind that the model's address says."""
-
-TESTED = (
-    *("qwen3", "qwen3_moe", "qwen3_vl", "qwen2", "qwen2_5_vl"),
-    *("llama", "mistral", "mixtral", "gemma2", "phi3", "llava1_5_hf"),
-)
-"""The kinds that tests train, merge and prove, each with a small model of its architecture."""
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 """The parts of a model that sees, as ms-swift names them; the aligner joins the other two."""
@@ -92,7 +84,7 @@ def kinds_of(folder: Path) -> list[ModelType]:
 
 def architectures_in(folder: Path) -> list[str]:
     """Return the architectures that a model's config.json names, as people may see them."""
-    stated = read_json(folder / CONFIG).get("architectures")
+    stated = read_json(folder / "config.json").get("architectures")
     return list(map(str, stated)) if isinstance(stated, list) else []
 
 

@@ -62,8 +62,8 @@ class CheckedRows:
 class Comparison(NamedTuple):
     """What ms-swift's template and the model's own say of some rows.
 
-    differs: how lengths or trained tokens differ in ms-swift's template, in words; None if they do not. chat_template:
-    the first difference between the two templates that the configuration accepts, in words; None without one.
+    differs: how lengths or trained tokens differ in ms-swift's template, as a text; None if they do not. chat_template:
+    the first difference between the two templates that the configuration accepts, as a text; None without one.
     one_sequence: whether several rows may stand in one sequence.
     """
 

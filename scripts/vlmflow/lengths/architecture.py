@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from vlmflow.config.model_types import CONFIG, architectures_in, model_types, model_types_for
+from vlmflow.config.model_types import architectures_in, model_types, model_types_for
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_files import shown
+from vlmflow.fetch.model_files import CONFIG, shown
 
 
 def refuse_other_architecture(folder: Path, model_type: str) -> None:

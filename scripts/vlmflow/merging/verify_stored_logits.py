@@ -4,6 +4,7 @@ The trainer stored some rows as it fed them to the model, with the logits (`trai
 transformers loads the folder and answers the same rows. `logit_proof` has the rules.
 """
 
+from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -29,8 +30,8 @@ from vlmflow.merging.proof import LogitProof
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS
 from vlmflow.training.released import released_files
 
-Row = dict[str, torch.Tensor]
-"""The inputs of a model for one row."""
+Tensors = dict[str, torch.Tensor]
+"""By name: the inputs of a model for one row, or weights."""
 
 
 @lines_meanwhile("the comparison of logits")
@@ -55,7 +56,7 @@ def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, 
         if not _take_weights(model, released, stored):
             del model
             free(device)
-            model = load(base, device, dtype, state_dict=dict(_weights(released, stored)))
+            model = load(base, device, dtype, state_dict=dict(ChainMap(*_weights(released, stored))))
         rounded = _logits(model, inputs)
         del model
         free(device)
@@ -68,9 +69,9 @@ def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, 
     return msgspec.structs.replace(proof, verdict=judge(proof, merged, exact=not rounds_finer(stored, computed)))
 
 
-def _stored(tensors: Mapping[str, torch.Tensor]) -> tuple[list[Row], torch.Tensor]:
+def _stored(tensors: Mapping[str, torch.Tensor]) -> tuple[list[Tensors], torch.Tensor]:
     """Return the rows' inputs, and their logits one after the other."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, Tensors] = {}
     for key, tensor in tensors.items():
         _, number, name = key.split(".")
         rows.setdefault(int(number), {})[name] = tensor
@@ -78,7 +79,7 @@ def _stored(tensors: Mapping[str, torch.Tensor]) -> tuple[list[Row], torch.Tenso
     return [rows[number] for number in sorted(rows)], torch.cat(logits)
 
 
-def _logits(model: torch.nn.Module, inputs: list[Row]) -> torch.Tensor:
+def _logits(model: torch.nn.Module, inputs: list[Tensors]) -> torch.Tensor:
     return torch.cat([logits_of(model, row, POSITIONS) for row in inputs])
 
 
@@ -88,15 +89,15 @@ def _take_weights(model: torch.nn.Module, released: Path, stored: torch.dtype) -
     Returns False if transformers has other names for them in memory: it must load them itself.
     """
     own = model.state_dict().keys()
-    for key, tensor in _weights(released, stored):
-        if key not in own:
+    for weights in _weights(released, stored):
+        if not weights.keys() <= own:
             return False
-        model.load_state_dict({key: tensor}, strict=False)
+        model.load_state_dict(weights, strict=False)
     return True
 
 
-def _weights(released: Path, stored: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+def _weights(released: Path, stored: torch.dtype) -> Iterator[Tensors]:
+    """Yield the tensors of each of the checkpoint's files by name, rounded."""
     for name in released_files(released, FULL):
         if name.endswith(".safetensors") and name != LOGITS:
-            for key, tensor in load_file(released / name).items():
-                yield key, tensor.to(stored)
+            yield {key: tensor.to(stored) for key, tensor in load_file(released / name).items()}
