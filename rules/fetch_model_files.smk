@@ -24,6 +24,8 @@ rule fetch_model_files:
         revision=params.model_revision,
         state=params.model_files_state,
         store=lookup(dpath="stores/models", within=config),
+        chat_template=lookup(dpath="models/{model}/chat_template", within=config),
+        date=lookup(dpath="models/{model}/date", within=config),
     threads: 4
     resources:
         mem_mb=1_000,

@@ -4,9 +4,11 @@ import shutil
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.model_settings import BaseChat
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
+from vlmflow.fetch.chat_templates import own_files
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manifest
 from vlmflow.fetch.published_run import PROVENANCE, published_files
@@ -20,6 +22,8 @@ def main(
     store: Path,
     pins: Path = PINS,
     merged: list[Path] | None = None,
+    chat_template: BaseChat | None = None,
+    date: str | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch one model.
@@ -28,7 +32,8 @@ def main(
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision, and for links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
-    merged: the folder merged/RUN, if that is the source. threads: files that are fetched and read at a time.
+    merged: the folder merged/RUN, if that is the source. chat_template, date: see ModelSettings.
+    threads: files that are fetched and read at a time.
     """
     place = parse_source(source)
     revision: str | None
@@ -50,7 +55,8 @@ def main(
         revision = pinned_revision(place, pin)
     refuse_other_tensors(folder, files)
     log_left_out(source, left_out)
-    view = link_files(store, model.name, folder, files, of_target=bool(merged))
+    own = own_files(folder, files, chat_template, date)
+    view, files = link_files(store, model.name, folder, files, own, of_target=bool(merged))
     with whole_folder(model) as unfinished_folder:
         if merged:
             shutil.copyfile(folder / PROVENANCE, unfinished_folder / PROVENANCE)

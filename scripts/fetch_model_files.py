@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from harness.stage import run_stage
+from vlmflow.config.model_settings import BaseChat
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
+from vlmflow.fetch.chat_templates import own_files
 from vlmflow.fetch.model_files import list_files, refuse_code
 from vlmflow.fetch.model_folder import MANIFEST
 from vlmflow.fetch.small_files import SmallFiles, read_small_files, small_names, write_small_files
@@ -20,6 +22,8 @@ def main(
     store: Path,
     pins: Path = PINS,
     base: list[Path] | None = None,
+    chat_template: BaseChat | None = None,
+    date: str | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch them.
@@ -28,7 +32,8 @@ def main(
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision. pins: the table with revisions of hub sources.
     base: the small files of RUN's own model (model_files/MODEL), if the source is merged/RUN: it has the same, but for
-    the limits of pictures' sizes, which each run sets. threads: files that are fetched at a time.
+    the limits of pictures' sizes, which each run sets. chat_template, date: see ModelSettings. threads: files that are
+    fetched at a time.
     """
     place = parse_source(source)
     revision: str | None = None
@@ -46,7 +51,8 @@ def main(
         folder, names, tensors = fetch_small_files(place, pin, store, threads)
         revision = pinned_revision(place, pin)
     with whole_folder(files) as unfinished_folder:
-        write_small_files(unfinished_folder, folder, small_names(names), source, revision, tensors)
+        own = own_files(folder, names, chat_template, date)
+        write_small_files(unfinished_folder, folder, small_names(names), source, revision, tensors, own)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
-from vlmflow.fetch.small_files import require_chat_template, tensors_of
+from vlmflow.fetch.chat_templates import require_chat_template
+from vlmflow.fetch.small_files import tensors_of
 from vlmflow.lengths.architecture import refuse_other_architecture
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter

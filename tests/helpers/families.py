@@ -52,6 +52,9 @@ LLAMA_3_2 = """\
 {%- for message in messages -%}
 {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' -}}
 {%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
+{%- endif -%}
 """
 """As Meta publishes it for a dialogue without a system turn: it writes the date."""
 

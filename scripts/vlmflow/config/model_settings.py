@@ -1,5 +1,6 @@
 """The base models of the configuration: where each is, and of which kind, as ms-swift names it."""
 
+import datetime
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,12 +26,19 @@ TEMPLATE = "template"
 
 TESTED = (
     *("qwen3", "qwen3_moe", "qwen3_vl", "qwen2", "qwen2_5_vl"),
-    *("llama", "mistral", "mixtral", "gemma2", "phi3", "llava1_5_hf"),
+    *("llama", "mistral", "mixtral", "gemma2", "phi3", "polylm", "llava1_5_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture.
 
 It is here, because what stages import makes them stale (harness/code_digest.py).
 """
+
+
+BaseChat = Literal["chatml", "plain"]
+"""Ways to write a conversation for a model that was trained on none."""
+
+TEMPLATE_FOR: dict[str, str] = {"chatml": "chatml", "plain": "default"}
+"""ms-swift's template for each of them."""
 
 
 class ModelSettings(Settings):
@@ -49,6 +57,14 @@ class ModelSettings(Settings):
     template: Literal["auto"] | Annotated[str, AfterValidator(check_template)] = AUTO
     """ms-swift's name of the chat template. auto: that of a model on the hub that ms-swift lists, or the only one of
     the kind; a local folder whose kind has several needs the name. `template` in a run's swift_args wins."""
+
+    chat_template: BaseChat | None = None
+    """The chat template that a base model gets, which has none of its own: chatml writes the marks <|im_start|> and
+    <|im_end|>, plain the lines `### Human:` and `### Assistant:`. The training and the merged folder use the same."""
+
+    date: datetime.date | None = None
+    """The date (2024-07-26) that a chat template writes in place of today's: in the training, and in the merged
+    folder's template. By default the one that the template itself has for programs without a clock."""
 
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
@@ -104,8 +120,15 @@ def _kind_and_template(
     kind = known[0] if known and model.model_type == AUTO else model.model_type
     if why := model_types()[kind].refused:
         raise ValueError(f"{where}: auto: {model.source} is a {kind}, which {why}; choose another model")
+    if model.chat_template and model_types()[kind].parts:
+        raise ValueError(
+            f"{where.removesuffix('model_type')}chat_template: {model.chat_template} is for text, and a {kind} sees "
+            "pictures; use a model with its own chat template"
+        )
     if model.template != AUTO:
         return kind, model.template
+    if model.chat_template:
+        return kind, TEMPLATE_FOR[model.chat_template]
     return kind, known[1] if known and known[0] == kind else model_types()[kind].template or AUTO
 
 

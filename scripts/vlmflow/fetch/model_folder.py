@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -71,27 +72,37 @@ def digest_of_files(files: Mapping[str, str]) -> str:
 
 
 def link_files(
-    store: Path, model: str, folder: Path, files: Mapping[str, FileRecord], *, of_target: bool = False
-) -> Path:
-    """Make the folder that stages see, with links only to the files of a model; returns its path.
+    store: Path,
+    model: str,
+    folder: Path,
+    files: Mapping[str, FileRecord],
+    own: Mapping[str, bytes] = MappingProxyType({}),
+    *,
+    of_target: bool = False,
+) -> tuple[Path, dict[str, FileRecord]]:
+    """Make the folder that stages see, with links only to the files of a model; returns its path and its files.
 
     store: the folder that keeps models. model: its name in the configuration. folder: the folder of the files.
+    own: files in place of the model's (`chat_templates.own_files`).
     of_target: whether that is a target. Its files are hard-linked, or on another disk copied: a target may be replaced
     while a stage reads it, and with object storage it leaves with the pod.
 
     The name changes with the bytes and with the place, so that the files of a running stage never change.
     """
     folder = folder.resolve()
-    key = hashlib.sha256(json.dumps([str(folder), digest_of(files)]).encode()).hexdigest()[:16]
+    seen = {**files, **{name: FileRecord(len(text), hashlib.sha256(text).hexdigest()) for name, text in own.items()}}
+    key = hashlib.sha256(json.dumps([str(folder), digest_of(seen)]).encode()).hexdigest()[:16]
     view = store / VIEWS / f"{model}-{key}"
     with whole_folder(view) as part:
-        for name in files:
+        for name in seen:
             (part / name).parent.mkdir(parents=True, exist_ok=True)
-            if of_target:
+            if name in own:
+                (part / name).write_bytes(own[name])
+            elif of_target:
                 link_or_copy(folder / name, part / name)
             else:
                 (part / name).symlink_to((folder / name).resolve())
-    return view.resolve()
+    return view.resolve(), seen
 
 
 def write_model_manifest(

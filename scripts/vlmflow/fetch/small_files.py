@@ -5,14 +5,15 @@ They are all that counting tokens and estimating a training need, so that neithe
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, sha256_of
+from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.fetch.model_files import INDEX, SINGLE, is_housekeeping, shown
 from vlmflow.fetch.model_folder import MANIFEST, FileRecord
@@ -21,10 +22,6 @@ FILES = "files"
 """The folder of the copies, beside the manifest."""
 
 WEIGHTS = ".safetensors"
-
-TEMPLATES = ("chat_template.jinja", "chat_template.json")
-TEMPLATE_KEY, WITH_TEMPLATE = "chat_template", ("tokenizer_config.json", "processor_config.json")
-"""Where transformers looks for a chat template: files of its own, or a key of others (5.19, processing_utils.py)."""
 
 
 class SmallFiles(msgspec.Struct, frozen=True):
@@ -58,16 +55,21 @@ def write_small_files(
     source: str,
     revision: str | None,
     tensors: list[str] | None = None,
+    own: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
     """Copy files of a model from `folder` into `target`, with their manifest.
 
-    names: relative to the folder. source, revision, tensors: see `SmallFiles`.
+    names: relative to the folder. source, revision, tensors: see `SmallFiles`. own: files in place of the model's
+    (`chat_templates.own_files`).
     """
     files = {}
-    for name in sorted(names):
+    for name in sorted({*names, *own}):
         copy = target / FILES / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, copy)
+        if name in own:
+            copy.write_bytes(own[name])
+        else:
+            shutil.copyfile(folder / name, copy)
         files[name] = FileRecord(copy.stat().st_size, sha256_of(copy))
     write_account(target / MANIFEST, SmallFiles(source, revision, files, tensors))
 
@@ -96,21 +98,3 @@ def read_small_files(target: Path) -> Path:
 def tensors_of(target: Path) -> list[str] | None:
     """Return the names of the tensors of the model in `model_files/NAME`; None if they are not known."""
     return read_account(target / MANIFEST, SmallFiles).tensors
-
-
-def require_chat_template(folder: Path) -> None:
-    """Raise VlmflowError if a model has no chat template.
-
-    The training does without: ms-swift has its own for each model. But transformers needs it to turn a conversation
-    into tokens, in the proof of the merged weights and for everybody who uses them.
-    folder: the model's files; weights are not needed.
-    """
-    if any((folder / name).is_file() for name in TEMPLATES):
-        return
-    if any(TEMPLATE_KEY in read_json(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()):
-        return
-    raise VlmflowError(
-        f"{folder}: the model has no chat template ({' or '.join(TEMPLATES)}, or the key {TEMPLATE_KEY} in "
-        f"{' or '.join(WITH_TEMPLATE)}), without which nobody can talk to the merged weights",
-        f"add the {TEMPLATES[0]} that the model's owner publishes to a local copy of the model, and use that",
-    )

@@ -9,8 +9,7 @@ import re
 from datetime import datetime, timedelta
 from typing import Any
 
-FORMATS = {"%d %b %Y": re.compile(r"\b\d{2} [A-Z][a-z]{2} \d{4}\b"), "%Y-%m-%d": re.compile(r"\b\d{4}-\d{2}-\d{2}\b")}
-"""How templates write a date, and what it looks like."""
+from vlmflow.fetch.chat_templates import WRITTEN
 
 HELD_IN = ("prefix", "system_prefix", "prompt", "chat_sep", "suffix", "default_system")
 """The parts of a template (swift.template.TemplateMeta): texts, and lists of texts."""
@@ -30,7 +29,7 @@ def hold_one_date() -> None:
     def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
         plain(template, processor, *values, **named)
         own = str(getattr(processor, "chat_template", None) or "")
-        for name, looks in FORMATS.items():
+        for name, looks in WRITTEN.items():
             for part in HELD_IN:
                 text = getattr(template.template_meta, part)
                 setattr(template.template_meta, part, _dated(text, [day.strftime(name) for day in days], looks, own))
@@ -45,6 +44,7 @@ def _dated(text: Any, today: list[str], looks: re.Pattern[str], own: str) -> Any
         return text
     if not (date := looks.search(own)):
         raise ValueError(
-            f"the template holds today's date ({held[0]}), and the model's chat template has none of its own"
+            f"the template holds today's date ({held[0]}), and the model's chat template has none of its own: set "
+            "models.NAME.date"
         )
     return text.replace(held[0], date[0])

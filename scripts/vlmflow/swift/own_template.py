@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+from vlmflow.swift.conv1d import take_conv1d_for_linear
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.one_date import hold_one_date
 from vlmflow.swift.row_encoder import encode_rows_as_served
@@ -15,6 +16,7 @@ def encode_as_in_training() -> None:
     read_rows_by_type()
     encode_rows_as_served()
     hold_one_date()
+    take_conv1d_for_linear()
 
 
 def own_template(words: list[str]) -> Any:

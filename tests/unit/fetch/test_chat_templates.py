@@ -1,0 +1,104 @@
+"""The chat template that stages see of a model."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of, own_files, require_chat_template
+
+TALK = [{"role": role, "content": text} for role, text in [("user", "Hi."), ("assistant", "Yes."), ("user", "So?")]]
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+DATED = """\
+{%- if strftime_now is defined -%}
+{%- set day = strftime_now("%d %b %Y") -%}
+{%- else -%}
+{%- set day = "26 Jul 2024" -%}
+{%- endif -%}
+Today is {{ day }}.{{ messages[0].content }}"""
+
+
+def base_model(folder: Path, tokens: dict[str, int], first: str | None = None) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    added = [{"content": token, "id": number} for token, number in tokens.items()]
+    single = [{"SpecialToken": {"id": first, "type_id": 0}}, {"Sequence": {"id": "A"}}]
+    processor = {"type": "TemplateProcessing", "single": single} if first else {"type": "ByteLevel"}
+    whole = {"added_tokens": added, "post_processor": {"type": "Sequence", "processors": [processor]}}
+    (folder / "tokenizer.json").write_text(json.dumps(whole))
+    return folder
+
+
+def rendered(template: bytes | str, messages: list[dict[str, str]], *, prompt: bool) -> str:
+    text = template.decode() if isinstance(template, bytes) else template
+    given = {"eos_token": "<eos>", "bos_token": "<bos>"}
+    rendered, _ = render_jinja_template(
+        [messages],
+        chat_template=text,
+        add_generation_prompt=prompt,
+        **given,  # type: ignore[arg-type]
+    )
+    return str(rendered[0])
+
+
+def names(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir()]
+
+
+def test_a_base_model_gets_a_template(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {"<eos>": 0})
+    with pytest.raises(VlmflowError, match=r"set models\.NAME\.chat_template: chatml or plain"):
+        require_chat_template(folder)
+    plain = own_files(folder, names(folder), "plain", None)
+    assert set(plain) == {TEMPLATE}
+    asked = (
+        "You are a helpful assistant.\n\n### Human:\nHi.\n\n### Assistant:\nYes.\n\n### Human:\nSo?\n\n### Assistant:\n"
+    )
+    assert rendered(plain[TEMPLATE], TALK, prompt=True) == asked
+    assert rendered(plain[TEMPLATE], [SYSTEM, *TALK[:2]], prompt=False) == (
+        "Be brief.\n\n### Human:\nHi.\n\n### Assistant:\nYes.<eos>"
+    )
+    chatml = own_files(folder, names(folder), "chatml", None)
+    assert set(chatml) == {TEMPLATE}, "without a token that ends a turn, no server can stop at one"
+    assert rendered(chatml[TEMPLATE], TALK[:1], prompt=True) == (
+        "<|im_start|>user\nHi.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_it_begins_as_the_tokenizer_does_and_stops_at_the_end_of_a_turn(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {"<eos>": 0, "<|im_end|>": 7}, first="<bos>")
+    own = own_files(folder, names(folder), "chatml", None)
+    assert rendered(own[TEMPLATE], TALK[:1], prompt=False) == "<bos><|im_start|>user\nHi.<|im_end|>\n"
+    assert json.loads(own["generation_config.json"]) == {"eos_token_id": [7, 0]}
+
+
+def test_a_model_with_a_template_keeps_it(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_text("Hi")
+    assert own_files(folder, names(folder), None, "2024-07-26") == {}
+    with pytest.raises(VlmflowError, match="has a chat template of its own"):
+        own_files(folder, names(folder), "plain", None)
+
+
+@pytest.mark.parametrize(("day", "shown"), [(None, "26 Jul 2024"), ("2025-01-02", "02 Jan 2025")])
+@pytest.mark.parametrize("again", [False, True], ids=["its own", "one that a run has published"])
+def test_a_template_writes_one_date(tmp_path: Path, day: str | None, shown: str, again: bool) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": DATED}))
+    if again:
+        (folder / TEMPLATE).write_bytes(own_files(folder, names(folder), None, None)[TEMPLATE])
+    own = own_files(folder, names(folder), None, day)
+    template = own.get(TEMPLATE, (chat_template_of(folder) or "").encode())
+    assert rendered(template, TALK, prompt=True) == f"Today is {shown}.Hi."
+    assert template.count(b"endmacro") == 1
+
+
+def test_a_template_without_any_date_keeps_todays(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_text('{{ strftime_now("%Y-%m-%d") }}')
+    assert own_files(folder, names(folder), None, None) == {}
+    own = own_files(folder, names(folder), None, "2025-01-02")
+    assert rendered(own[TEMPLATE], TALK, prompt=True) == "2025-01-02"
