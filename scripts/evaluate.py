@@ -20,6 +20,7 @@ from vlmflow.evaluation.verdict import judge
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
+from vlmflow.swift.template_texts import named
 
 
 class RunBlock(Settings):
@@ -74,6 +75,7 @@ def main(
     """
     run, split = evaluated.parent.name, evaluated.name
     proof, base = read_proof(verified), read_model_manifest(model)
+    settings = named(settings, base.folder)
     # Only rows that the training was not given have chosen nothing: it may be of a time before val was halved.
     halved = fitted_rows(fitted).halved
     chosen = choose_from_split(

@@ -9,6 +9,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
+from vlmflow.fetch.small_files import read_small_files
 from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import Counter, TokenCounter
@@ -18,6 +19,7 @@ from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.template_texts import named
 
 
 class RunBlock(LengthBlock):
@@ -52,6 +54,7 @@ def main(
     """
     account = read_account(stats, Stats)
     lengths = {"train": train_lengths, "val": val_lengths}
+    settings = named(settings, read_small_files(model_files))
     base = BaseModel.without_weights(model_files, settings.model_type)
     text = settings.image_max_tokens, settings.text_args
     measured = refuse_other_lengths(summary, lengths, account, base.folder, *text)

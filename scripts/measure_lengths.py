@@ -8,7 +8,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
 from vlmflow.fetch.chat_templates import require_chat_template
-from vlmflow.fetch.small_files import tensors_of
+from vlmflow.fetch.small_files import read_small_files, tensors_of
 from vlmflow.lengths.architecture import refuse_other_architecture
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
@@ -16,6 +16,7 @@ from vlmflow.lengths.measure import in_words, measure_lengths
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.template_texts import named
 
 
 class RunBlock(LengthBlock):
@@ -48,6 +49,7 @@ def main(
     picture_store: the folder with all picture stores.
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
+    settings = named(settings, read_small_files(model_files))
     base = BaseModel.without_weights(model_files, settings.model_type)
     refuse_other_architecture(base.folder, settings.model_type)
     require_chat_template(base.folder)

@@ -48,7 +48,12 @@ LLAMA_3_2 = """\
 {%- set date_string = "26 Jul 2024" -%}
 {%- endif -%}
 {{- '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\nToday Date: ' -}}
-{{- date_string + '\\n\\n<|eot_id|>' -}}
+{{- date_string + '\\n\\n' -}}
+{%- if messages[0].role == 'system' -%}
+{{- messages[0].content -}}
+{%- set messages = messages[1:] -%}
+{%- endif -%}
+{{- '<|eot_id|>' -}}
 {%- for message in messages -%}
 {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' -}}
 {%- endfor -%}
@@ -56,7 +61,7 @@ LLAMA_3_2 = """\
 {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
 {%- endif -%}
 """
-"""As Meta publishes it for a dialogue without a system turn: it writes the date."""
+"""As Meta publishes it, without tools: it writes the date."""
 
 CHATML_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")

@@ -1,25 +1,15 @@
 """The base models of the configuration: where each is, and of which kind, as ms-swift names it."""
 
 import datetime
-from contextlib import suppress
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from vlmflow.config.model_types import (
-    AUTO,
-    architectures_in,
-    check_model_type,
-    model_types,
-    model_types_for,
-    published_type,
-)
+from vlmflow.config.model_types import AUTO, ModelType, check_model_type, model_types, published_type
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import HubSource, base_run, parse_source
 from vlmflow.config.swift_args import check_template
-from vlmflow.core.errors import VlmflowError
 
 TEMPLATE = "template"
 """ms-swift's argument for the chat template, among a run's swift_args."""
@@ -41,6 +31,10 @@ TEMPLATE_FOR: dict[str, str] = {"chatml": "chatml", "plain": "default"}
 """ms-swift's template for each of them."""
 
 
+ANY = ModelType([])
+"""A kind that is not known yet."""
+
+
 class ModelSettings(Settings):
     """One base model."""
 
@@ -52,11 +46,13 @@ class ModelSettings(Settings):
 
     model_type: Annotated[str, AfterValidator(check_model_type)] = AUTO
     """ms-swift's name of the kind of the model. auto: that of a model on the hub that ms-swift lists; for merged/RUN
-    that of the run's own model. For others, such as a local folder, write the name."""
+    that of the run's own model; for others the one for the architecture in its config.json. If several are, the one
+    with a chat template that writes what the model's own one does."""
 
     template: Literal["auto"] | Annotated[str, AfterValidator(check_template)] = AUTO
     """ms-swift's name of the chat template. auto: that of a model on the hub that ms-swift lists, or the only one of
-    the kind; a local folder whose kind has several needs the name. `template` in a run's swift_args wins."""
+    the kind, or of several the one that writes what the model's own chat template does; `measure_lengths` stops with
+    the candidates if none or two do. `template` in a run's swift_args wins."""
 
     chat_template: BaseChat | None = None
     """The chat template that a base model gets, which has none of its own: chatml writes the marks <|im_start|> and
@@ -73,7 +69,7 @@ class ModelSettings(Settings):
     @property
     def untested(self) -> str | None:
         """What to say of a kind of model that no test has taken to proven weights; None for others."""
-        if self.model_type in TESTED:
+        if self.model_type in (AUTO, *TESTED):
             return None
         return (
             f"model_type: {self.model_type}: no test has taken such a model to proven weights; the smoke run shows "
@@ -84,22 +80,18 @@ class ModelSettings(Settings):
 def name_kinds(models: dict[str, ModelSettings], runs: dict[str, RunSettings]) -> None:
     """Put the kind of each model, and the chat template of each run, in the place of `auto`, as if they were written.
 
-    A run gets a template only if ms-swift would not take it by itself. Raises ValueError with the key if one is not
-    known.
+    A run gets a template only if ms-swift would not take it by itself. What the addresses of models do not say stays
+    AUTO: stages find it in the models' files (`swift.template_texts`). Raises ValueError with the key of a model that
+    no run can train.
     """
     for name, model in models.items():
         kind, template = _kind_and_template(f"models.{name}.model_type", model, models, runs)
         models[name] = model.model_copy(update={"model_type": kind, "template": template})
     for name, run in runs.items():
         model, args = models[run.model], run.train.swift_args
-        known = model_types()[model.model_type]
-        if TEMPLATE in args or model.template == known.template:
+        own = model_types()[model.model_type].template if model.model_type != AUTO else None
+        if TEMPLATE in args or model.template in (AUTO, own):
             continue
-        if model.template == AUTO:
-            raise ValueError(
-                f"models.{run.model}.template: auto: {model.model_type} has several; write the one that the model was "
-                f"trained with: {', '.join(known.templates)}"
-            )
         train = run.train.model_copy(update={"swift_args": {TEMPLATE: model.template, **args}})
         runs[name] = run.model_copy(update={"train": train})
 
@@ -107,7 +99,7 @@ def name_kinds(models: dict[str, ModelSettings], runs: dict[str, RunSettings]) -
 def _kind_and_template(
     where: str, model: ModelSettings, models: dict[str, ModelSettings], runs: dict[str, RunSettings]
 ) -> tuple[str, str]:
-    """Return what is written for a model, or what its address says; the template may still be AUTO."""
+    """Return what is written for a model, or what its address says; AUTO for what neither does."""
     known: tuple[str, str] | None
     if (base := base_run(model.source)) is not None:
         kind, template = _kind_and_template(where, models[runs[base].model], models, runs)
@@ -115,12 +107,11 @@ def _kind_and_template(
     else:
         source = parse_source(model.source)
         known = published_type(source.repo) if isinstance(source, HubSource) else None
-        if model.model_type == AUTO and known is None:
-            raise ValueError(f"{where}: auto: {_how_to_name(source)}")
     kind = known[0] if known and model.model_type == AUTO else model.model_type
-    if why := model_types()[kind].refused:
+    described = model_types().get(kind, ANY)
+    if why := described.refused:
         raise ValueError(f"{where}: auto: {model.source} is a {kind}, which {why}; choose another model")
-    if model.chat_template and model_types()[kind].parts:
+    if model.chat_template and described.parts:
         raise ValueError(
             f"{where.removesuffix('model_type')}chat_template: {model.chat_template} is for text, and a {kind} sees "
             "pictures; use a model with its own chat template"
@@ -129,14 +120,4 @@ def _kind_and_template(
         return kind, model.template
     if model.chat_template:
         return kind, TEMPLATE_FOR[model.chat_template]
-    return kind, known[1] if known and known[0] == kind else model_types()[kind].template or AUTO
-
-
-def _how_to_name(source: HubSource | Path) -> str:
-    """Return what to do about a model whose kind is not known by its address."""
-    if isinstance(source, HubSource):
-        return f"ms-swift does not list {source.repo}; write the model_type of a model with the same architecture"
-    fitting: list[str] = []
-    with suppress(VlmflowError):  # the folder may be on a disk that this machine does not see, and is checked later
-        fitting = model_types_for(architectures_in(source))
-    return f"{source} is a folder; write its model_type" + (f": {' or '.join(fitting)}" if fitting else "")
+    return kind, known[1] if known and known[0] == kind else described.template or AUTO

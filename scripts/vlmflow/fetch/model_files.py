@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vlmflow.config.model_types import architectures_in, kinds_of
 from vlmflow.config.source import NOT_IN_PATHS, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
@@ -184,6 +185,7 @@ def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None
             _refuse_keys(folder / name)
     if CONFIG in names:
         refuse_quantised(folder / CONFIG)
+        _refuse_kind(folder)
     if INDEX in names:
         _refuse_shards(folder / INDEX, set(names), weights)
     pickles = [name for name in names if name.endswith(".bin.index.json")]
@@ -213,6 +215,15 @@ def refuse_quantised(file: Path) -> dict[str, Any]:
                 "training",
             )
     return config
+
+
+def _refuse_kind(folder: Path) -> None:
+    found, kinds = architectures_in(folder), kinds_of(folder)
+    if found and all(kind.refused for kind in kinds):
+        why = next((str(kind.refused) for kind in kinds), "is of no kind that ms-swift trains")
+        raise VlmflowError(
+            f"{folder / CONFIG}: the model is a {', '.join(map(shown, found))}, which {why}", "choose another model"
+        )
 
 
 def _refuse_keys(file: Path) -> None:

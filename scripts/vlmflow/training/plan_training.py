@@ -1,6 +1,7 @@
 """Builds a training from a run's settings and the outputs of earlier stages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from vlmflow.config.run_blocks import TrainBlock
@@ -11,6 +12,7 @@ from vlmflow.core.files import count_lines
 from vlmflow.core.printable import counted
 from vlmflow.lengths.fitted import fitted_data
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.template_texts import named
 from vlmflow.training.compiler import refuse_missing_compiler
 from vlmflow.training.machine_needs import refuse_missing
 from vlmflow.training.steps import Steps, scheduled
@@ -31,6 +33,8 @@ def plan_training(
     refuse_missing(settings.train)
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)
+    settings = named(settings, base.folder)
+    base = replace(base, model_type=settings.model_type)
     strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
     refuse_missing_compiler(strategy)
     processes, nodes = settings.processes, settings.nodes

@@ -46,11 +46,7 @@ def test_the_chat_template_of_a_published_model_counts_as_if_it_were_written() -
     assert checked(m={"source": "/a/folder", "model_type": "qwen3_vl"}).runs["r"].train.swift_args == {}
 
 
-def test_a_folder_whose_kind_has_several_chat_templates_needs_the_name() -> None:
-    with pytest.raises(
-        VlmflowError, match=r"models\.m\.template: auto: qwen2_5_vl has several; write the one .* qwen2_5"
-    ):
-        checked(m={"source": "/a/folder", "model_type": "qwen2_5_vl"})
+def test_a_chat_template_has_a_name_of_ms_swift() -> None:
     with pytest.raises(VlmflowError, match=r"models\.m\.template: .*no chat template 'qwen2_5vl'; nearest: qwen2_5_vl"):
         checked(m={"source": "/a/folder", "model_type": "qwen2_5_vl", "template": "qwen2_5vl"})
 
@@ -60,18 +56,24 @@ def test_weights_of_another_run_are_of_the_kind_of_its_model() -> None:
     assert config.models["again"].model_type == "qwen3"
 
 
-def test_a_folder_needs_the_name_and_its_architecture_gives_it(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": ["Qwen3VLForConditionalGeneration"]}')
-    with pytest.raises(VlmflowError, match=r"models\.m\.model_type: auto: .* a folder; write its model_type: qwen3_vl"):
-        checked(m={"source": str(tmp_path)})
-    (tmp_path / "config.json").write_text("[" * 100_000)
-    with pytest.raises(VlmflowError, match=r"is a folder; write its model_type\n"):
-        checked(m={"source": str(tmp_path)})
+@pytest.mark.parametrize("source", ["hf://me/mine", "/a/folder"])
+def test_what_an_address_does_not_say_is_left_to_the_models_files(source: str) -> None:
+    config = checked(m={"source": source}, again={"source": "merged/r"})
+    assert [model.model_type for model in config.models.values()] == ["auto", "auto"]
+    assert [model.untested for model in config.models.values()] == [None, None]
+    assert config.runs["r"].train.swift_args == {}
+    written = checked(m={"source": source, "template": "qwen3"})
+    assert written.runs["r"].train.swift_args == {"template": "qwen3"}
 
 
-def test_a_model_that_ms_swift_does_not_list_needs_the_name() -> None:
-    with pytest.raises(VlmflowError, match=r"models\.m\.model_type: auto: ms-swift does not list me/mine; write"):
-        checked(m={"source": "hf://me/mine"})
+def test_a_base_model_is_trained_with_the_template_that_it_gets() -> None:
+    config = checked(m={"source": "/a/folder", "model_type": "polylm", "chat_template": "chatml"})
+    assert config.runs["r"].train.swift_args == {"template": "chatml"}
+    assert checked(m={"source": "/a", "chat_template": "plain"}).runs["r"].train.swift_args == {"template": "default"}
+    with pytest.raises(
+        VlmflowError, match=r"models\.m\.chat_template: plain is for text, and a qwen3_vl sees pictures"
+    ):
+        checked(m={"source": "/a", "model_type": "qwen3_vl", "chat_template": "plain"})
 
 
 def test_nearly_every_published_model_has_one_kind() -> None:

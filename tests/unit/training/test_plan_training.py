@@ -47,7 +47,7 @@ def model(folder: Path) -> Path:
 def block(processes: int, **train: int) -> TrainBlock:
     """Give the settings of a run on the CPU."""
     return TrainBlock(
-        model_type="qwen3",
+        model_type="qwen3_vl",
         train=TrainSettings(max_length=100, **train),
         device="cpu",
         nodes=1,
