@@ -14,6 +14,7 @@ from forked_snakemake import called
 from text_run import TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.accounts import ShownText
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter, read_lengths
@@ -67,6 +68,13 @@ def test_lengths_are_those_of_the_models_own_tokens(llama: BaseModel, tmp_path: 
         expected.append((1 + sum(asked) + sum(answered), sum(answered)))
     assert [(length.tokens, length.trained_tokens) for length in lengths] == expected
     assert {length.picture_tokens for length in lengths} == {0}
+    assert summary.example == [
+        ShownText("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n", added=True),
+        ShownText("Say it."),
+        ShownText("<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", added=True),
+        ShownText("It is.", trained=True),
+        ShownText("<|eot_id|>", trained=True, added=True),
+    ]
 
 
 def test_a_text_that_the_tokenizer_takes_for_a_mark_is_named(llama: BaseModel, tmp_path: Path) -> None:

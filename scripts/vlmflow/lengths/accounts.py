@@ -65,6 +65,14 @@ class ChatTemplate(msgspec.Struct, frozen=True):
     difference: str | None
 
 
+class ShownText(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a row as the model reads it: whether it is trained, and whether the chat template has added it."""
+
+    text: str
+    trained: bool = False
+    added: bool = False
+
+
 class LengthSummary(msgspec.Struct, frozen=True):
     """The result of `measure_lengths` (`lengths/RUN/summary.json`).
 
@@ -72,7 +80,8 @@ class LengthSummary(msgspec.Struct, frozen=True):
     ms-swift gave the same length. chat_template: null in an account of before. one_sequence: whether ms-swift's
     template and the model's attention let several rows stand in one sequence without padding; by_template: whether it
     counted all rows, because it gives some of them another length than `chat_form`; both are false in an account of
-    before.
+    before. model_type: the kind of the model, as ms-swift names it; null in an account of before. example: the shortest
+    of the compared rows; empty in an account of before.
     """
 
     train: SplitLengths
@@ -85,6 +94,8 @@ class LengthSummary(msgspec.Struct, frozen=True):
     chat_template: ChatTemplate | None = None
     one_sequence: bool = False
     by_template: bool = False
+    model_type: str | None = None
+    example: list[ShownText] = []
 
     @property
     def splits(self) -> dict[str, SplitLengths]:

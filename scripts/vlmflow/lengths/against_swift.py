@@ -7,7 +7,10 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import msgspec
+
 from vlmflow.core.progress import Progress, lines_meanwhile
+from vlmflow.lengths.accounts import ShownText
 from vlmflow.lengths.chat_template import accepted_difference
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.lengths.whole_base import refuse_incomplete_base
@@ -64,12 +67,13 @@ class Comparison(NamedTuple):
 
     differs: how lengths or trained tokens differ in ms-swift's template, as a text; None if they do not. chat_template:
     the first difference between the two templates that the configuration accepts, as a text; None without one.
-    one_sequence: whether several rows may stand in one sequence.
+    one_sequence: whether several rows may stand in one sequence. example: the shortest of the rows.
     """
 
     differs: str | None
     chat_template: str | None
     one_sequence: bool
+    example: list[ShownText]
 
 
 def template_arguments(model: Path, model_type: str, loss_scale: str, text_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,4 +144,5 @@ def check_lengths(
             named = ", ".join(f"{row.id} ({own}, ms-swift {tokens})" for row, own, tokens in differ[:NAMED])
             differences.append(f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}")
     difference = accepted_difference(found["template"], model.folder, text_args, template_differs)
-    return Comparison("; ".join(differences) or None, difference, found["one_sequence"])
+    example = msgspec.convert(found["example"], list[ShownText])
+    return Comparison("; ".join(differences) or None, difference, found["one_sequence"], example)

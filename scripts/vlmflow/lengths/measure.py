@@ -88,6 +88,8 @@ def measure_lengths(
         chat_template=ChatTemplate(compared, found.chat_template),
         one_sequence=found.one_sequence,
         by_template=found.differs is not None,
+        model_type=model.model_type,
+        example=found.example,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
 

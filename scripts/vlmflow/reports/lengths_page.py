@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.account import read_account
-from vlmflow.lengths.accounts import ChatTemplate, LengthSummary
+from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, ShownText
 from vlmflow.reports.chart import Chart, chart
 from vlmflow.reports.histogram import Histogram, wide_bins
 from vlmflow.reports.longest_rows import LongRow, long_rows, with_looks
@@ -17,7 +17,10 @@ from vlmflow.rows.data_rows import lines_of
 
 @dataclass(frozen=True)
 class LengthsPage:
-    """The page's facts. longest: the longest rows of each data file, the longest first."""
+    """The page's facts.
+
+    longest: the longest rows of each data file, the longest first. example: a row as the model reads it.
+    """
 
     title: str
     subtitle: str
@@ -25,6 +28,7 @@ class LengthsPage:
     charts: list[Chart]
     longest: list[LongRow]
     max_length: int
+    example: list[ShownText]
 
 
 class Length(msgspec.Struct):
@@ -85,6 +89,7 @@ def lengths_page(
         [one for one in charts if one.names],
         [row for split, tokens in splits.items() for row in with_looks(named[split], rows[split], tokens.places)],
         max_length,
+        account.example,
     )
     return render("lengths.html.jinja", page)
 

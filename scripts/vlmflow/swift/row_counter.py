@@ -19,9 +19,7 @@ from typing import Any
 
 from vlmflow.core.process import die_with_parent
 from vlmflow.swift.quick_imports import quick_imports
-
-IGNORED = -100
-"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
+from vlmflow.swift.shown_row import IGNORED
 
 ROWS = Path("rows.jsonl")
 """The rows of one message, in the working directory."""

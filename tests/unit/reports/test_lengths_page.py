@@ -12,7 +12,7 @@ from lengths_page import main
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MaxLengths, MeasuredFiles
+from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MaxLengths, MeasuredFiles, ShownText
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
@@ -76,6 +76,17 @@ def test_it_tells_whether_servers_give_the_model_what_it_is_trained_on(lengths: 
     assert "The model&#39;s own chat template gives them the tokens of the training." in page_of(lengths)
     write_account(summary, msgspec.structs.replace(account, chat_template=ChatTemplate(28, "row r: <b>")))
     assert "differs from the training (accepted by template_differs): row r: &lt;b&gt;." in page_of(lengths)
+
+
+def test_it_shows_a_row_as_the_model_reads_it(lengths: dict[str, Path]) -> None:
+    summary = lengths["train"].with_name("summary.json")
+    assert "As the model reads it" not in page_of(lengths)
+    example = [ShownText("<|user|>", added=True), ShownText("Why?"), ShownText("So.", trained=True)]
+    write_account(summary, msgspec.structs.replace(read_account(summary, LengthSummary), example=example))
+    page = page_of(lengths)
+    assert (
+        '<span class="soft ">&lt;|user|&gt;</span><span class=" ">Why?</span><span class=" trained">So.</span>' in page
+    )
 
 
 def test_it_recommends_a_max_length(lengths: dict[str, Path]) -> None:

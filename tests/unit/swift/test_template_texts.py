@@ -27,6 +27,9 @@ LLAMA_2 = """\
 {%- endfor -%}"""
 
 
+ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
 def folder_of(place: Path, architecture: str, template: str | None, **ends: str) -> Path:
     (place / "config.json").write_text(json.dumps({"architectures": [architecture]}))
     (place / "tokenizer_config.json").write_text(json.dumps(ends))
@@ -77,7 +80,7 @@ def test_what_is_written_is_not_looked_for(tmp_path: Path) -> None:
 )
 def test_a_doubt_stops_with_the_candidates(tmp_path: Path, architecture: str, template: str | None, why: str) -> None:
     with pytest.raises(VlmflowError, match=f"(?s){why}"):
-        kind_of(folder_of(tmp_path, architecture, template, bos_token="<s>", eos_token="</s>"), "auto", None)
+        kind_of(folder_of(tmp_path, architecture, template, **ENDS), "auto", None)
 
 
 def test_no_architecture_gets_the_name_of_another(tmp_path: Path) -> None:
