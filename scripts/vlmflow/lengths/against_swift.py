@@ -67,12 +67,14 @@ class Comparison(NamedTuple):
 
     differs: how lengths or trained tokens differ in ms-swift's template, as a text; None if they do not. chat_template:
     the first difference between the two templates that the configuration accepts, as a text; None without one.
-    one_sequence: whether several rows may stand in one sequence. example: the shortest of the rows.
+    one_sequence: whether several rows may stand in one sequence. by_size: whether these pictures' sizes alone give the
+    same counts. example: the shortest of the rows.
     """
 
     differs: str | None
     chat_template: str | None
     one_sequence: bool
+    by_size: bool
     example: list[ShownText]
 
 
@@ -133,9 +135,9 @@ def check_lengths(
     refuse_incomplete_base(found["tensors"], str(model.folder))
     theirs = found["lengths"]
     compared = {
-        "have a different length": [(row, row.tokens, tokens) for row, (tokens, _) in zip(ours, theirs, strict=True)],
+        "have a different length": [(row, row.tokens, tokens) for row, (tokens, *_) in zip(ours, theirs, strict=True)],
         "train other tokens": [
-            (row, row.trained_tokens, tokens) for row, (_, tokens) in zip(ours, theirs, strict=True)
+            (row, row.trained_tokens, tokens) for row, (*_, tokens) in zip(ours, theirs, strict=True)
         ],
     }
     differences = []
@@ -145,4 +147,4 @@ def check_lengths(
             differences.append(f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}")
     difference = accepted_difference(found["template"], model.folder, text_args, template_differs)
     example = msgspec.convert(found["example"], list[ShownText])
-    return Comparison("; ".join(differences) or None, difference, found["one_sequence"], example)
+    return Comparison("; ".join(differences) or None, difference, found["one_sequence"], found["by_size"], example)

@@ -1,6 +1,6 @@
 """Counts the tokens of rows with ms-swift's own template, for models whose chat form `lengths.chat_form` is not.
 
-A child process encodes whole rows: text and pictures, as the trainers do. Each process that counts starts its own, so
+A child process encodes rows as the trainers do (`swift.counted_row`). Each process that counts starts its own, so
 that as many cores as count rows encode them, and each imports ms-swift once.
 """
 
@@ -31,11 +31,13 @@ class TemplateCounter:
     """Counts like the trainers.
 
     arguments: ms-swift's, of model and template. environment: of the child. scratch: a folder that outlives this
-    counter; each process has a folder in it.
+    counter; each process has a folder in it. whole: whether pictures are encoded, not counted by their sizes.
     """
 
-    def __init__(self, arguments: Mapping[str, object], environment: Mapping[str, str], scratch: Path) -> None:
-        self._words = as_words(dict(arguments))
+    def __init__(
+        self, arguments: Mapping[str, object], environment: Mapping[str, str], scratch: Path, *, whole: bool
+    ) -> None:
+        self._words = [row_counter.WHOLE if whole else row_counter.BY_SIZE, *as_words(dict(arguments))]
         self._environment = dict(environment)
         self._scratch = scratch
         self._owner = 0
@@ -48,10 +50,14 @@ class TemplateCounter:
         image_max_tokens: int,
         text_args: Mapping[str, Any],
         scratch: Path,
+        *,
+        whole: bool = True,
     ) -> Self:
-        """Return the counter of a run's rows. image_max_tokens, text_args: see TrainSettings. scratch: as above."""
+        """Return the counter of a run's rows. image_max_tokens, text_args: see TrainSettings. The others: as above."""
         arguments = template_arguments(model.folder, model.model_type, data.loss_scale, text_args)
-        return cls(arguments, environment(data.pictures, image_max_tokens, scratch / "cache", threads=1), scratch)
+        return cls(
+            arguments, environment(data.pictures, image_max_tokens, scratch / "cache", threads=1), scratch, whole=whole
+        )
 
     def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
         """Return the tokens of each row.

@@ -74,7 +74,9 @@ def measure_lengths(
         if found.differs:
             log.info("all rows are counted with ms-swift's own template: %s", found.differs)
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="vlmflow-lengths-")))
-            accounts = measure(TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch))
+            accounts = measure(
+                TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
+            )
     if found.chat_template:
         log.warning("accepted by template_differs: %s", found.chat_template)
     compared = sum(map(len, chosen.values()))

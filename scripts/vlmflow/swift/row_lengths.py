@@ -3,10 +3,10 @@
     python -m vlmflow.swift.row_lengths ROWS TENSORS FOUND --model FOLDER …
 
 ROWS: JSON lines of ShareGPT rows. TENSORS: a JSON list with the names of the model's tensors, or null. FOUND: the
-output file, JSON. Its "lengths" are a list with the tokens of each row, and those of them that are trained; "example"
-is the shortest row as the model reads it (`shown_row`); "template" is how the model's own one differs
-(`served_rows.first_difference`); "tensors" is how the names differ from those that the model's configuration needs
-(`base_tensors.compare_tensors`); "one_sequence" is whether several rows may stand in one sequence.
+output file, JSON. Its "lengths" are the counts of each row (`counted_row`), "by_size" is whether the sizes of pictures
+give the same; "example" is the shortest row as the model reads it (`shown_row`); "template" is how the model's own one
+differs (`served_rows.first_difference`); "tensors" is how the names differ from those that the model's configuration
+needs (`base_tensors.compare_tensors`); "one_sequence" is whether several rows may stand in one sequence.
 ms-swift's own arguments of model and template follow. The picture store and the picture budget come from the
 environment, as for training (`child_process.environment`).
 """
@@ -19,9 +19,10 @@ from pathlib import Path
 from vlmflow.core.process import die_with_parent
 from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.swift.counted_row import RowCounter
 from vlmflow.swift.one_sequence import joins_rows
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.swift.shown_row import IGNORED, shown_row
+from vlmflow.swift.shown_row import shown_row
 
 
 def main() -> None:
@@ -38,18 +39,18 @@ def main() -> None:
         from vlmflow.swift.served_rows import first_difference
 
     dataset, _ = load_dataset([rows], strict=True)
-    tokens, labels = [], []
-    for row in map(template.encode, dataset):
-        tokens.append(list(row["input_ids"]))
-        labels.append(list(row["labels"]))
-    lengths = [[len(each), sum(label != IGNORED for label in each)] for each in labels]
+    counter = RowCounter(template, whole=True)
+    encoded = list(map(template.encode, dataset))
+    lengths = list(map(counter.encoded, encoded))
+    by_size = lengths == list(map(RowCounter(template, whole=False).count, dataset))
+    tokens = [list(row["input_ids"]) for row in encoded]
     read = list(lines_of(Path(rows), ShareGptRow))
     shortest = min(range(len(read)), key=lambda number: len(tokens[number]))
-    example = shown_row(template.processor, read[shortest], tokens[shortest], labels[shortest])
+    example = shown_row(template.processor, read[shortest], tokens[shortest], encoded[shortest]["labels"])
     difference = first_difference(template.processor, read, tokens)
     stored = json.loads(Path(names).read_text())
     tensors = {} if stored is None else compare_tensors(Path(template.model_info.model_dir), stored)
-    account = {"lengths": lengths, "example": example, "template": difference, "tensors": tensors}
+    account = {"lengths": lengths, "by_size": by_size, "example": example, "template": difference, "tensors": tensors}
     Path(found).write_text(json.dumps(account | {"one_sequence": joins_rows(template)}))
 
 
