@@ -19,12 +19,18 @@ from typing import Any
 
 from anonymous_memory import anonymous, peak_anonymous
 from bench_rows import prepare, resolve, script, stages
+import msgspec
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
+from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.rows.chat import IMAGE_TAG
+from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.child_process import environment
 
 ROUNDS = 3
@@ -34,7 +40,8 @@ SIZE = (640, 480)
 """Pixels of the pictures: COCO's."""
 
 IMAGE_MAX_TOKENS = 1024
-MODEL, TRAIN, LARGE, PLAIN = "model", "data/train.jsonl", "data/ten-times.jsonl", "data/plain.jsonl"
+MODEL, TRAIN, LARGE = "model", "data/train.jsonl", "data/ten-times.jsonl"
+PLAIN, TEXT = "data/plain.jsonl", "data/text.jsonl"
 
 
 def bench_lengths(folder: Path, cores: int) -> dict[str, Any]:
@@ -47,15 +54,22 @@ def bench_lengths(folder: Path, cores: int) -> dict[str, Any]:
     """
     _prepare(folder, cores)
     ours, plain = {1: [], cores: []}, []
+    both: dict[str, list[Any]] = {f"{way} {file}": [] for file in (PLAIN, TEXT) for way in ("plain", "template")}
     for _ in range(ROUNDS):
         for processes, outcomes in ours.items():
-            outcomes.append(_said(_run("measure", folder, TRAIN, processes), folder))
-        plain.append(_said(_run("plain", folder), folder))
+            outcomes.append(_said(_run("measure", TRAIN, processes, folder=folder), folder))
+        for name, outcomes in both.items():
+            outcomes.append(_said(_run(*name.split(), folder=folder), folder))
+    plain = both[f"plain {PLAIN}"]
+    for file in (PLAIN, TEXT):
+        if both[f"plain {file}"][0]["lengths"] != both[f"template {file}"][0]["lengths"]:
+            sys.exit("ms-swift's template gives other lengths by the sizes of pictures")
     if plain[0]["lengths"] != ours[1][0]["lengths"]:
         sys.exit("the two ways give different lengths")
     one, all_cores, swift = (
         max(run["rows"] / run["seconds"] for run in runs) for runs in (ours[1], ours[cores], plain)
     )
+    seconds = {name: min(run["seconds"] for run in runs) for name, runs in both.items()}
     return {
         "rows": ours[1][0]["rows"],
         "cores": cores,
@@ -63,6 +77,8 @@ def bench_lengths(folder: Path, cores: int) -> dict[str, Any]:
         "rows_per_second_one_core": round(one),
         "plain_rows_per_second_one_core": round(swift, 1),
         "ratio_one_core": round(one / swift, 1),
+        "time_by_template_to_plain_with_pictures": round(seconds[f"template {PLAIN}"] / seconds[f"plain {PLAIN}"], 2),
+        "time_by_template_to_plain_of_texts": round(seconds[f"template {TEXT}"] / seconds[f"plain {TEXT}"], 2),
         "memory_mb": _peak(folder, TRAIN, cores),
         "memory_mb_at_ten_times_the_rows": _peak(folder, LARGE, cores),
     }
@@ -78,11 +94,20 @@ def _prepare(folder: Path, cores: int) -> None:
     for command in [*stages(folder, cores).values(), tiny]:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     rows = (folder / TRAIN).read_bytes()
-    (folder / PLAIN).write_bytes(b"".join(islice(rows.splitlines(keepends=True), PLAIN_ROWS)))
+    plain = list(islice(rows.splitlines(keepends=True), PLAIN_ROWS))
+    (folder / PLAIN).write_bytes(b"".join(plain))
+    (folder / TEXT).write_bytes(b"".join(map(_without_picture, plain)))
     (folder / LARGE).write_bytes(rows * 10)
 
 
-def _run(way: str, folder: Path, *words: object) -> list[str]:
+def _without_picture(line: bytes) -> bytes:
+    row = json.loads(line) | {"images": []}
+    for turn in row["conversations"]:
+        turn["value"] = turn["value"].replace(IMAGE_TAG, "")
+    return json.dumps(row).encode() + b"\n"
+
+
+def _run(way: str, *words: object, folder: Path) -> list[str]:
     return [sys.executable, __file__, way, str(folder), *map(str, words)]
 
 
@@ -103,14 +128,28 @@ def measure(folder: Path, name: str, processes: int) -> None:
     print(json.dumps({"seconds": time.perf_counter() - begun, "rows": rows, "lengths": first}))
 
 
-def plain_way(folder: Path) -> None:
+def template_way(folder: Path, name: str) -> None:
+    """By ms-swift's template in a child, as models without a fast form are counted."""
+    decoder = msgspec.json.Decoder(ShareGptRow)
+    rows = [decoder.decode(line) for line in (folder / name).read_bytes().splitlines()]
+    data = TrainingData(folder / name, folder / name, folder / "store" / "bench", "", False)
+    with tempfile.TemporaryDirectory() as scratch:
+        model = BaseModel(folder / MODEL, "qwen3_vl", "")
+        counter = TemplateCounter.of_run(model, data, IMAGE_MAX_TOKENS, {}, Path(scratch), whole=False)
+        counter.measure(rows[:1])  # the child has imported ms-swift
+        begun = time.perf_counter()
+        counted = [sum(tokens[:2]) for tokens in counter.measure(rows)]
+        print(json.dumps({"seconds": time.perf_counter() - begun, "rows": len(rows), "lengths": counted}))
+
+
+def plain_way(folder: Path, name: str) -> None:
     """ms-swift's way: encode every row of a file, including its picture."""
     from swift import get_processor, get_template
     from swift.dataset import load_dataset
 
     template = get_template(get_processor(str(folder / MODEL), model_type="qwen3_vl"), max_length=1 << 30)
     template.set_mode("train")
-    dataset, _ = load_dataset([str(folder / PLAIN)], strict=True)
+    dataset, _ = load_dataset([str(folder / name)], strict=True)
     begun = time.perf_counter()
     lengths = [len(template.encode(row)["input_ids"]) for row in dataset]
     print(json.dumps({"seconds": time.perf_counter() - begun, "rows": len(lengths), "lengths": lengths}))
@@ -122,11 +161,11 @@ def _counter(folder: Path) -> TokenCounter:
 
 def _peak(folder: Path, name: str, processes: int) -> int:
     """Return the peak of anonymous memory in MB above that of a process that has only loaded its data."""
-    with subprocess.Popen(_run("idle", folder), stdout=subprocess.PIPE) as idle:
+    with subprocess.Popen(_run("idle", folder=folder), stdout=subprocess.PIPE) as idle:
         idle.stdout.readline()
         before = anonymous(idle.pid)
         idle.kill()
-    with subprocess.Popen(_run("measure", folder, name, processes), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(_run("measure", name, processes, folder=folder), stdout=subprocess.DEVNULL) as process:
         return round((peak_anonymous(process) - before) / 1e6)
 
 
@@ -135,7 +174,9 @@ def main(way: str, folder: Path, *words: str) -> None:
     if way == "measure":
         measure(folder, words[0], int(words[1]))
     elif way == "plain":
-        plain_way(folder)
+        plain_way(folder, words[0])
+    elif way == "template":
+        template_way(folder, words[0])
     else:
         counter = _counter(folder)
         print(counter, flush=True)
