@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from anonymous_memory import anonymous, peak_anonymous
 from bench_rows import prepare, resolve, script, stages
-import msgspec
 from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
