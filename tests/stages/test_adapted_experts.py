@@ -1,5 +1,6 @@
 """Adapters of experts (peft's `target_parameters`): the merge, and the proof of its result."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,10 +11,13 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Glm4MoeConfig,
     GptOssConfig,
+    LlamaConfig,
     MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -22,10 +26,16 @@ from transformers import (
 )
 
 from tiny_models import file_names, randomise, tensors_of
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.tuners import LORA as LORA_TUNER
+from vlmflow.config.tuners import QLORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.merging.verify_tensors import verify_tensors
+from vlmflow.swift.adapter_targets import adapter_targets
+from vlmflow.swift.arguments import Targets
+from vlmflow.trainer.model_layers import layers_of
 
 COUNT = 5
 WIDTH = 32
@@ -209,3 +219,67 @@ def test_an_adapter_that_does_not_fit_its_experts_is_refused(right: Path, tmp_pa
     save_file(weights | {name: weights[name][:-1].clone()}, adapter / "adapter_model.safetensors")
     with pytest.raises(VlmflowError, match=r"of rank 4 do not fit the 5 experts of .*mlp\.experts\.down_proj"):
         plan_merge(right / "base", adapter, file_names(right / "base"))
+
+
+SHARED = [f"mlp.{where}{name}_proj.weight" for where in ("", "shared_experts.") for name in ("gate", "up", "down")]
+ATTENTION = [f"self_attn.{name}_proj" for name in "qkvo"]
+
+TARGETS: dict[str, tuple[Targets | None, Targets]] = {
+    "a matrix per expert": (None, Targets(["all-linear"], OF_EXPERTS)),
+    "other names on disk": (None, Targets(["all-linear"], OF_EXPERTS)),
+    "in by out, interleaved": (None, Targets(["all-linear"], OF_EXPERTS)),
+    "dense layers and shared experts": (Targets(ATTENTION, []), Targets(ATTENTION, [*OF_EXPERTS, *SHARED])),
+    "transposed on disk": (None, Targets(["all-linear"], OF_EXPERTS)),
+}
+"""What gets an adapter without `experts`, and with it; None: what the settings say."""
+
+
+def configured(folder: Path, kind: str) -> Path:
+    config = CONFIGS[kind]
+    known = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if hasattr(config, "vision_config") else MODEL_FOR_CAUSAL_LM_MAPPING
+    (folder / "config.json").write_text(
+        json.dumps(config.to_dict() | {"architectures": [known[type(config)].__name__]})
+    )
+    return folder
+
+
+def targets(folder: Path, tuner: Tuner = LORA_TUNER, **lora: Any) -> Targets | None:
+    return adapter_targets(folder, TrainSettings(lora=lora), tuner)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_experts_are_adapted_if_they_are_meant_and_no_others(kind: str, tmp_path: Path) -> None:
+    folder = configured(tmp_path, kind)
+    assert (targets(folder), targets(folder, experts=True)) == TARGETS[kind]
+    with pytest.raises(VlmflowError, match=r"the model has experts .*, which tuner qlora cannot quantise"):
+        targets(folder, QLORA)
+
+
+def test_peft_adapts_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+    """It takes the names of dense layers and of shared experts for those of the experts."""
+    kind = "dense layers and shared experts"
+    folder = configured(tmp_path, kind)
+    for experts in (False, True):
+        named = targets(folder, experts=experts)
+        assert named
+        model = AutoModelForCausalLM.from_config(CONFIGS[kind])
+        dropout = TrainSettings(lora={"experts": experts}).lora.dropout
+        lora = LoraConfig(r=4, lora_dropout=dropout, target_modules=named.modules, target_parameters=named.parameters)
+        adapted = {each.name for each in layers_of(get_peft_model(model, lora)) if each.trained}
+        linear = [f"model.layers.*.{name}" for name in ATTENTION]
+        others = ["experts", *(name.removeprefix("mlp.").removesuffix(".weight") for name in SHARED)]
+        assert adapted == {*linear, *(f"model.layers.*.mlp.{name}" for name in others if experts)}
+
+
+def test_what_a_model_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    folder = configured(tmp_path, "dense layers and shared experts")
+    with pytest.raises(
+        VlmflowError, match=r"lora\.target_modules: mlp\.up_proj: in this model peft takes the name for"
+    ):
+        targets(folder, target_modules=["q_proj", "mlp.up_proj"])
+    with pytest.raises(VlmflowError, match=r"lora\.experts: true, but the model has no experts that are not frozen"):
+        adapter_targets(folder, TrainSettings(lora={"experts": True}, freeze=["language_model"]), LORA_TUNER)
+    (folder / "config.json").write_text(json.dumps(LlamaConfig(**TEXT, intermediate_size=80).to_dict()))
+    assert targets(folder) is None
+    with pytest.raises(VlmflowError, match=r"lora\.experts: true, but the model has no experts \("):
+        targets(folder, experts=True)

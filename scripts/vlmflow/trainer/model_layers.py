@@ -70,7 +70,8 @@ def what_is_trained(layers: Sequence[Layers]) -> str:
 
 def share_without_adapter(layers: Sequence[Layers]) -> float:
     """Return the share of a model's numbers that are in layers of which nothing is trained."""
-    return sum(each.parameters for each in layers if not each.trained) / sum(each.parameters for each in layers)
+    total = sum(each.parameters for each in layers)
+    return sum(each.parameters for each in layers if not each.trained) / max(1, total)
 
 
 def _last_name(layers: Layers) -> str:
