@@ -25,11 +25,14 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
+import estimate_run
+from made_case import settings_of
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.tuners import LORA as LORA_TUNER
 from vlmflow.config.tuners import QLORA, Tuner
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.small_files import write_small_files
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.merging.verify_tensors import verify_tensors
@@ -283,3 +286,13 @@ def test_what_a_model_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
     assert targets(folder) is None
     with pytest.raises(VlmflowError, match=r"lora\.experts: true, but the model has no experts \("):
         targets(folder, experts=True)
+
+
+def test_a_model_without_experts_is_refused_before_a_gpu_is_requested(tmp_path: Path) -> None:
+    """By the stage that only has config.json, whether or not it estimates anything."""
+    (tmp_path / "config.json").write_text(json.dumps(LlamaConfig(**TEXT, intermediate_size=80).to_dict()))
+    write_small_files(tmp_path / "files", tmp_path, ["config.json"], "model", None)
+    settings = settings_of({"lora": {"experts": True}}, estimate="ignore")
+    lengths = dict.fromkeys(("train", "val", "summary"), tmp_path / "none")
+    with pytest.raises(VlmflowError, match="the model has no experts"):
+        estimate_run.main(**lengths, model_files=tmp_path / "files", estimate=tmp_path / "e.json", settings=settings)
