@@ -5,22 +5,26 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.of_run import estimate_of_run
 from vlmflow.estimate.verdict import judge
+from vlmflow.fetch.small_files import read_small_files
+from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.training.steps import schedule_in_words
 
 log = logging.getLogger("vlmflow")
 
 
 def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: Path, settings: EstimateBlock) -> None:
-    """Estimate one run, and refuse it if it does not fit.
+    """Estimate one run, and refuse it if it does not fit, or its adapter and the model's experts do not go together.
 
     train, val, summary: the files of measure_lengths (lengths/RUN).
     model_files: the base model without its weights (model_files/MODEL).
     estimate: the account to write (estimates/RUN.json). settings: those of the run.
     """
+    adapter_targets(read_small_files(model_files), settings.train, tuner_of(settings.tuner))  # may refuse
     found = estimate_of_run(train, val, summary, model_files, settings)
     if not isinstance(found, NoEstimate):
         log.info(f"{estimate.stem}: {schedule_in_words(found.steps, found.evaluations)}")

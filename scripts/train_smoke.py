@@ -90,6 +90,8 @@ def main(
         log_compared(read_estimate(estimate), account, run)
     refuse_failed(gate, run)
     log.info(f"{run}: the training touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
+    if gate.without_adapter is not None:
+        log.info(f"{run}: {gate.without_adapter:.1%} of the model's weights are in layers that get no adapter")
     if merge.logits_may_be_inconclusive:
         log.warning(
             f"{run}: rounding keeps {merge.rounding_leaves:.2f} of the smoke run's update; after a full run as short "

@@ -13,6 +13,7 @@ from transformers import (
     CLIPImageProcessor,
     CLIPVisionConfig,
     Gemma2Config,
+    Glm4MoeConfig,
     LlamaConfig,
     LlavaConfig,
     LlavaProcessor,
@@ -64,6 +65,7 @@ LLAMA_3_2 = """\
 """As Meta publishes it, without tools: it writes the date."""
 
 CHATML_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+GLM_TOKENS = ("[gMASK]", "<|endoftext|>", "<sop>", "<|system|>", "<|assistant|>", "<think>", "</think>", "<|user|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
 
@@ -87,6 +89,7 @@ FAMILIES = {
     "mistral": Family(MistralConfig, "mistral", "llama", ("<s>", "<unk>", "</s>")),
     "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", CHATML_TOKENS),
     "qwen3-moe": Family(Qwen3MoeConfig, "qwen3_moe", "qwen3_nothinking", CHATML_TOKENS, experts=4),
+    "glm4-moe": Family(Glm4MoeConfig, "glm4_moe", "glm4_5", GLM_TOKENS, experts=4),
     "gemma2": Family(Gemma2Config, "gemma2", "gemma", ("<bos>", "<pad>", "<start_of_turn>", "<eos>", "<end_of_turn>")),
     "mixtral": Family(MixtralConfig, "mixtral", "llama", ("<s>", "<unk>", "</s>"), experts=4),
     "phi3": Family(Phi3Config, "phi3", "phi3", ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")),
@@ -103,6 +106,7 @@ def write_family(name: str, folder: Path) -> Path:
     tokenizer = made_tokenizer(family.special)
     count = family.experts
     experts = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": 2} if count else {}
+    experts |= {"n_routed_experts": count, "first_k_dense_replace": 1} if count else {}
     config = family.kind(
         vocab_size=len(tokenizer),
         hidden_size=48,

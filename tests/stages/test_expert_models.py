@@ -24,8 +24,8 @@ TEXTS = [f"Say {number}, and say it again: what comes behind {number * number}? 
 ROW = made_row("row", [Turn(who, text) for who, text in zip(("human", "gpt") * 2, TEXTS, strict=True)])
 
 
-def write_run(folder: Path, kind: str, seed: int) -> Path:
-    """A base with eight experts, an adapter of its attention, and their merge, in bfloat16."""
+def write_run(folder: Path, kind: str, seed: int, **lora: list[str]) -> Path:
+    """A base with eight experts, an adapter of its attention and of what `lora` says, and their merge, in bfloat16."""
     torch.manual_seed(seed)
     tokenizer = made_tokenizer(("<s>", "<unk>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"))
     config = WITH_EXPERTS[kind](
@@ -47,7 +47,8 @@ def write_run(folder: Path, kind: str, seed: int) -> Path:
     base.save_pretrained(folder / "base")
     tokenizer.save_pretrained(folder / "base")
     layers = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=layers), autocast_adapter_dtype=False)
+    adapter = LoraConfig(r=4, lora_alpha=8, target_modules=layers, **lora)
+    model = get_peft_model(base, adapter, autocast_adapter_dtype=False)
     randomise(model, 0.1)
     model.save_pretrained(folder / "adapter")
     merge_weights(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
@@ -58,10 +59,16 @@ def verify(folder: Path, merged: Path) -> LogitProof:
     return verify_logits(folder / "base", folder / "adapter", merged, [ROW], folder, "cpu", "bfloat16", 64)
 
 
+OF_EXPERTS = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+MORE = [pytest.param(seed, lora, marks=pytest.mark.slow) for seed in range(2, 50) for lora in ({}, OF_EXPERTS)]
+
+
 @pytest.mark.parametrize("kind", WITH_EXPERTS)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))])
-def test_no_right_merge_is_refused_and_every_wrong_one_is(kind: str, seed: int, tmp_path: Path) -> None:
-    folder = write_run(tmp_path, kind, seed)
+@pytest.mark.parametrize(("seed", "lora"), [(0, {}), (1, {}), (0, OF_EXPERTS), *MORE])
+def test_no_right_merge_is_refused_and_every_wrong_one_is(
+    kind: str, seed: int, lora: dict[str, list[str]], tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path, kind, seed, **lora)
     proof = verify(folder, folder / "merged")
     assert proof.verdict == "agree"
     assert proof.deviation < 0.01 < 0.02 < proof.effect

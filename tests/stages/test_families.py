@@ -22,6 +22,7 @@ from vlmflow.lengths.measure import LengthSummary, measure_lengths
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment
+from vlmflow.training.accounts import Gate
 from workflow_runs import ROOT
 
 SMOKE = {"steps": 6, "longest": 4, "sample": 4}
@@ -86,7 +87,7 @@ def test_a_text_that_the_tokenizer_takes_for_a_mark_is_named(llama: BaseModel, t
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_text_models_become_proven_weights(name: str, tmp_path: Path) -> None:
-    """By LoRA and by full fine-tuning, through the workflow's own rules."""
+    """By LoRA, of experts too if there are some, and by full fine-tuning, through the workflow's own rules."""
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     family, source = FAMILIES[name], str(write_family(name, tmp_path / "base"))
@@ -94,6 +95,8 @@ def test_text_models_become_proven_weights(name: str, tmp_path: Path) -> None:
     train = TRAIN | {"swift_args": {}, "max_length": 1024}
     run = {"model": name, "dataset": "alpaca", "device": "cpu", "train": train, "smoke": SMOKE}
     runs = {tuner: run | {"tuner": tuner} for tuner in ("lora", "full")}
+    if family.experts:
+        runs["experts"] = run | {"train": train | {"lora": {"experts": True}}}
     data = {"alpaca": {"train": "rows.json", "system_prompt": "Be brief.", "val_share": 0.1}}
     config = {"models": {name: model}, "datasets": data, "runs": runs}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
@@ -101,10 +104,17 @@ def test_text_models_become_proven_weights(name: str, tmp_path: Path) -> None:
     call += ["--configfile", str(tmp_path / "mine.yaml"), "--cores", "2", "--keep-going", "--"]
     done = called([*call, *(f"merged/{run}" for run in runs)])
     assert done.returncode == 0, (done.stdout + done.stderr)[-20000:]
+    gates = {}
     for run in runs:
         summary = read_account(tmp_path / "lengths" / run / "summary.json", LengthSummary)
         assert (tmp_path / "merged" / run / "provenance.json").is_file()
+        gates[run] = read_account(tmp_path / "checkpoints" / run / "smoke" / "gate.json", Gate)
         assert summary.by_template != name.startswith("qwen"), "with a system turn, Qwen2.5's chat form is Qwen3's"
+    assert gates["full"].without_adapter is None
+    if family.experts:
+        experts = {kind for kind in gates["experts"].merge.layers if kind not in gates["lora"].merge.layers}
+        assert experts in ({"gate_proj", "up_proj", "down_proj"}, {"w1", "w2", "w3"})
+        assert gates["experts"].without_adapter < gates["lora"].without_adapter
 
 
 ON_A_DAY = """

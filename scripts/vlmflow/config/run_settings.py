@@ -43,16 +43,36 @@ class LoraSettings(Settings):
     """The update is scaled by alpha / r (alpha / √r with rslora)."""
 
     dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.05
-    """Dropout on the adapter's input."""
+    """Dropout on the adapter's input. With experts the default is 0, and no other value is possible."""
 
     target_modules: Annotated[list[Annotated[str, Field(pattern=r"^[^-]")]], Field(min_length=1)] = ["all-linear"]
     """The layers that get an adapter: names, or all-linear for every linear layer that is not frozen (train.freeze)."""
+
+    experts: bool = False
+    """Adapt the experts of each layer too, in a model that has some; without it they get no adapter. Not with dora, nor
+    with the tuner qlora."""
 
     rslora: bool = False
     """Scale by alpha / √r (rank-stabilised LoRA, arXiv:2312.03732)."""
 
     dora: bool = False
     """Learn magnitude and direction separately (DoRA, arXiv:2402.09353)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _experts_have_no_dropout(cls, given: Any) -> Any:
+        unset = isinstance(given, dict) and given.get("experts") is True and "dropout" not in given
+        return {**given, "dropout": 0.0} if unset else given
+
+    @model_validator(mode="after")
+    def _experts_are_adapted_plainly(self) -> Self:
+        if self.experts and self.dropout:
+            raise ValueError(
+                f"dropout: {self.dropout} is not possible with experts: true, whose adapters have none; remove dropout"
+            )
+        if self.experts and self.dora:
+            raise ValueError("dora: not possible with experts: true; remove one of them")
+        return self
 
 
 class QuantisationSettings(Settings):
@@ -411,6 +431,14 @@ class RunSettings(Settings):
         return self
 
     @model_validator(mode="after")
+    def _experts_are_not_quantised(self) -> Self:
+        if self.train.lora.experts and tuner_of(self.tuner).quantises:
+            raise ValueError(
+                f"train.lora.experts: tuner {self.tuner} cannot quantise experts; set tuner: {LORA.name}, or remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _strategy_trains_on_the_device(self) -> Self:
         devices = strategy_of(self.strategy).devices
         if self.device not in devices:
@@ -486,6 +514,8 @@ def experiments(tuner: str, strategy: str, train: TrainSettings) -> list[str]:
         found.append(f"tuner {tuner} with strategy {strategy} (supported: {', '.join(supported)})")
     if train.attention in FLASH_ATTENTION:
         found.append(f"train.attention {train.attention}")
+    if train.lora.experts and tuner_of(tuner).trains_adapter and strategy != DDP.name:
+        found.append(f"train.lora.experts with strategy {strategy}")
     if train.liger:
         found.append("train.liger")
     if train.sequence_parallel > 1:

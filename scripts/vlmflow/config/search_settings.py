@@ -34,6 +34,7 @@ SEARCHED: dict[str, str | None] = {
     "quantisation.type": None,
     "quantisation.double": None,
     "lora.target_modules": "its values are lists; make a run for each",
+    "lora.experts": "it decides what is trained, and the memory that it takes; make a run for each",
     "freeze": "its values are lists; make a run for each",
     "epochs": SCHEDULE,
     "max_steps": SCHEDULE,

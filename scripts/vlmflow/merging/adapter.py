@@ -5,11 +5,12 @@ for the arithmetic.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -36,6 +37,34 @@ WRONG_BASE = (
 SAVE_AGAIN = "save the adapter again with peft's save_pretrained, or train it again"
 
 
+class Piece(msgspec.Struct, frozen=True):
+    """What a tensor of the files takes of an update of experts.
+
+    experts: their number. expert: whose matrix it is a part of; None if it has the matrices of all. first, last: the
+    rows of B that it takes. transposed: whether it is stored as in by out.
+    """
+
+    experts: int
+    expert: int | None
+    first: int
+    last: int
+    transposed: bool
+
+
+class ExpertLayer(msgspec.Struct, frozen=True):
+    """An adapted parameter of experts.
+
+    parameter: its name in memory. inside, outside: the width of each matrix's input and output. pieces: by the names of
+    the tensors in the base's files.
+    """
+
+    parameter: str
+    experts: int
+    inside: int
+    outside: int
+    pieces: dict[str, Piece]
+
+
 @dataclass(frozen=True)
 class Update:
     """The adapter's change of one tensor W of the base: W' = m ⊙ V / ‖V‖ with V = R + scale · left · right.
@@ -44,6 +73,7 @@ class Update:
     factors: the names of the two factors, as `load_factors` takes them; without them V = R.
     magnitude: the name of m, one length per row of V (DoRA, arXiv:2402.09353); without it W' = V.
     transposed: whether W is stored as in by out; left · right is then (B · A)ᵀ.
+    piece: what W takes of factors that several experts share; without it all.
     """
 
     replacement: str | None = None
@@ -51,6 +81,7 @@ class Update:
     scale: float = 1.0
     magnitude: str | None = None
     transposed: bool = False
+    piece: Piece | None = None
 
 
 @dataclass(frozen=True)
@@ -90,12 +121,28 @@ def read_adapter(folder: Path) -> Adapter:
     return Adapter(config, weights)
 
 
-def load_factors(adapter: Adapter, update: Update) -> tuple[torch.Tensor, torch.Tensor]:
-    """Load left (rows by r) and right (r by columns), contiguous and in float32, for W (rows by columns).
+def of_each_matrix(entry: TensorEntry, update: Update) -> Iterator[tuple[TensorEntry, Update]]:
+    """Yield a tensor with its update; of one that has the matrices of all experts, each matrix with its own."""
+    if not (piece := update.piece) or piece.expert is not None:
+        yield entry, update
+        return
+    size = (entry.end - entry.begin) // piece.experts
+    for expert in range(piece.experts):
+        begin = entry.begin + expert * size
+        matrix = TensorEntry(entry.name, entry.dtype, entry.shape[1:], begin, begin + size)
+        yield matrix, replace(update, piece=msgspec.structs.replace(piece, expert=expert))
 
-    Raises VlmflowError with the tensor's name if a number is not finite.
+
+def load_factors(load: Callable[[str], torch.Tensor], update: Update) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return left (rows by r) and right (r by columns), contiguous and in float32, for W (rows by columns).
+
+    load: returns a tensor of the adapter, as `load_finite` does. The update is that of one matrix (`of_each_matrix`).
     """
-    a, b = (load_finite(adapter, name) for name in update.factors or ())
+    a, b = (load(name) for name in update.factors or ())
+    if (piece := update.piece) and piece.expert is not None:
+        rank = len(a) // piece.experts
+        a = a[piece.expert * rank :][:rank]
+        b = b[piece.first : piece.last, piece.expert :: piece.experts]
     left, right = (a.T, b.T) if update.transposed else (b, a)
     return left.contiguous(), right.contiguous()
 
@@ -111,10 +158,16 @@ def load_finite(adapter: Adapter, name: str) -> torch.Tensor:
     return tensor
 
 
-def plan_updates(adapter: Adapter, base: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, Update]:
+def plan_updates(
+    adapter: Adapter,
+    base: Mapping[str, TensorEntry],
+    config: Mapping[str, Any],
+    experts: Mapping[str, ExpertLayer],
+) -> dict[str, Update]:
     """Return the update of every tensor of the base that the adapter touches, by its name.
 
-    base: the base's tensors by name. config: the base's config.json.
+    base: the base's tensors by name. config: the base's config.json. experts: the adapted parameters of experts, by the
+    name of their layer in the adapter.
 
     Every tensor of the adapter is in the result exactly once.
 
@@ -140,6 +193,9 @@ def plan_updates(adapter: Adapter, base: Mapping[str, TensorEntry], config: Mapp
     _refuse_tied(adapter, [*layers, *(name.rpartition(".")[0] for name in replacements)], base, config)
     updates = {name: Update(replacement=key) for name, key in replacements.items()}
     for layer, parts in layers.items():
+        if layer in experts:
+            updates |= _expert_updates(adapter, layer, parts, experts[layer])
+            continue
         name = f"{layer}.weight"
         updates[name] = _layer_update(adapter, layer, parts, base.get(name), replacements.get(name))
     for name, update in updates.items():
@@ -213,6 +269,28 @@ def _layer_update(
         )
     factors = (parts[names[0]], parts[names[1]])
     return Update(replacement, factors, adapter.config.scale(layer), magnitude, transposed)
+
+
+def _expert_updates(adapter: Adapter, layer: str, parts: dict[str, str], experts: ExpertLayer) -> dict[str, Update]:
+    """Return the updates of a layer's experts by the tensors of the base; raises VlmflowError as `_layer_update`."""
+    first = next(iter(parts.values()))
+    if set(parts) != set(LINEAR):
+        raise _fault(adapter, first, f"{layer} has not exactly the parts {' and '.join(LINEAR)}", SAVE_AGAIN)
+    a, b = (adapter.weights.tensors[parts[name]].shape for name in LINEAR)
+    rank = adapter.config.rank(experts.parameter)
+    if a != (rank * experts.experts, experts.inside) or b != (experts.outside, rank * experts.experts):
+        raise _fault(
+            adapter,
+            first,
+            f"A {a} and B {b} of rank {rank} do not fit the {experts.experts} experts of {experts.parameter}, "
+            f"{experts.outside} by {experts.inside} each",
+            WRONG_BASE,
+        )
+    factors, scale = (parts[LINEAR[0]], parts[LINEAR[1]]), adapter.config.scale(experts.parameter)
+    return {
+        name: Update(factors=factors, scale=scale, transposed=piece.transposed, piece=piece)
+        for name, piece in experts.pieces.items()
+    }
 
 
 def _require_fit(adapter: Adapter, name: str, update: Update, base: Mapping[str, TensorEntry]) -> None:

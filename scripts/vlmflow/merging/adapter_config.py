@@ -43,7 +43,6 @@ REFUSED = {
     "arrow_config": "an Arrow router chooses per token, which no merged weights can express",
     "layer_replication": "the adapter repeats layers of the base, which changes the layout",
     "lora_bias": "the adapter trains its own bias inside the update",
-    "target_parameters": "the adapter updates bare parameters (the experts of a mixture), not layers",
     "trainable_token_indices": "the adapter trains single rows of the embedding",
 }
 
@@ -98,6 +97,7 @@ class AdapterConfig(BaseModel):
     init_lora_weights: bool | str = True
     target_modules: LayerNames = None
     exclude_modules: LayerNames = None
+    target_parameters: list[str] | None = None
     layers_to_transform: LayerNumbers = None
     layers_pattern: LayerNames = None
     task_type: TaskType | None = None
@@ -105,7 +105,7 @@ class AdapterConfig(BaseModel):
     velora_config: None = None
 
     def rank(self, module: str) -> int:
-        """Return the rank of a layer's factors, by the layer's name in the base model."""
+        """Return the rank of a layer's factors, by the layer's name in the base model; of experts, the parameter's."""
         rank: int = _matching(self.rank_pattern, module, self.r)
         return rank
 

@@ -7,10 +7,11 @@ peft's own configuration.
 import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
@@ -30,7 +31,7 @@ FROZEN_ROWS = 1 << 12
 class Expected:
     """The required value of a touched tensor: magnitude ⊙ V / ‖V‖, V = start + scale · left · right, in float64.
 
-    lengths: those of right's columns.
+    lengths: those of right's columns. matrices: of a tensor with the matrices of all experts, the value of each.
     """
 
     start: torch.Tensor
@@ -39,6 +40,24 @@ class Expected:
     lengths: torch.Tensor | None = None
     scale: float = 0.0
     magnitude: torch.Tensor | None = None
+    matrices: "list[Expected] | None" = None
+
+
+class OfExperts(msgspec.Struct, frozen=True):
+    """What a tensor of the files has of an adapted parameter of experts, W (experts by rows by columns) in memory.
+
+    layer: the name of its factors in the adapter, without `.lora_A.weight`. scale: of the update. out_by_in: whether
+    each matrix of W is out by in. shape: W's. expert: the matrix; None for all of them. first: its first row in W.
+    rows: how many.
+    """
+
+    layer: str
+    scale: float
+    out_by_in: bool
+    shape: tuple[int, int, int]
+    expert: int | None
+    first: int
+    rows: int
 
 
 class Updates:
@@ -50,10 +69,13 @@ class Updates:
         self.config = LoraConfig.from_pretrained(str(folder))
         self._file = safe_open(self.path, framework="pt")
         self.unused = set(self._file.keys())
-        self._names = _names_in_memory(self.unused, base, tensors)
+        self._experts = self._adapted_experts(folder, base)
+        self._names = _names_in_memory(self.unused, base, tensors, self._experts)
 
     def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
         """Return the required value of the base's tensor `name`; None if the adapter does not touch it."""
+        if of := self._experts.get(name):
+            return self._of_experts(of, weight)
         name = self._names.get(name, name)
         module, _, kind = name.rpartition(".")
         start = self._take(f"{module}.base_layer.{kind}") or self._take(name)
@@ -75,6 +97,35 @@ class Updates:
             magnitude=(self._take(f"{module}.lora_magnitude_vector") or [None])[0],
         )
 
+    def _adapted_experts(self, folder: Path, base: Path) -> dict[str, OfExperts]:
+        if not self.config.target_parameters:
+            return {}
+        from vlmflow.merging.expected_experts import expected_experts  # most adapters need no import of transformers
+
+        return expected_experts(base, folder)
+
+    def _of_experts(self, of: OfExperts, weight: torch.Tensor) -> Expected:
+        """Return the required value of a tensor with matrices of experts. weight: the base's."""
+        keys = [f"base_model.model.{of.layer}.lora_{which}.weight" for which in "AB"]
+        self.unused.difference_update(keys)
+        a, b = (self._file.get_tensor(key) for key in keys)
+        experts = of.shape[0]
+        a, b = a.reshape(experts, -1, a.shape[1]), b.reshape(b.shape[0], -1, experts)
+
+        def value(expert: int, start: torch.Tensor, *, transposed: bool) -> Expected:
+            left, right = b[:, :, expert].double(), a[expert].double()
+            if not of.out_by_in:
+                left, right = right.T, left.T
+            left = left[of.first : of.first + of.rows]
+            if transposed:
+                left, right = right.T, left.T
+            return Expected(start, left, right, torch.linalg.vector_norm(right, dim=0), of.scale)
+
+        if of.expert is not None:
+            return value(of.expert, weight, transposed=False)
+        transposed = weight.shape != of.shape  # transformers, too, asks the shape
+        return Expected(weight, matrices=[value(one, weight[one], transposed=transposed) for one in range(experts)])
+
     def _take(self, *names: str) -> list[torch.Tensor] | None:
         """Return tensors that belong together, or None if one is missing or already used."""
         keys = [f"base_model.model.{name}" for name in names]
@@ -90,16 +141,22 @@ class Updates:
         return float(alpha / math.sqrt(rank) if config.use_rslora else alpha / rank)
 
 
-def _names_in_memory(keys: Collection[str], base: Path, tensors: Collection[str]) -> dict[str, str]:
-    """Return names in memory by those of the base's files; {} if the adapter has the latter. keys: the adapter's."""
-    layers = {OF_PEFT.sub("", key.removeprefix("base_model.model.")) for key in keys}
+def _names_in_memory(
+    keys: Collection[str], base: Path, tensors: Collection[str], experts: Mapping[str, OfExperts]
+) -> dict[str, str]:
+    """Return names in memory by those of the base's files; {} if the adapter has the latter.
+
+    keys: the adapter's. experts: tensors of the base's files that have another place.
+    """
+    of_experts = {of.layer for of in experts.values()}
+    layers = {OF_PEFT.sub("", key.removeprefix("base_model.model.")) for key in keys} - of_experts
     if layers <= {name.rpartition(".")[0] for name in tensors}:
         return {}
     from vlmflow.merging.names_in_memory import loaded_as, saved_as  # most models need no import of transformers here
 
     names = saved_as(base)
     # Files of before may have names under which transformers no longer saves; only its rules of loading know them.
-    return names if names.keys() >= set(tensors) else loaded_as(base, tensors)
+    return names if names.keys() | experts.keys() >= set(tensors) else loaded_as(base, tensors)
 
 
 class TrainedWeights:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sync, whole_folder
 from vlmflow.core.progress import Progress
-from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite
+from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite, of_each_matrix
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.merging.safetensors_file import (
     FLOAT_TYPES,
@@ -40,6 +40,9 @@ BLOCK_ELEMENTS = 1 << 19
 
 TASK_BYTES = 1 << 25
 """Bytes of the base per task: small compared with a shard, large compared with the cost of a task."""
+
+FACTORS_KEPT = 4
+"""Tensors of an adapter that stay in memory: the factors that all experts of a layer share, of two parameters."""
 
 KERNEL_CANNOT_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
@@ -122,18 +125,23 @@ def _shard_tasks(
 ) -> Iterator[Task]:
     """Yield the work on one shard as tasks, in the order of its bytes."""
     copied = 0
+    load = lru_cache(maxsize=FACTORS_KEPT)(partial(load_finite, trained)) if isinstance(trained, Adapter) else None
     for entry in shard.tensors.values():
         if update := updates.get(entry.name):
             yield from _copies(files, copied, entry.begin)
             copied = entry.end
-            terms = _load_terms(trained, update)
-            row_bytes = entry.columns * FLOAT_TYPES[entry.dtype].itemsize
-            rows = max(1, TASK_BYTES // max(1, row_bytes))
-            for first in range(0, entry.rows, rows):
-                last = min(first + rows, entry.rows)
-                _read_ahead(files, entry.begin + first * row_bytes, entry.begin + last * row_bytes)
-                yield partial(_merge_rows, files, entry, terms, first, last)
+            for matrix, one in of_each_matrix(entry, update):
+                yield from _tensor_tasks(files, matrix, _load_terms(trained, one, load))
     yield from _copies(files, copied, shard.size)
+
+
+def _tensor_tasks(files: OpenFiles, entry: TensorEntry, terms: Terms) -> Iterator[Task]:
+    row_bytes = entry.columns * FLOAT_TYPES[entry.dtype].itemsize
+    rows = max(1, TASK_BYTES // max(1, row_bytes))
+    for first in range(0, entry.rows, rows):
+        last = min(first + rows, entry.rows)
+        _read_ahead(files, entry.begin + first * row_bytes, entry.begin + last * row_bytes)
+        yield partial(_merge_rows, files, entry, terms, first, last)
 
 
 def _copies(files: OpenFiles, begin: int, end: int) -> Iterator[Task]:
@@ -164,12 +172,13 @@ def _copy_bytes(files: OpenFiles, begin: int, end: int) -> int:
     return end - begin
 
 
-def _load_terms(trained: Adapter | TrainedModel, update: Update) -> Terms:
+def _load_terms(trained: Adapter | TrainedModel, update: Update, load: Callable[[str], torch.Tensor] | None) -> Terms:
+    """Return an update of one matrix with its factors. load: of an adapter's tensors; None without an adapter."""
     replacement = trained.place(update.replacement) if update.replacement else None
-    if isinstance(trained, TrainedModel):
+    if load is None:
         return Terms(None, None, 1.0, None, replacement)
-    left, right = load_factors(trained, update) if update.factors else (None, None)
-    magnitude = load_finite(trained, update.magnitude) if update.magnitude else None
+    left, right = load_factors(load, update) if update.factors else (None, None)
+    magnitude = load(update.magnitude) if update.magnitude else None
     return Terms(left, right, update.scale, magnitude, replacement)
 
 

@@ -2,14 +2,24 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from vlmflow.config.tuners import LORA, Tuner
-from vlmflow.merging.adapter import Adapter, Update, load_factors, plan_updates, read_adapter
+from vlmflow.merging.adapter import (
+    Adapter,
+    ExpertLayer,
+    Update,
+    load_factors,
+    load_finite,
+    of_each_matrix,
+    plan_updates,
+    read_adapter,
+)
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
 from vlmflow.merging.trained_model import TrainedModel, plan_replacements, read_trained_model
@@ -60,13 +70,13 @@ class MergePlan:
         return bool(update.factors) or isinstance(self.trained, TrainedModel)
 
     def _share(self, name: str, file: Path) -> float | None:
-        entry, update = self.tensors[name], self.updates[name]
+        entry, update = next(of_each_matrix(self.tensors[name], self.updates[name]))
         rows = min(SAMPLED_ROWS, entry.rows)
         stored = _first_rows(file, entry, rows)
         if isinstance(self.trained, TrainedModel):
             change = _first_rows(*self.trained.place(name), rows).float() - stored.float()
         else:
-            left, right = load_factors(self.trained, update)
+            left, right = load_factors(partial(load_finite, self.trained), update)
             change = update.scale * left[:rows] @ right
         kept = (stored.float() + change).to(stored.dtype).float() - stored.float()
         squared = change.double().square().sum().item()
@@ -87,7 +97,7 @@ def plan_merge(base: Path, released: Path, files: Collection[str], tuner: Tuner 
         adapter = read_adapter(released)
         names = _names_in_memory(base, tensors, adapter)
         in_memory = {names.get(name, name): entry for name, entry in tensors.items()}
-        updates = plan_updates(adapter, in_memory, weights.config)
+        updates = plan_updates(adapter, in_memory, weights.config, _expert_layers(base, tensors, adapter))
         stored = {in_memory: name for name, in_memory in names.items()}
         return MergePlan(weights, adapter, tensors, {stored.get(name, name): each for name, each in updates.items()})
     model = read_trained_model(released)
@@ -101,6 +111,16 @@ def _names_in_memory(base: Path, tensors: Collection[str], adapter: Adapter) -> 
     from vlmflow.merging.names_in_memory import loaded_as  # most models need no import of transformers here
 
     return loaded_as(base, tensors)
+
+
+def _expert_layers(base: Path, tensors: Mapping[str, TensorEntry], adapter: Adapter) -> dict[str, ExpertLayer]:
+    """Return the parameters of experts that the adapter changes, by the name of their layer in it."""
+    if not adapter.config.target_parameters:
+        return {}
+    from vlmflow.merging.expert_tensors import expert_layers  # as above
+
+    shapes = {name: entry.shape for name, entry in tensors.items()}
+    return expert_layers(base, shapes, adapter.config.target_parameters)
 
 
 def _first_rows(file: Path, entry: TensorEntry, rows: int) -> torch.Tensor:

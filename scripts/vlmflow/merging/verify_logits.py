@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import torch
 from peft import PeftModel
+from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from PIL import Image
 from transformers import AutoConfig, AutoProcessor, AutoTokenizer, BatchFeature
@@ -123,10 +124,11 @@ def _logits_beside(
     expected = [logits_of(model, row, POSITIONS) for row in inputs]
     with model.disable_adapter():
         plain = [logits_of(model, row, POSITIONS) for row in inputs]
-    model.merge_adapter()
     for layer in model.modules():
         if isinstance(layer, BaseTunerLayer):
-            weight = layer.get_base_layer().weight
-            weight.data.copy_(weight.data.to(stored))
+            weight = layer.get_param() if isinstance(layer, ParamWrapper) else layer.get_base_layer().weight
+            weight.data = weight.data.float()  # otherwise peft rounds the update of experts before it adds it
+            layer.merge()
+            weight.data = weight.data.to(stored).to(getattr(torch, dtype))
     rounded = [logits_of(model, row, POSITIONS) for row in inputs]
     return torch.cat(plain), torch.cat(expected), torch.cat(rounded)

@@ -165,12 +165,23 @@ def _shard_tasks(base: Path, merged: Path, updates: Updates | TrainedWeights) ->
                 types = {weight.dtype, expected.start.dtype}
                 if expected.start.shape != weight.shape or not types.issubset(FLOAT_TYPES.values()):
                     raise VlmflowError(f"{updates.path}: its {name} does not match the base's", MERGE_AGAIN)
+                if expected.matrices:
+                    for expert, matrix in enumerate(expected.matrices):
+                        compare = partial(_compare_rows, name, f"{name}[{expert}]", merged, matrix)
+                        yield from _tasks(compare, weight[expert], found[expert])
+                    continue
                 weight, found = _matrix(weight), _matrix(found)
-                compare = partial(_compare_rows, name, merged, expected)
-            rows = max(1, TASK_BYTES // max(1, weight[:1].nbytes))
-            # A tensor without numbers is compared too, so that it is counted.
-            for first in range(0, max(1, len(weight)), rows):
-                yield partial(compare, weight, found, first, min(first + rows, len(weight)))
+                compare = partial(_compare_rows, name, name, merged, expected)
+            yield from _tasks(compare, weight, found)
+
+
+def _tasks(
+    compare: Callable[[torch.Tensor, torch.Tensor, int, int], Compared], weight: torch.Tensor, found: torch.Tensor
+) -> Iterator[Task]:
+    rows = max(1, TASK_BYTES // max(1, weight[:1].nbytes))
+    # A tensor without numbers is compared too, so that it is counted.
+    for first in range(0, max(1, len(weight)), rows):
+        yield partial(compare, weight, found, first, min(first + rows, len(weight)))
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -190,9 +201,16 @@ def _compare_bytes(name: str, file: Path, weight: torch.Tensor, found: torch.Ten
 
 
 def _compare_rows(
-    name: str, file: Path, expected: Expected, weight: torch.Tensor, found: torch.Tensor, begin: int, end: int
+    name: str,
+    shown: str,
+    file: Path,
+    expected: Expected,
+    weight: torch.Tensor,
+    found: torch.Tensor,
+    begin: int,
+    end: int,
 ) -> Compared:
-    """Compare rows of a touched tensor, block by block."""
+    """Compare rows of a touched tensor, block by block. shown: its name for people, with the number of the matrix."""
     start, columns = _matrix(expected.start), weight.shape[1]
     step = min(end - begin, max(1, BLOCK_ELEMENTS // max(1, columns)))
     # One set of buffers per task, so that the kernel does not have to allocate memory for every block.
@@ -215,7 +233,7 @@ def _compare_rows(
             unmerged = ", as in the base: not merged" if torch.equal(found[rows], weight[rows]) else ""
             is_, should_be = found[rows][row, column].item(), exact[row, column].item()
             raise VlmflowError(
-                f"{file}: tensor {name}, row {first + row}, column {column}: is {is_:g}{unmerged}; "
+                f"{file}: tensor {shown}, row {first + row}, column {column}: is {is_:g}{unmerged}; "
                 f"base + adapter is {should_be:g}, {furthest:.3g} ulps away",
                 MERGE_AGAIN,
             )

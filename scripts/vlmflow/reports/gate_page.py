@@ -35,9 +35,14 @@ def gate_page(run: str, gate: Gate, made_of: MadeOf) -> str:
             Tile("rows to train on", f"{lengths.rows:,}", "of the full run"),
             Tile("median row", f"{lengths.median:,}", "tokens"),
             Tile("longest row", f"{lengths.longest[0].tokens:,}", "tokens"),
+            *([] if gate.without_adapter is None else [_without_adapter(gate.without_adapter)]),
         ],
         gate.checks,
         long_rows("train", lengths),
         made_of,
     )
     return render("gate.html.jinja", page)
+
+
+def _without_adapter(share: float) -> Tile:
+    return Tile("without adapter", f"{share:.0%}", "of the model's weights")

@@ -56,6 +56,20 @@ class Passes:
     gradient_checkpointing: bool
 
 
+Target = Annotated[str, msgspec.Meta(pattern=r"^[\w*][\w*.-]*$")]
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What gets an adapter, where a model with experts decides (`adapter_targets`).
+
+    modules: layers, in place of `train.lora.target_modules`. parameters: those of experts, and the weights of layers
+    that peft would take for experts.
+    """
+
+    modules: list[Target]
+    parameters: list[Target]
+
+
 @dataclass(frozen=True)
 class Training:
     """A complete training. device: "cuda" or "cpu". nodes: machines; processes: the trainers on each.
@@ -65,6 +79,7 @@ class Training:
     digest: with a larger value the training goes on, as if it had not stopped.
     found: what the smoke run found for the settings' word `auto`. The digest holds the word: the training is the same
     on a GPU of another size.
+    targets: what gets an adapter, if not what the settings say.
     """
 
     data: TrainingData
@@ -78,6 +93,7 @@ class Training:
     stop_at: int | None = None
     hours: float | None = None
     found: Passes | None = None
+    targets: Targets | None = None
 
     @property
     def micro_batch_tokens(self) -> int | None:
@@ -204,11 +220,13 @@ class Training:
 
     def _adapter(self) -> dict[str, object]:
         lora = self.settings.lora
+        targets = self.targets or Targets(lora.target_modules, [])
         return {
             "lora_rank": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_dropout": lora.dropout,
-            "target_modules": lora.target_modules,
+            "target_modules": targets.modules,
+            **({"target_parameters": targets.parameters} if targets.parameters else {}),
             "use_rslora": lora.rslora,
             "use_dora": lora.dora,
         }

@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import ConversionOps, WeightConverter, WeightRenaming, rename_source_key
 
 
 def meta_model(folder: Path) -> PreTrainedModel | None:
@@ -39,6 +39,7 @@ class Loading:
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._rules: Any = renamings, converters, model.base_model_prefix, weights
+        self._converters = {pattern: converter for converter in converters for pattern in converter.source_patterns}
 
     def place(self, name: str) -> str:
         """Return the name in memory of a tensor of the files, or of the tensor that it becomes a part of."""
@@ -48,3 +49,11 @@ class Loading:
     def converts(self, names: Iterable[str]) -> bool:
         """Return whether all of these tensors are converted as they are loaded: gathered, split, transposed."""
         return all(rename_source_key(name, *self._rules)[1] for name in names)
+
+    def conversion(self, name: str) -> tuple[list[ConversionOps], list[str], str | None]:
+        """Return the operations that convert a tensor, the patterns of what they join, and the one that it matches."""
+        pattern = rename_source_key(name, *self._rules)[1]
+        if pattern is None:
+            return [], [], None
+        converter = self._converters[pattern]
+        return converter.operations, converter.source_patterns, pattern

@@ -68,6 +68,12 @@ def what_is_trained(layers: Sequence[Layers]) -> str:
     return f"{line}; not trained: {', '.join(without)}" if without else line
 
 
+def share_without_adapter(layers: Sequence[Layers]) -> float:
+    """Return the share of a model's numbers that are in layers of which nothing is trained."""
+    total = sum(each.parameters for each in layers)
+    return sum(each.parameters for each in layers if not each.trained) / max(1, total)
+
+
 def _last_name(layers: Layers) -> str:
     """Return the name of a layer in its block: q_proj."""
     return next(part for part in reversed(layers.name.split(".")) if part != "*")
@@ -78,7 +84,7 @@ def _layer_of(parameter: str) -> tuple[str, bool]:
     parts = [part for part in parameter.removeprefix("base_model.model.").split(".") if part not in OF_WRAPPERS]
     for place, part in enumerate(parts):
         if OF_PEFT.fullmatch(part):
-            return ".".join(parts[:place]), part.startswith("lora_")
+            return ".".join(parts[:place]), any(inner.startswith("lora_") for inner in parts[place:])
     return ".".join(parts[:-1]), False
 
 

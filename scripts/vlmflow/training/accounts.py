@@ -190,7 +190,8 @@ class Gate(msgspec.Struct, frozen=True):
 
     peak_memory, tokens_per_second: as in the smoke run's report. lengths: of all rows of the train split that fit.
     fitted: what became of the rows, by split ("train", "val"). passes: what the smoke run found for the word `auto`;
-    null if the settings have numbers. plan: of the full run's micro-batches; null without them.
+    null if the settings have numbers. plan: of the full run's micro-batches; null without them. without_adapter: the
+    share of the model's weights in layers that get no adapter; null with tuner full.
     """
 
     passed: bool
@@ -203,6 +204,7 @@ class Gate(msgspec.Struct, frozen=True):
     merge: PlannedMerge
     passes: Passes | None = None
     plan: StepPlan | None = None
+    without_adapter: float | None = None
 
     @property
     def left_out(self) -> int:

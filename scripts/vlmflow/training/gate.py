@@ -17,7 +17,7 @@ from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.swift.arguments import Training
 from vlmflow.trainer.events import Event
 from vlmflow.trainer.micro_batches import size_of
-from vlmflow.trainer.model_layers import Layers
+from vlmflow.trainer.model_layers import Layers, share_without_adapter
 from vlmflow.training.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
 from vlmflow.training.pace import evaluation_seconds, fit, timed_steps
 from vlmflow.training.smoke import SmokeRows
@@ -78,6 +78,7 @@ def judge(
         merge=merge,
         passes=full.found,
         plan=None if full.micro_batch_tokens is None else describe(full),
+        without_adapter=round(share_without_adapter(report.layers), 4) if full.tuner.trains_adapter else None,
     )
 
 

@@ -22,7 +22,7 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, Passes, Training
+from vlmflow.swift.arguments import BaseModel, Passes, Targets, Training
 
 ATTEMPT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of an attempt; on a cluster it is that of a Kubernetes object."""
@@ -71,6 +71,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     found: Passes | None
     stop_at: int | None
     hours: float | None
+    targets: Targets | None
 
     @classmethod
     def of(cls, training: Training, attempt: str, session: int, endpoint: str, resume: Path | None) -> Self:
@@ -101,6 +102,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             found=training.found,
             stop_at=training.stop_at,
             hours=training.hours,
+            targets=training.targets,
         )
 
     @property
@@ -126,6 +128,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             self.stop_at,
             self.hours,
             self.found,
+            self.targets,
         )
 
 

@@ -11,6 +11,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines
 from vlmflow.core.printable import counted
 from vlmflow.lengths.fitted import fitted_data
+from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.template_texts import named
 from vlmflow.training.compiler import refuse_missing_compiler
@@ -28,7 +29,8 @@ def plan_training(
     rows have no pictures.
 
     Raises VlmflowError if rows, pictures or model have changed, rows were fitted to more tokens, there are fewer rows
-    than processes, or this machine lacks something that the settings need.
+    than processes, the adapter and the model's experts do not go together, or this machine lacks something that the
+    settings need.
     """
     refuse_missing(settings.train)
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
@@ -46,4 +48,5 @@ def plan_training(
             "lower runs.NAME.processes or nodes, or train on more rows",
         )
     train = scheduled(train, count, nodes * processes)
-    return Training(data, base, train, settings.device, processes, strategy, tuner, nodes)
+    targets = adapter_targets(base.folder, train, tuner)
+    return Training(data, base, train, settings.device, processes, strategy, tuner, nodes, targets=targets)

@@ -11,6 +11,7 @@ from vlmflow.config.model import Config, check_config
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.raw_forms import table
 from vlmflow.config.reference import reference_page, with_kinds
+from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.form_rows import form_rows
@@ -111,6 +112,15 @@ def test_the_run_on_fire_has_the_original_settings() -> None:
     assert (data.thoughts, data.feedback_form) == ("drop", "sentence")
     words = hashlib.sha256((data.system_prompt or "").encode()).hexdigest()
     assert words.startswith("024d43f3667d5cc9"), "the original's system prompt"
+
+
+@pytest.mark.parametrize(
+    ("lora", "dropout"), [({}, 0.05), ({"experts": True}, 0), ({"experts": True, "dropout": 0}, 0)]
+)
+def test_an_adapter_of_experts_has_no_dropout(lora: dict[str, Any], dropout: float) -> None:
+    settings = TrainSettings(lora=lora)
+    assert settings.lora.dropout == dropout
+    assert TrainSettings.model_validate(settings.model_dump(mode="json")) == settings
 
 
 @pytest.mark.parametrize(
@@ -250,6 +260,22 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("runs.r", {**RUN, "train": {"liger": True}}, "experimental, because no test proves it: train.liger (set"),
         ("runs.r", {**RUN, "device": "cpu", "train": {"liger": True}}, "train: not on device cpu: liger; remove it"),
         ("runs.r", {**RUN, "train": {"quantisation": {}}}, "tuner lora does not quantise; set tuner: qlora"),
+        (
+            "runs.r",
+            {**RUN, "train": {"lora": {"experts": True, "dropout": 0.1}}},
+            "dropout: 0.1 is not possible with experts: true",
+        ),
+        ("runs.r", {**RUN, "train": {"lora": {"experts": True, "dora": True}}}, "dora: not possible with experts"),
+        (
+            "runs.r",
+            {**RUN, "tuner": "qlora", "train": {"lora": {"experts": True}}},
+            "train.lora.experts: tuner qlora cannot quantise experts; set tuner: lora",
+        ),
+        (
+            "runs.r",
+            {**RUN, "strategy": "zero3", "train": {"lora": {"experts": True}}},
+            "train.lora.experts with strategy zero3",
+        ),
         ("runs.r", {**RUN, "tuner": "qlora", "strategy": "zero3"}, "tuner qlora with strategy zero3 (supported: ddp"),
         ("runs.r.train.swift_args", {"tuner_type": "full"}, "the workflow sets this argument itself (runs.NAME.tuner)"),
         ("runs.r.train.swift_args", {"group_by_length": True}, "itself (train.group_by_length); remove it"),

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_adapter, write_base
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.adapter import Update, load_factors, plan_updates, read_adapter
+from vlmflow.merging.adapter import Update, load_factors, load_finite, plan_updates, read_adapter
 from vlmflow.merging.model_weights import read_model_weights
 
 Tensors = dict[str, torch.Tensor]
@@ -32,7 +33,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(base: Path, adapter: Path) -> dict[str, Update]:
     weights = read_model_weights(base, file_names(base))
-    return plan_updates(read_adapter(adapter), weights.tensors(), weights.config)
+    return plan_updates(read_adapter(adapter), weights.tensors(), weights.config, {})
 
 
 def change_tensors(adapter: Path, change: Callable[[Tensors], Any]) -> None:
@@ -60,7 +61,7 @@ def test_scale_and_shapes(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path, r=4, lora_alpha=8, target_modules=["q_proj", "embed_tokens"])
     updates = plan(base, adapter)
     assert updates[f"{LAYER}.weight"].scale == 2.0
-    left, right = load_factors(read_adapter(adapter), updates["model.embed_tokens.weight"])
+    left, right = load_factors(partial(load_finite, read_adapter(adapter)), updates["model.embed_tokens.weight"])
     assert (left.shape, right.shape) == ((96, 4), (4, 48))
 
 
@@ -97,7 +98,7 @@ def test_other_layers_of_a_tied_model_are_merged(tied: Path, tmp_path: Path) -> 
         ("init_lora_weights", "lora_ga"),
         ("layer_replication", [[0, 1], [0, 2]]),
         ("trainable_token_indices", [1, 2]),
-        ("target_parameters", ["mlp.experts.gate_up_proj"]),
+        ("target_parameters", "mlp.experts.gate_up_proj"),
         ("lora_bias", True),
         ("alora_invocation_tokens", [1]),
         ("use_qalora", True),
@@ -235,14 +236,14 @@ def test_base_of_integers_is_refused(base: Path, tmp_path: Path) -> None:
     entry = tensors[f"{LAYER}.weight"]
     tensors[f"{LAYER}.weight"] = type(entry)(entry.name, "F8_E4M3", entry.shape, entry.begin, entry.end)
     with pytest.raises(VlmflowError, match=rf"{LAYER}\.weight is F8_E4M3 in the base"):
-        plan_updates(read_adapter(adapter), tensors, weights.config)
+        plan_updates(read_adapter(adapter), tensors, weights.config, {})
 
 
 def test_numbers_that_are_not_finite(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path)
     change_tensors(adapter, lambda tensors: tensors[f"{KEY}.lora_B.weight"][3, 1].fill_(torch.nan))
     with pytest.raises(VlmflowError, match=rf"{KEY}\.lora_B\.weight holds NaN"):
-        load_factors(read_adapter(adapter), plan(base, adapter)[f"{LAYER}.weight"])
+        load_factors(partial(load_finite, read_adapter(adapter)), plan(base, adapter)[f"{LAYER}.weight"])
 
 
 def test_truncated_and_missing_adapters(base: Path, tmp_path: Path) -> None:

@@ -59,6 +59,6 @@ def test_an_adapter_that_changed_nothing_has_no_share(tmp_path: Path) -> None:
 def test_the_plan_of_a_merge_refuses_what_the_merge_refuses(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base")
     config = write_adapter(base, tmp_path / "adapter") / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"target_parameters": ["mlp.experts.down_proj"]}))
-    with pytest.raises(VlmflowError, match="target_parameters"):
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"layer_replication": [[0, 1], [0, 2]]}))
+    with pytest.raises(VlmflowError, match="layer_replication"):
         plan_merge(base, tmp_path / "adapter", file_names(base))

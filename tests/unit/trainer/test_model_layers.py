@@ -1,11 +1,12 @@
 """Which layers of a model are trained, and how the log and the gate say so."""
 
+import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from vlmflow.config.model_types import model_types
-from vlmflow.trainer.model_layers import Layers, layers_of, what_is_trained
+from vlmflow.trainer.model_layers import Layers, layers_of, share_without_adapter, what_is_trained
 
 TEXT = {
     "vocab_size": 96,
@@ -63,6 +64,30 @@ def test_the_log_says_which_experts_get_no_adapter() -> None:
     assert "in q_proj, v_proj; not trained: " in said
     share = experts.parameters / sum(each.parameters for each in layers)
     assert f"model.layers.*.mlp.experts ({share:.0%} of the model)" in said
+
+
+def test_attention_alone_leaves_97_percent_without_adapter() -> None:
+    """Of Qwen3-30B-A3B, as docs/training.md says."""
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 48}
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+    with torch.device("meta"):
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(vocab_size=151_936, hidden_size=2048, **heads, **experts))
+        adapted = get_peft_model(model, LoraConfig(target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+    assert f"{share_without_adapter(layers_of(adapted)):.0%}" == "97%"
+
+
+def test_adapters_of_experts_count_as_trained() -> None:
+    config = Qwen3MoeConfig(**TEXT, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2)
+    plain = LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+    more = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], target_parameters=["gate_up_proj", "down_proj"])
+    without, with_experts = (layers_of(get_peft_model(Qwen3MoeForCausalLM(config), lora)) for lora in (plain, more))
+    (experts,) = (each for each in with_experts if each.name.endswith("experts"))
+    assert (experts.kind, experts.parameters) == ("Qwen3MoeExperts", 2 * 4 * 3 * 32 * 64)
+    assert experts.trained == 2 * 4 * 4 * ((32 + 128) + (64 + 32))
+    total = sum(each.parameters for each in without)
+    assert total == sum(each.parameters for each in with_experts)
+    shares = [share_without_adapter(layers) for layers in (without, with_experts)]
+    assert shares[0] - shares[1] == pytest.approx(experts.parameters / total)
 
 
 def test_small_layers_are_not_listed() -> None:

@@ -12,7 +12,7 @@ from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.arguments import BaseModel, Targets, Training
 from vlmflow.training.agent import command, environment
 from vlmflow.training.launch import end_of_whole_lines
 from vlmflow.training.run_folder import RunFolder
@@ -29,6 +29,16 @@ def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: A
 
 def value(arguments: list[str], name: str) -> str | None:
     return arguments[arguments.index(f"--{name}") + 1] if f"--{name}" in arguments else None
+
+
+def test_what_a_model_with_experts_adapts_is_named_and_in_the_digest() -> None:
+    plain = job()
+    assert "--target_parameters" not in plain.arguments()
+    own = replace(plain, targets=Targets(["q_proj", "k_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+    words = " ".join(own.arguments())
+    assert " --target_modules q_proj k_proj " in words
+    assert " --target_parameters mlp.experts.gate_up_proj mlp.experts.down_proj " in words
+    assert own.digest() != plain.digest() == replace(plain, targets=None).digest()
 
 
 def test_the_trainer_is_strict_and_uses_no_network() -> None:
@@ -124,7 +134,8 @@ def test_steps_that_are_configured_stay(given: dict[str, int], steps: int) -> No
         ({"deepspeed": "zero2"}, "(runs.NAME.strategy)"),
         ({"early_stop_interval": 3}, "set train.early_stop_after"),
         ({"load_best_model_at_end": True}, "wait for the others"),
-        ({"target_parameters": "mlp.experts.down_proj"}, "and would refuse this adapter"),
+        ({"target_parameters": "mlp.experts.down_proj"}, "(train.lora.experts)"),
+        ({"lisa_activated_layers": 1}, "and would refuse this adapter"),
         ({"init_weights": "pissa"}, "the merge would refuse the adapter; allowed: true, false, gaussian"),
         ({"max_epochs": 1}, "set train.epochs"),
         ({"eval_on_start": True}, "would count in train.early_stop_after"),
@@ -220,7 +231,7 @@ def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
     assert value(job(swift_args={"use_cache": True}).arguments(), "use_cache") == "true"
     jobs = [job(strategy=name) for name in STRATEGIES]
     jobs += [replace(job(), tuner=tuner) for tuner in TUNERS.values()]
-    jobs += [job(device="cpu"), job(max_steps=1)]
+    jobs += [job(device="cpu"), job(max_steps=1), replace(job(), targets=Targets(["q_proj"], ["down_proj"]))]
     words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
     torchruns = {"standalone", "nproc_per_node=4"}
     assert {word[2:] for word in words if word.startswith("--")} - torchruns == set(SET_BY_THE_WORKFLOW)

@@ -13,7 +13,7 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import QLORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.arguments import BaseModel, Targets, Training
 from vlmflow.training.agent import Place, command
 from vlmflow.training.launch_file import MOST_BYTES, Launch, launch_file, read_launch, write_launch
 from vlmflow.training.run_folder import RunFolder
@@ -33,6 +33,7 @@ OTHERS = [
     TRAINING,
     replace(TRAINING, tuner=QLORA, strategy=strategy_of("zero2")),
     replace(TRAINING, strategy=strategy_of("deepspeed", JSON), nodes=16, processes=8),
+    replace(TRAINING, targets=Targets(["all-linear"], ["mlp.experts.down_proj"])),
 ]
 
 
@@ -47,7 +48,7 @@ def written(folder: Path, training: Training = TRAINING, **changes: Any) -> Path
     return file
 
 
-@pytest.mark.parametrize("training", OTHERS, ids=["ddp", "qlora", "deepspeed"])
+@pytest.mark.parametrize("training", OTHERS, ids=["ddp", "qlora", "deepspeed", "experts"])
 def test_another_node_starts_the_same_command(training: Training, tmp_path: Path) -> None:
     file = written(tmp_path, training)
     read = read_launch(file)
