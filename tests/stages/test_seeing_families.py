@@ -19,6 +19,8 @@ from text_run import TRAIN
 from tiny_models import file_names, randomise, tensors_of
 from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.against_swift import template_arguments
+from vlmflow.merging.logit_inputs import inputs_of
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.names_in_memory import loaded_as, saved_as
 from vlmflow.merging.verify_logits import verify_logits
@@ -35,7 +37,7 @@ ROW = made_row("row", TURNS, images=["square.png"])
 @pytest.fixture(scope="module", params=["qwen2_5_vl", pytest.param("llava1_5_hf", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base, an adapter of the language model, the tower and what joins them, and their merge."""
-    folder = tmp_path_factory.mktemp("run")
+    folder = tmp_path_factory.mktemp("run") / request.param
     base = SEEING[request.param](folder / "base")
     layers = r".*(layers|blocks)\.\d+\..*(q_proj|v_proj|qkv|fc1|gate_proj)"
     model = get_peft_model(AutoModelForImageTextToText.from_pretrained(base), LoraConfig(r=4, target_modules=layers))
@@ -65,7 +67,9 @@ def test_the_merge_is_pefts(run: Path) -> None:
 def test_the_merge_is_proven(run: Path) -> None:
     proof = verify_tensors(run / "base", run / "adapter", run / "merged", file_names(run / "base"), 2)
     assert proof.touched > 8
-    logits = verify_logits(run / "base", run / "adapter", run / "merged", [ROW], run, "cpu", "float32", 64)
+    arguments = template_arguments(run / "merged", run.name, "default", {"template": run.name})
+    inputs = inputs_of([ROW], arguments, run, 64)
+    logits = verify_logits(run / "base", run / "adapter", run / "merged", inputs, "cpu", "float32")
     assert logits.verdict == "agree"
 
 
