@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -25,6 +26,7 @@ from transformers import (
     Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3MoeConfig,
+    Qwen3VLMoeConfig,
 )
 
 from vlmflow.demo.tiny_model import ID
@@ -129,6 +131,12 @@ def made_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 TINY_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
+QWEN_IDS = {
+    "image_token_id": ID["<|image_pad|>"],
+    "video_token_id": ID["<|video_pad|>"],
+    "vision_start_token_id": ID["<|vision_start|>"],
+    "vision_end_token_id": ID["<|vision_end|>"],
+}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -141,17 +149,48 @@ def write_qwen2_5_vl(folder: Path) -> Path:
     text = TINY_TEXT | HEADS | {"vocab_size": VOCABULARY_SIZE, "rope_parameters": rope, "tie_word_embeddings": False}
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
     vision |= {"window_size": 56, "fullatt_block_indexes": [1]}
-    ids = {"image_token_id": ID["<|image_pad|>"], "video_token_id": ID["<|video_pad|>"]}
-    ids |= {"vision_start_token_id": ID["<|vision_start|>"], "vision_end_token_id": ID["<|vision_end|>"]}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **QWEN_IDS)
     _save(AutoModelForImageTextToText.from_config(config), folder)
-    common = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "processor_class": "Qwen2_5_VLProcessor"}
-    common |= {"min_pixels": 3136, "max_pixels": 12_845_056, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    for name, kind in (("preprocessor", "image_processor"), ("video_preprocessor", "video_processor")):
-        which = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}[kind]
-        (folder / f"{name}_config.json").write_text(json.dumps(common | {f"{kind}_type": which}))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
+    limits = {"min_pixels": 3136, "max_pixels": 12_845_056}
+    _write_qwen_processor(folder, "Qwen2_5_VLProcessor", 14, limits)
     return folder
+
+
+def write_qwen3_vl_moe(folder: Path, inner: int = 40) -> Path:
+    """Write a Qwen3-VL with four experts per layer, `inner` wide, in the hub's layout: their matrices are transposed.
+
+    Returns its folder.
+    """
+    torch.manual_seed(1)
+    folder.mkdir(parents=True)
+    write_tokenizer(folder, ["What colour is the square? It is red, and so is the other one."], 40)
+    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]}
+    text = TINY_TEXT | HEADS | {"vocab_size": VOCABULARY_SIZE, "rope_parameters": rope, "head_dim": 12}
+    text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": inner, "tie_word_embeddings": False}
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
+    vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **QWEN_IDS)
+    _save(AutoModelForImageTextToText.from_config(config), folder)
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        as_on_hub = {name: one.mT.contiguous() if ".experts." in name else one for name, one in tensors.items()}
+        save_file(as_on_hub, file, {"format": "pt"})
+    limits = {"size": {"longest_edge": 16_777_216, "shortest_edge": 65_536}}
+    _write_qwen_processor(folder, "Qwen3VLProcessor", 16, limits, video="Qwen3VLVideoProcessor")
+    return folder
+
+
+def _write_qwen_processor(
+    folder: Path, name: str, patch: int, limits: dict[str, object], video: str = "Qwen2VLVideoProcessor"
+) -> None:
+    common = {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2, "processor_class": name}
+    common |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3} | limits
+    for file, kind, which in (
+        ("preprocessor", "image_processor", "Qwen2VLImageProcessor"),
+        ("video_preprocessor", "video_processor", video),
+    ):
+        (folder / f"{file}_config.json").write_text(json.dumps(common | {f"{kind}_type": which}))
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
 
 
 def write_llava(folder: Path) -> Path:

@@ -44,6 +44,7 @@ class Update:
     factors: the names of the two factors, as `load_factors` takes them; without them V = R.
     magnitude: the name of m, one length per row of V (DoRA, arXiv:2402.09353); without it W' = V.
     transposed: whether W is stored as in by out; left · right is then (B · A)ᵀ.
+    swaps: whether R has rows and columns of each of its matrices swapped.
     """
 
     replacement: str | None = None
@@ -51,6 +52,7 @@ class Update:
     scale: float = 1.0
     magnitude: str | None = None
     transposed: bool = False
+    swaps: bool = False
 
 
 @dataclass(frozen=True)

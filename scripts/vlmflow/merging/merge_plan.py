@@ -12,7 +12,7 @@ from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.merging.adapter import Adapter, Update, load_factors, plan_updates, read_adapter
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
-from vlmflow.merging.trained_model import TrainedModel, plan_replacements, read_trained_model
+from vlmflow.merging.trained_model import TrainedModel, as_in_base, plan_replacements, read_trained_model, swapped
 from vlmflow.training.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
@@ -61,10 +61,12 @@ class MergePlan:
 
     def _share(self, name: str, file: Path) -> float | None:
         entry, update = self.tensors[name], self.updates[name]
-        rows = min(SAMPLED_ROWS, entry.rows)
+        rows = min(SAMPLED_ROWS if len(entry.shape) < 3 else 1, entry.rows)  # a row of experts is a whole matrix
         stored = _first_rows(file, entry, rows)
         if isinstance(self.trained, TrainedModel):
-            change = _first_rows(*self.trained.place(name), rows).float() - stored.float()
+            place, start = self.trained.place(name)
+            trained = as_in_base(_first_rows(place, start, rows), start, update.swaps)
+            change = trained.float() - stored.float()
         else:
             left, right = load_factors(self.trained, update)
             change = update.scale * left[:rows] @ right
@@ -91,7 +93,17 @@ def plan_merge(base: Path, released: Path, files: Collection[str], tuner: Tuner 
         stored = {in_memory: name for name, in_memory in names.items()}
         return MergePlan(weights, adapter, tensors, {stored.get(name, name): each for name, each in updates.items()})
     model = read_trained_model(released)
-    return MergePlan(weights, model, tensors, plan_replacements(model, tensors, weights.config))
+    updates = plan_replacements(model, tensors, weights.config, _transposed(base, swapped(model, tensors)))
+    return MergePlan(weights, model, tensors, updates)
+
+
+def _transposed(base: Path, names: Collection[str]) -> set[str]:
+    """Return those of some tensors of the base that transformers transposes as it loads them."""
+    if not names:
+        return set()
+    from vlmflow.merging.names_in_memory import transposed
+
+    return transposed(base, names)
 
 
 def _names_in_memory(base: Path, tensors: Collection[str], adapter: Adapter) -> dict[str, str]:

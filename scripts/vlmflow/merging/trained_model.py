@@ -1,14 +1,16 @@
 """A checkpoint of the model's own weights, as the tuner full leaves it, and how it changes the base's tensors.
 
 transformers writes its files (modeling_utils.py, `save_pretrained`): the names of tensors are those of the base's
-files, the types are those of the training, and the division into shards is its own.
+files, the types are those of the training, and the division into shards is its own. Matrices of experts that it
+transposes as it loads them, because their shape says so, it saves as in memory (`core_model_loading.Transpose`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from vlmflow.config.tuners import FULL
@@ -56,11 +58,12 @@ def read_trained_model(folder: Path) -> TrainedModel:
 
 
 def plan_replacements(
-    model: TrainedModel, base: Mapping[str, TensorEntry], config: Mapping[str, Any]
+    model: TrainedModel, base: Mapping[str, TensorEntry], config: Mapping[str, Any], transposed: Collection[str]
 ) -> dict[str, Update]:
     """Return the update of every trained tensor of the base, by its name: the checkpoint's tensor replaces it.
 
-    base: the base's tensors by name. config: the base's config.json.
+    base: the base's tensors by name. config: the base's config.json. transposed: the names of tensors whose matrices
+    the checkpoint has transposed.
 
     Raises VlmflowError with the name of a trained tensor that has no place in the base or another shape, of a tensor
     that only one of the two has, or of an embedding that the base stores twice.
@@ -71,7 +74,7 @@ def plan_replacements(
         if name not in model.tensors:
             raise _fault(model, name, "was trained, but the checkpoint does not have it")
         (_, found), expected = model.tensors[name], base[name]
-        if found.shape != expected.shape:
+        if found.shape != expected.shape and name not in transposed:
             raise _fault(model, name, f"has shape {found.shape}, in the base {expected.shape}")
         for which, entry in (("checkpoint", found), ("base", expected)):
             if entry.dtype not in FLOAT_TYPES:
@@ -92,7 +95,21 @@ def plan_replacements(
             "although it ties them (tie_word_embeddings)",
             "remove the second copy from the base's files, or untie it (config.json), and train again",
         )
-    return {name: Update(replacement=name) for name in model.trained}
+    return {name: Update(replacement=name, swaps=name in transposed) for name in model.trained}
+
+
+def as_in_base(rows: torch.Tensor, entry: TensorEntry, swaps: bool) -> torch.Tensor:
+    """Return rows of a checkpoint's tensor, which stands at `entry`, in the base's layout. swaps: see `Update`."""
+    return rows.view(-1, *entry.shape[1:]).mT.flatten(1) if swaps else rows
+
+
+def swapped(model: TrainedModel, base: Mapping[str, TensorEntry]) -> list[str]:
+    """Return the names of tensors whose matrices have as many rows in the checkpoint as columns in the base."""
+    return [
+        name
+        for name, (_, found) in model.tensors.items()
+        if name in base and found.shape != base[name].shape and found.matrices_transposed == base[name].shape
+    ]
 
 
 def _stored_twice(base: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> list[str]:
