@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from families import write_qwen3_vl_moe
+from seeing_families import write_qwen3_vl_moe
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
