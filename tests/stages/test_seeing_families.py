@@ -44,7 +44,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """A base, an adapter of the language model, the tower and what joins them, and their merge."""
     folder = tmp_path_factory.mktemp("run") / request.param
     base = SEEING[request.param].write(folder / "base")
-    layers = r".*(layers|blocks)\.\d+\..*(q_proj|v_proj|qkv|fc1|gate_proj)"
+    layers = r".*(layers?|blocks)\.\d+\..*(q_proj|v_proj|qkv|fc1|gate_proj)"
     model = get_peft_model(AutoModelForImageTextToText.from_pretrained(base), LoraConfig(r=4, target_modules=layers))
     randomise(model, 0.1)
     model.save_pretrained(folder / "adapter")

@@ -12,7 +12,7 @@ from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.merging.adapter import Adapter, Update, load_factors, plan_updates, read_adapter
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
-from vlmflow.merging.trained_model import TrainedModel, as_in_base, plan_replacements, read_trained_model, swapped
+from vlmflow.merging.trained_model import TrainedModel, as_in_base, plan_replacements, read_trained_model
 from vlmflow.training.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
@@ -93,17 +93,7 @@ def plan_merge(base: Path, released: Path, files: Collection[str], tuner: Tuner 
         stored = {in_memory: name for name, in_memory in names.items()}
         return MergePlan(weights, adapter, tensors, {stored.get(name, name): each for name, each in updates.items()})
     model = read_trained_model(released)
-    updates = plan_replacements(model, tensors, weights.config, _transposed(base, swapped(model, tensors)))
-    return MergePlan(weights, model, tensors, updates)
-
-
-def _transposed(base: Path, names: Collection[str]) -> set[str]:
-    """Return those of some tensors of the base that transformers transposes as it loads them."""
-    if not names:
-        return set()
-    from vlmflow.merging.names_in_memory import transposed
-
-    return transposed(base, names)
+    return MergePlan(weights, model, tensors, plan_replacements(model, tensors, weights.config))
 
 
 def _names_in_memory(base: Path, tensors: Collection[str], adapter: Adapter) -> dict[str, str]:

@@ -31,19 +31,6 @@ def saved_as(base: Path) -> dict[str, str]:
     return found
 
 
-def transposed(base: Path, names: Collection[str]) -> set[str]:
-    """Return those of a model's tensors that transformers transposes as it loads them, if their shape says so."""
-    return set(limited(partial(_transposed, base, names)).get("names", []))
-
-
-def _transposed(base: Path, names: Collection[str]) -> dict[str, Any]:
-    model = meta_model(base)
-    if model is None:
-        return {}
-    loading = Loading(model, model.state_dict())
-    return {"names": [name for name in names if loading.transposes(name)]}
-
-
 def _loaded_as(base: Path, names: Collection[str]) -> dict[str, Any]:
     model = meta_model(base)
     if model is None:

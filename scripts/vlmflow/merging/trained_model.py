@@ -5,7 +5,7 @@ files, the types are those of the training, and the division into shards is its 
 transposes as it loads them, because their shape says so, it saves as in memory (`core_model_loading.Transpose`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,12 +58,11 @@ def read_trained_model(folder: Path) -> TrainedModel:
 
 
 def plan_replacements(
-    model: TrainedModel, base: Mapping[str, TensorEntry], config: Mapping[str, Any], transposed: Collection[str]
+    model: TrainedModel, base: Mapping[str, TensorEntry], config: Mapping[str, Any]
 ) -> dict[str, Update]:
     """Return the update of every trained tensor of the base, by its name: the checkpoint's tensor replaces it.
 
-    base: the base's tensors by name. config: the base's config.json. transposed: the names of tensors whose matrices
-    the checkpoint has transposed.
+    base: the base's tensors by name. config: the base's config.json.
 
     Raises VlmflowError with the name of a trained tensor that has no place in the base or another shape, of a tensor
     that only one of the two has, or of an embedding that the base stores twice.
@@ -74,7 +73,7 @@ def plan_replacements(
         if name not in model.tensors:
             raise _fault(model, name, "was trained, but the checkpoint does not have it")
         (_, found), expected = model.tensors[name], base[name]
-        if found.shape != expected.shape and name not in transposed:
+        if found.shape != expected.shape and not _swaps(found, expected):
             raise _fault(model, name, f"has shape {found.shape}, in the base {expected.shape}")
         for which, entry in (("checkpoint", found), ("base", expected)):
             if entry.dtype not in FLOAT_TYPES:
@@ -95,7 +94,7 @@ def plan_replacements(
             "although it ties them (tie_word_embeddings)",
             "remove the second copy from the base's files, or untie it (config.json), and train again",
         )
-    return {name: Update(replacement=name, swaps=name in transposed) for name in model.trained}
+    return {name: Update(replacement=name, swaps=_swaps(model.place(name)[1], base[name])) for name in model.trained}
 
 
 def as_in_base(rows: torch.Tensor, entry: TensorEntry, swaps: bool) -> torch.Tensor:
@@ -103,13 +102,9 @@ def as_in_base(rows: torch.Tensor, entry: TensorEntry, swaps: bool) -> torch.Ten
     return rows.view(-1, *entry.shape[1:]).mT.flatten(1) if swaps else rows
 
 
-def swapped(model: TrainedModel, base: Mapping[str, TensorEntry]) -> list[str]:
-    """Return the names of tensors whose matrices have as many rows in the checkpoint as columns in the base."""
-    return [
-        name
-        for name, (_, found) in model.tensors.items()
-        if name in base and found.shape != base[name].shape and found.matrices_transposed == base[name].shape
-    ]
+def _swaps(found: TensorEntry, expected: TensorEntry) -> bool:
+    """Return whether each matrix of a tensor has as many rows in the checkpoint as columns in the base."""
+    return found.shape != expected.shape and found.matrices_transposed == expected.shape
 
 
 def _stored_twice(base: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> list[str]:

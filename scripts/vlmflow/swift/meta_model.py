@@ -12,7 +12,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import Transpose, WeightConverter, WeightRenaming, rename_source_key
+from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
 
 def meta_model(folder: Path) -> PreTrainedModel | None:
@@ -44,7 +44,6 @@ class Loading:
         renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
         converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
         self._rules: Any = renamings, converters, model.base_model_prefix, weights
-        self._operations = {pattern: rule.operations for rule in converters for pattern in rule.source_patterns}
 
     def place(self, name: str) -> str:
         """Return the name in memory of a tensor of the files, or of the tensor that it becomes a part of."""
@@ -54,9 +53,3 @@ class Loading:
     def converts(self, names: Iterable[str]) -> bool:
         """Return whether all of these tensors are converted as they are loaded: gathered, split, transposed."""
         return all(rename_source_key(name, *self._rules)[1] for name in names)
-
-    def transposes(self, name: str) -> bool:
-        """Return whether a tensor of the files is transposed as it is loaded, if its shape is not that in memory."""
-        pattern = rename_source_key(name, *self._rules)[1]
-        operations = self._operations[pattern] if pattern else []
-        return any(isinstance(operation, Transpose) and operation.check_dims for operation in operations)
