@@ -2,6 +2,7 @@
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
@@ -11,14 +12,17 @@ from vlmflow.core.account import read_account
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.lengths.fitted import ACCOUNT, pictures_of
+from vlmflow.lengths.against_swift import template_arguments
+from vlmflow.lengths.fitted import ACCOUNT, fitted_rows, pictures_of
 from vlmflow.merging.proof import Checks, VerifiedTensors, refuse_other_files, take_over, write_proof
 from vlmflow.pictures.store import refuse_changed_pictures
+from vlmflow.rows.trained_text import loss_scale
 from vlmflow.rows.training_data import entries_named, first_rows
 from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.training.released import read_release
 
 with quick_imports():
+    from vlmflow.merging.logit_inputs import inputs_of
     from vlmflow.merging.verify_logits import verify_logits
     from vlmflow.merging.verify_stored_logits import verify_stored_logits
 
@@ -29,9 +33,11 @@ class RunBlock(Settings):
     """The run's settings that this stage uses; see docs/config.md."""
 
     verify: VerifySettings
+    model_type: str
+    text_args: dict[str, Any]
+    image_max_tokens: int
     device: str
     dtype: str
-    image_max_tokens: int
 
 
 def main(
@@ -45,6 +51,7 @@ def main(
     settings: RunBlock,
     picture_store: Path,
     pictures: list[Path] | None = None,
+    threads: int = 1,
 ) -> None:
     """Verify one run's merged weights.
 
@@ -69,8 +76,10 @@ def main(
             f"comparing logits of base + adapter and of the merged weights on {len(compared)} rows ({settings.device})"
         )
         quantisation = QuantisationSettings(**report.settings["quantisation"]) if tuner.quantises else None
-        how = settings.model_dump(exclude={"verify"})
-        logits = verify_logits(base.folder, full, merged, compared, store, **how, quantisation=quantisation)
+        scale = loss_scale(fitted_rows(rows).last_answer_only)
+        arguments = template_arguments(merged, settings.model_type, scale, settings.text_args)
+        inputs = inputs_of(compared, arguments, store, settings.image_max_tokens, threads)
+        logits = verify_logits(base.folder, full, merged, inputs, settings.device, settings.dtype, quantisation)
     elif settings.verify.logits:
         log.info(f"comparing the logits that the trainer stored with those of the merged weights ({settings.device})")
         logits = verify_stored_logits(base.folder, full, merged, settings.device, settings.dtype)

@@ -1,7 +1,7 @@
 """Small base models of other families than Qwen3: layout, special tokens and chat form are those of published ones."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,27 +9,20 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    CLIPImageProcessor,
-    CLIPVisionConfig,
     Gemma2Config,
+    Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
+    GptOssConfig,
     LlamaConfig,
-    LlavaConfig,
-    LlavaProcessor,
     MistralConfig,
     MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
-    PreTrainedModel,
     PreTrainedTokenizerFast,
-    Qwen2_5_VLConfig,
     Qwen2Config,
     Qwen3MoeConfig,
 )
-
-from vlmflow.demo.tiny_model import ID
-from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, VOCABULARY_SIZE, write_tokenizer
 
 LLAMA_3 = """\
 {{- bos_token -}}
@@ -65,6 +58,17 @@ LLAMA_3_2 = """\
 """As Meta publishes it, without tools: it writes the date."""
 
 CHATML_TOKENS = ("<|bos|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
+GEMMA_TOKENS = ("<bos>", "<pad>", "<start_of_turn>", "<eos>", "<end_of_turn>")
+GLM_4_TOKENS = ("<sop>", "<|system|>", "<|assistant|>", "<|observation|>", "<|endoftext|>", "<|user|>")
+GPT_OSS_TOKENS = (
+    "<|startoftext|>",
+    "<|endoftext|>",
+    "<|start|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|end|>",
+    "<|return|>",
+)
 GLM_TOKENS = ("[gMASK]", "<|endoftext|>", "<sop>", "<|system|>", "<|assistant|>", "<think>", "</think>", "<|user|>")
 LLAMA_TOKENS = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 
@@ -90,8 +94,12 @@ FAMILIES = {
     "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", CHATML_TOKENS),
     "qwen3-moe": Family(Qwen3MoeConfig, "qwen3_moe", "qwen3_nothinking", CHATML_TOKENS, experts=4),
     "glm4-moe": Family(Glm4MoeConfig, "glm4_moe", "glm4_5", GLM_TOKENS, experts=4),
-    "gemma2": Family(Gemma2Config, "gemma2", "gemma", ("<bos>", "<pad>", "<start_of_turn>", "<eos>", "<end_of_turn>")),
+    "gemma2": Family(Gemma2Config, "gemma2", "gemma", GEMMA_TOKENS),
     "mixtral": Family(MixtralConfig, "mixtral", "llama", ("<s>", "<unk>", "</s>"), experts=4),
+    "gemma3-text": Family(Gemma3TextConfig, "gemma3_text", "gemma3_text", GEMMA_TOKENS),
+    "gpt-oss": Family(GptOssConfig, "gpt_oss", "gpt_oss", GPT_OSS_TOKENS, experts=4),
+    "phi4": Family(Phi3Config, "phi4", "phi4", ("<|bos|>", "<|pad|>", "<|im_start|>", "<|im_sep|>", "<|im_end|>")),
+    "glm4": Family(Glm4Config, "glm4", "glm4", ("[gMASK]", "<|pad|>", *GLM_4_TOKENS)),
     "phi3": Family(Phi3Config, "phi3", "phi3", ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")),
 }
 
@@ -126,82 +134,27 @@ def write_family(name: str, folder: Path) -> Path:
     return folder
 
 
-def made_tokenizer(special: Sequence[str]) -> PreTrainedTokenizerFast:
-    """Return a tokenizer of bytes and few merges, with special tokens."""
+def made_tokenizer(
+    special: Sequence[str], placed: Mapping[str, int] | None = None, **named: str
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of bytes and few merges, with special tokens.
+
+    placed: special tokens by their number. named: special tokens by their name (image_token).
+    """
     plain = Tokenizer(models.BPE())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
     plain.train_from_iterator(["Say it again, and again. It is so."], trainer)
-    named = {"bos_token": special[0], "eos_token": special[-1], "pad_token": special[1]}
-    made = PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=list(special), **named)
+    if placed:
+        form = json.loads(plain.to_str())
+        number_of = {number: token for token, number in form["model"]["vocab"].items()}
+        moved = {number_of[number]: len(number_of) + number for number in placed.values() if number in number_of}
+        form["model"]["vocab"] |= moved | placed
+        plain = Tokenizer.from_str(json.dumps(form))
+    ends = {"bos_token": special[0], "eos_token": special[-1], "pad_token": special[1]}
+    extra = [*special, *(placed or {})]
+    made = PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=extra, **ends, **named)
     made.chat_template = LLAMA_3
     return made
-
-
-TINY_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
-
-
-def write_qwen2_5_vl(folder: Path) -> Path:
-    """Write a Qwen2.5-VL, whose picture limits are `min_pixels` and `max_pixels`, and return its folder."""
-    torch.manual_seed(1)
-    folder.mkdir(parents=True)
-    write_tokenizer(folder, ["What colour is the square? It is red, and so is the other one."], 40)
-    rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]}
-    text = TINY_TEXT | HEADS | {"vocab_size": VOCABULARY_SIZE, "rope_parameters": rope, "tie_word_embeddings": False}
-    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
-    vision |= {"window_size": 56, "fullatt_block_indexes": [1]}
-    ids = {"image_token_id": ID["<|image_pad|>"], "video_token_id": ID["<|video_pad|>"]}
-    ids |= {"vision_start_token_id": ID["<|vision_start|>"], "vision_end_token_id": ID["<|vision_end|>"]}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
-    _save(AutoModelForImageTextToText.from_config(config), folder)
-    common = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "processor_class": "Qwen2_5_VLProcessor"}
-    common |= {"min_pixels": 3136, "max_pixels": 12_845_056, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    for name, kind in (("preprocessor", "image_processor"), ("video_preprocessor", "video_processor")):
-        which = {"image_processor": "Qwen2VLImageProcessor", "video_processor": "Qwen2VLVideoProcessor"}[kind]
-        (folder / f"{name}_config.json").write_text(json.dumps(common | {f"{kind}_type": which}))
-    (folder / "chat_template.json").write_text(json.dumps({"chat_template": CHAT_TEMPLATE}))
-    return folder
-
-
-def write_llava(folder: Path) -> Path:
-    """Write a LLaVA 1.5, whose pictures have a fixed number of tokens (4), and return its folder."""
-    torch.manual_seed(1)
-    tokenizer = made_tokenizer(("<s>", "<unk>", "<image>", "</s>"))
-    text = LlamaConfig(**TINY_TEXT, **HEADS, vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=1)
-    vision = CLIPVisionConfig(**TINY_TEXT, num_attention_heads=4, image_size=28, patch_size=14, projection_dim=48)
-    image = tokenizer.convert_tokens_to_ids("<image>")
-    config = LlavaConfig(vision_config=vision, text_config=text, image_token_id=image, image_seq_length=4)
-    _save(AutoModelForImageTextToText.from_config(config), folder)
-    scale = {"size": {"shortest_edge": 28}, "crop_size": {"height": 28, "width": 28}}
-    LlavaProcessor(
-        image_processor=CLIPImageProcessor(**scale),
-        tokenizer=tokenizer,
-        patch_size=14,
-        vision_feature_select_strategy="default",
-        chat_template=LLAVA,
-        image_token="<image>",  # noqa: S106 (a mark)
-        num_additional_image_tokens=1,
-    ).save_pretrained(folder)
-    return folder
-
-
-LLAVA = """\
-{%- for message in messages -%}
-{{- 'USER: ' if message.role == 'user' else 'ASSISTANT: ' if message.role == 'assistant' else '' -}}
-{%- if message.content is string -%}
-{{- message.content -}}
-{%- else -%}
-{%- for part in message.content -%}
-{{- '<image>\\n' if part.type == 'image' else part.text -}}
-{%- endfor -%}
-{%- endif -%}
-{{- '</s>' if message.role == 'assistant' else ' ' -}}
-{%- endfor -%}
-"""
-
-
-def _save(model: PreTrainedModel, folder: Path) -> None:
-    model.save_pretrained(folder, max_shard_size="60KB")

@@ -20,8 +20,10 @@ from vlmflow.config.strategies import DDP, Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter
+from vlmflow.merging.logit_inputs import inputs_of
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.proof import LogitProof, TensorProof
 from vlmflow.merging.verify_logits import verify_logits
@@ -109,9 +111,10 @@ class Tiny:
             return tensors, verify_stored_logits(base, place / "full", place / "merged", "cpu", settings.dtype)
         rows = [_typed(_row(number, self.vision)) for number in range(2)]
         quantisation = QuantisationSettings() if tuner.quantises else None
-        pictures, largest = self.folder / "pictures", settings.image_max_tokens
+        arguments = template_arguments(base, training.model.model_type, "default", settings.text_args)
+        inputs = inputs_of(rows, arguments, self.folder / "pictures", settings.image_max_tokens)
         return tensors, verify_logits(
-            base, place / "full", place / "merged", rows, pictures, "cpu", settings.dtype, largest, quantisation
+            base, place / "full", place / "merged", inputs, "cpu", settings.dtype, quantisation
         )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from families import write_llava, write_qwen2_5_vl
+from seeing_families import write_llava, write_qwen2_5_vl
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment

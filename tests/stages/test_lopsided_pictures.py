@@ -4,16 +4,20 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seeing_families import write_llava
 from tiny_trainings import Tiny, losses_of
 from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import FULL, LORA, Tuner
+from vlmflow.core.errors import VlmflowError
+from vlmflow.swift.arguments import BaseModel
 from vlmflow.trainer.row_log import rows_of_step
 from vlmflow.training.train import train
 
@@ -108,3 +112,16 @@ def test_one_trainer_never_sees_a_picture(lopsided: Lopsided, tuner: str, tower:
     losses = lopsided.trained(tuner, tower, strategy)
     assert len(losses) == STEPS
     assert losses == pytest.approx(lopsided.trained(tuner, tower, "ddp"), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_model_without_blank_pictures_is_refused(lopsided: Lopsided, tmp_path: Path) -> None:
+    """LLaVA's tower is trained; ms-swift passes nothing through it for the second trainer's rows."""
+    base = BaseModel(write_llava(tmp_path / "base"), "llava1_5_hf", "digest")
+    settings = SETTINGS | {"swift_args": {"template": "llava1_5_hf"}}
+    training = replace(lopsided.tiny.training(FULL, processes=2, freeze=[], **settings), model=base)
+    with (
+        watched(),
+        pytest.raises(VlmflowError, match=r"a batch without pictures does not pass through model\.vision_t"),
+    ):
+        train(training, tmp_path / "runs", 2, "train_model r")

@@ -14,20 +14,23 @@ import torch
 from peft import LoraConfig, get_peft_model
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from tiny_models import file_names, randomise
 from training_rows import made_row
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.against_swift import template_arguments
+from vlmflow.merging.logit_inputs import inputs_of
 from vlmflow.merging.logit_proof import LogitProof
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_logits import verify_logits
 from vlmflow.merging.verify_stored_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.messages import messages_of
+from vlmflow.trainer.row_tensors import Inputs
 from vlmflow.trainer.trained_tensors import POSITIONS
 from workflow_runs import ROOT
 
@@ -68,14 +71,27 @@ def reading(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("reading"), vision=False)
 
 
-def verify(folder: Path, merged: Path, rows: list[ShareGptRow], dtype: str = "float32") -> LogitProof:
-    return verify_logits(folder / "base", folder / "adapter", merged, rows, folder, "cpu", dtype, 64)
+@pytest.fixture(scope="module")
+def seen(seeing: Path) -> list[Inputs]:
+    """A row with a picture and a row without, in the merged folder's processor."""
+    return inputs_of([ROW, TEXT_ROW], template_arguments(seeing / "merged", "qwen3_vl", "default", {}), seeing, 64)
+
+
+def said(folder: Path) -> list[Inputs]:
+    """The inputs of the row without a picture."""
+    messages, how = messages_of(TEXT_ROW.conversations, []), {"return_dict": True, "return_tensors": "pt"}
+    return [dict(AutoTokenizer.from_pretrained(folder / "base").apply_chat_template(messages, tokenize=True, **how))]
+
+
+def verify(folder: Path, merged: Path, inputs: list[Inputs] | None = None, dtype: str = "float32") -> LogitProof:
+    return verify_logits(folder / "base", folder / "adapter", merged, inputs or said(folder), "cpu", dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_merged_answers_as_base_and_adapter(seeing: Path, dtype: str) -> None:
+def test_merged_answers_as_base_and_adapter(seeing: Path, seen: list[Inputs], dtype: str) -> None:
     """On a row with a picture and a row without."""
-    proof = verify(seeing, seeing / "merged", [ROW, TEXT_ROW], dtype)
+    assert ["pixel_values" in row for row in seen] == [True, False]
+    proof = verify(seeing, seeing / "merged", seen, dtype)
     assert proof.verdict == "agree"
     assert (proof.rows, proof.dtype, proof.device) == (2, dtype, "cpu")
     assert proof.positions > 40
@@ -86,7 +102,9 @@ def test_merged_answers_as_base_and_adapter(seeing: Path, dtype: str) -> None:
 
 
 def test_model_without_pictures(reading: Path) -> None:
-    assert verify(reading, reading / "merged", [TEXT_ROW]).effect_found == pytest.approx(1, abs=0.1)
+    arguments = template_arguments(reading / "merged", "qwen3", "default", {"template": "qwen3_nothinking"})
+    inputs = inputs_of([TEXT_ROW], arguments, reading, 64)
+    assert verify(reading, reading / "merged", inputs).effect_found == pytest.approx(1, abs=0.1)
 
 
 def changed_copy(folder: Path, to: Path, change: Callable[[str, torch.Tensor, torch.Tensor], torch.Tensor]) -> Path:
@@ -102,23 +120,23 @@ def changed_copy(folder: Path, to: Path, change: Callable[[str, torch.Tensor, to
 def test_merged_nothing(reading: Path) -> None:
     """The base itself does not pass as a merge."""
     with pytest.raises(VlmflowError, match=r"base: the logits of the merged weights, .*(differ by|show 0\.00 times)"):
-        verify(reading, reading / "base", [TEXT_ROW])
+        verify(reading, reading / "base")
 
 
 def test_merged_twice(reading: Path, tmp_path: Path) -> None:
     """The update at twice its scale."""
     merged = changed_copy(reading, tmp_path / "m", lambda _, tensor, base: (2 * tensor.float() - base).bfloat16())
     with pytest.raises(VlmflowError, match=r"(differ by|show \S+ times the adapter's effect)"):
-        verify(reading, merged, [TEXT_ROW])
+        verify(reading, merged)
 
 
 def test_small_effect_that_was_not_merged(tmp_path: Path) -> None:
     """If rounding would hide the effect, its direction is checked."""
     folder = write_run(tmp_path, vision=False, update=0.004)
-    proof = verify(folder, folder / "merged", [TEXT_ROW], "bfloat16")
+    proof = verify(folder, folder / "merged", dtype="bfloat16")
     assert proof.effect < proof.allowed_deviation
     with pytest.raises(VlmflowError, match=r"show -?0\.\d\d times the adapter's effect"):
-        verify(folder, folder / "base", [TEXT_ROW], "bfloat16")
+        verify(folder, folder / "base", dtype="bfloat16")
 
 
 LAYER = "model.layers.1.self_attn.q_proj.weight"
@@ -142,7 +160,7 @@ def test_a_short_run_whose_effect_rounding_hides_is_inconclusive(short: tuple[Pa
     """A correct merge of 4 steps at 1e-4 was refused: rounding explains the difference, and the tensors decide."""
     folder, dtype = short
     verify_tensors(folder / "base", folder / "adapter", folder / "merged", file_names(folder / "base"), 2)
-    proof = verify(folder, folder / "merged", [TEXT_ROW], dtype)
+    proof = verify(folder, folder / "merged", dtype=dtype)
     assert proof.effect_found == pytest.approx(proof.effect_rounded, abs=0.05)
     assert proof.verdict == ("inconclusive" if dtype == "bfloat16" else "agree")
     assert (proof.effect_rounded < 0.75) == (dtype == "bfloat16")
@@ -162,13 +180,13 @@ def test_a_wrong_merge_of_a_short_run_is_refused(short: tuple[Path, str], fault:
         verify_tensors(folder / "base", folder / "adapter", merged, file_names(folder / "base"), 2)
     if fault in ("doubled", "lost"):
         with pytest.raises(VlmflowError, match=r"times the adapter's effect|differ by"):
-            verify(folder, merged, [TEXT_ROW], dtype)
+            verify(folder, merged, dtype=dtype)
 
 
 def test_weights_stored_finer_than_they_are_computed_with(tmp_path: Path) -> None:
     """Their rounding cannot be repeated in the type of the computation, so the logits give no verdict."""
     folder = write_run(tmp_path, vision=False, update=SHORT / 4, stored="float32")
-    assert verify(folder, folder / "merged", [TEXT_ROW], "bfloat16").verdict == "inconclusive"
+    assert verify(folder, folder / "merged", dtype="bfloat16").verdict == "inconclusive"
 
 
 def test_adapter_without_effect(reading: Path, tmp_path: Path) -> None:
@@ -176,7 +194,7 @@ def test_adapter_without_effect(reading: Path, tmp_path: Path) -> None:
     path = adapter / "adapter_model.safetensors"
     save_file({name: torch.zeros_like(tensor) for name, tensor in load_file(path).items()}, path)
     with pytest.raises(VlmflowError, match=r"show 0\.00 times the adapter's effect, which is 0 of"):
-        verify_logits(reading / "base", adapter, reading / "base", [TEXT_ROW], reading, "cpu", "float32", 64)
+        verify_logits(reading / "base", adapter, reading / "base", said(reading), "cpu", "float32")
 
 
 def test_weights_that_are_nan(reading: Path, tmp_path: Path) -> None:
@@ -184,16 +202,22 @@ def test_weights_that_are_nan(reading: Path, tmp_path: Path) -> None:
         reading, tmp_path / "m", lambda name, tensor, _: tensor * torch.nan if "q_proj" in name else tensor
     )
     with pytest.raises(VlmflowError, match="differ by nan"):
-        verify(reading, merged, [TEXT_ROW])
+        verify(reading, merged)
 
 
-@pytest.mark.parametrize("name", ["preprocessor_config.json", "config.json"])
-def test_missing_file(seeing: Path, tmp_path: Path, name: str) -> None:
+def test_missing_configuration(seeing: Path, seen: list[Inputs], tmp_path: Path) -> None:
     """The folder is used as a person would, offline and without the base."""
     merged = shutil.copytree(seeing / "merged", tmp_path / "m")
-    (merged / name).unlink()
+    (merged / "config.json").unlink()
     with pytest.raises(VlmflowError, match=f"{merged}: does not load offline with transformers: "):
-        verify(seeing, merged, [ROW])
+        verify(seeing, merged, seen)
+
+
+def test_missing_processor(seeing: Path, tmp_path: Path) -> None:
+    merged = shutil.copytree(seeing / "merged", tmp_path / "m")
+    (merged / "preprocessor_config.json").unlink()
+    with pytest.raises(VlmflowError, match=f"{merged}: rows for the logits: .*no attribute image_processor"):
+        inputs_of([ROW], template_arguments(merged, "qwen3_vl", "default", {}), seeing, 64)
 
 
 def test_missing_tensor(reading: Path, tmp_path: Path) -> None:
@@ -204,7 +228,7 @@ def test_missing_tensor(reading: Path, tmp_path: Path) -> None:
     path = merged / index["weight_map"][name]
     save_file({key: tensor for key, tensor in load_file(path).items() if key != name}, path, {"format": "pt"})
     with pytest.raises(VlmflowError, match=f"no fitting weights for {name}"):
-        verify(reading, merged, [TEXT_ROW])
+        verify(reading, merged)
 
 
 class Refusing(BaseHTTPRequestHandler):
@@ -229,11 +253,9 @@ def test_the_hub_gets_no_request(reading: Path) -> None:
     code = f"""
 from pathlib import Path
 from vlmflow.merging.verify_logits import verify_logits
-from msgspec import UNSET
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.sharegpt import ShareGptRow
-folder, rows = Path({str(reading)!r}), [{TEXT_ROW!r}]
-verify_logits(folder / "base", folder / "adapter", folder / "merged", rows, folder, "cpu", "float32", 64)
+import torch
+folder, inputs = Path({str(reading)!r}), [dict(input_ids=torch.arange(256, 300)[None])]
+verify_logits(folder / "base", folder / "adapter", folder / "merged", inputs, "cpu", "float32")
 """
     environment = {
         "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",

@@ -165,8 +165,8 @@ class TrainSettings(Settings):
     run chooses what is faster; otherwise true."""
 
     attention: Literal["sdpa", "eager", *FLASH_ATTENTION] = "sdpa"  # type: ignore[valid-type]  # names of a table
-    """The attention kernel. Those of flash attention are experimental and need packages that the locked environment
-    does not have: docs/training.md."""
+    """The attention kernel. Models that have no sdpa, such as gpt-oss, attend eagerly under this name. Those of flash
+    attention are experimental and need packages that the locked environment does not have: docs/training.md."""
 
     group_by_length: bool = False
     """Give all processes rows of similar length at each step, so that none waits for the longest."""

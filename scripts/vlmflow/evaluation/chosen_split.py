@@ -19,6 +19,7 @@ from vlmflow.rows.halves import Part, group_of, half_of
 from vlmflow.rows.mixture_names import member_of, own_id
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import Stats
+from vlmflow.rows.trained_text import loss_scale
 from vlmflow.rows.training_data import entries_named, pictures_in
 
 
@@ -53,7 +54,7 @@ class ChosenSplit:
     @property
     def loss_scale(self) -> str:
         """The value of ms-swift's `loss_scale` that scores what is compared: the last answer, or all of them."""
-        return "last_round" if self.feedback or self.last_answer_only else "default"
+        return loss_scale(self.feedback or self.last_answer_only)
 
 
 def choose_from_split(

@@ -54,6 +54,9 @@ GENERATION = "generation_config.json"
 TODAY = "strftime_now"
 """The function that transformers gives to chat templates: today's date in a form of strftime."""
 
+OTHERWISE = date(2025, 1, 1)
+"""The date for templates that hold none (gpt-oss): any day will do, if it stays the same."""
+
 ONE_DATE = re.compile(r"^\{%- macro strftime_now\(form\) -%\}.*?\{%- endmacro -%\}\n")
 """What `_with_date` puts before a template."""
 
@@ -145,20 +148,18 @@ def _first_token(tokenizer: dict[str, Any]) -> str:
 
 
 def _with_date(template: str, day: date | None) -> str:
-    """Return a template that writes one date on all days: `day`, or the one that it holds for programs without a clock.
+    """Return a template that writes one date on all days.
 
-    Without any it stays as it is.
+    day: that date; None for the one that it holds for programs without a clock, else OTHERWISE.
     """
     own = ONE_DATE.sub("", template)
-    held = ONE_DATE.match(template)
-    if day is None and held:
+    if day is None and own != template:
         return template
     by_form = {}
     for form, looks in WRITTEN.items():
-        if form in own and day:
-            by_form[form] = day.strftime(form)
-        elif form in own and (found := looks.search(own)):
-            by_form[form] = found[0]
+        if form in own:
+            held = None if day else looks.search(own)
+            by_form[form] = held[0] if held else (day or OTHERWISE).strftime(form)
     if not by_form:
         return template
     macro = "{%- macro strftime_now(form) -%}{{ " + json.dumps(by_form) + "[form] }}{%- endmacro -%}\n"

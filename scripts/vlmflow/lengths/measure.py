@@ -77,6 +77,12 @@ def measure_lengths(
             accounts = measure(
                 TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
             )
+    largest = max(each.most_picture_tokens for each in accounts.values())
+    if largest and (processor := processor_of(model.folder)) and processor.side is None:
+        log.warning(
+            f"train.image_max_tokens: {image_max_tokens} does not limit this model's pictures: its processor scales "
+            f"them by a rule of its own; the pictures of a row take up to {largest:,} tokens"
+        )
     if found.chat_template:
         log.warning("accepted by template_differs: %s", found.chat_template)
     compared = sum(map(len, chosen.values()))

@@ -24,6 +24,7 @@ class LengthAccount:
         self.text_tokens = 0
         self.picture_tokens = 0
         self.trained_tokens = 0
+        self.most_picture_tokens = 0
         self.rows = 0
         self._longest: list[tuple[int, int, RowLength]] = []  # a heap; among rows of one length it keeps the first
         self._rows_by_tokens: Counter[int] = Counter()
@@ -41,6 +42,7 @@ class LengthAccount:
         self.text_tokens += length.text_tokens
         self.picture_tokens += length.picture_tokens
         self.trained_tokens += length.trained_tokens
+        self.most_picture_tokens = max(self.most_picture_tokens, length.picture_tokens)
         self._rows_by_tokens[length.tokens] += 1
         self.rows += 1
         keep = heapq.heappush if len(self._longest) < NAMED else heapq.heappushpop

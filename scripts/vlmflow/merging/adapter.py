@@ -74,6 +74,7 @@ class Update:
     magnitude: the name of m, one length per row of V (DoRA, arXiv:2402.09353); without it W' = V.
     transposed: whether W is stored as in by out; left · right is then (B · A)ᵀ.
     piece: what W takes of factors that several experts share; without it all.
+    swaps: whether R has rows and columns of each of its matrices swapped.
     """
 
     replacement: str | None = None
@@ -82,6 +83,7 @@ class Update:
     magnitude: str | None = None
     transposed: bool = False
     piece: Piece | None = None
+    swaps: bool = False
 
 
 @dataclass(frozen=True)

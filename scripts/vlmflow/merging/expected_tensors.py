@@ -175,9 +175,9 @@ class TrainedWeights:
         """
         if name in self.unused:
             self.unused.discard(name)
-            return Expected(self._files[name].get_tensor(name))
+            return Expected(self._tensor(name, weight))
         if name in self._files:
-            kept = self._files[name].get_tensor(name)
+            kept = self._tensor(name, weight)
             for first in range(0, max(1, len(kept)) if kept.ndim else 1, FROZEN_ROWS):
                 rows = slice(first, first + FROZEN_ROWS) if kept.ndim else ...
                 if not torch.equal(kept[rows], weight[rows].to(kept.dtype)):
@@ -187,3 +187,14 @@ class TrainedWeights:
                         "report this: the trainer must not touch frozen weights",
                     )
         return None
+
+    def _tensor(self, name: str, weight: torch.Tensor) -> torch.Tensor:
+        """Return the checkpoint's tensor in the base's layout.
+
+        transformers saves experts' matrices that it transposed when it loaded them as they are in memory. It told them
+        by their shape, so a shape says it here as well: those that are square were not transposed.
+        """
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        if tensor.shape != weight.shape and tensor.ndim == 3 and tensor.mT.shape == weight.shape:
+            return tensor.mT.contiguous()
+        return tensor

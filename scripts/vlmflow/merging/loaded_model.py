@@ -60,9 +60,15 @@ def load(folder: Path, device: str, dtype: str, **values: Any) -> PreTrainedMode
 
 
 def logits_of(model: torch.nn.Module, inputs: Mapping[str, torch.Tensor], positions: int) -> torch.Tensor:
-    """Return the logits of a row's last positions in float32: positions by vocabulary."""
+    """Return the logits of a row's last positions in float32: positions by vocabulary.
+
+    Pictures take the type in which the model computes.
+    """
+    kind = model.dtype
     with torch.inference_mode():
-        placed = {name: value.to(model.device) for name, value in inputs.items()}
+        placed = {
+            name: value.to(model.device, kind if value.is_floating_point() else None) for name, value in inputs.items()
+        }
         return model(**placed, logits_to_keep=positions).logits[0].float().cpu()
 
 

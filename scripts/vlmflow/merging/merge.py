@@ -33,7 +33,7 @@ from vlmflow.merging.safetensors_file import (
     write_rows,
 )
 from vlmflow.merging.threads import run_in_order
-from vlmflow.merging.trained_model import TrainedModel
+from vlmflow.merging.trained_model import TrainedModel, as_in_base
 
 BLOCK_ELEMENTS = 1 << 19
 """Elements in one step of the arithmetic: 2 MB in float32, which fits into a core's cache."""
@@ -118,6 +118,7 @@ class Terms:
     scale: float
     magnitude: torch.Tensor | None
     replacement: tuple[Path, TensorEntry] | None
+    swaps: bool = False
 
 
 def _shard_tasks(
@@ -176,7 +177,7 @@ def _load_terms(trained: Adapter | TrainedModel, update: Update, load: Callable[
     """Return an update of one matrix with its factors. load: of an adapter's tensors; None without an adapter."""
     replacement = trained.place(update.replacement) if update.replacement else None
     if load is None:
-        return Terms(None, None, 1.0, None, replacement)
+        return Terms(None, None, 1.0, None, replacement, update.swaps)
     left, right = load_factors(load, update) if update.factors else (None, None)
     magnitude = load(update.magnitude) if update.magnitude else None
     return Terms(left, right, update.scale, magnitude, replacement)
@@ -198,7 +199,7 @@ def _merge_rows(files: OpenFiles, entry: TensorEntry, terms: Terms, begin: int, 
         last = min(first + step, end)
         read, values, merged = (buffer[: last - first] for buffer in (all_read, all_values, all_merged))
         read_rows(source, start, first, read)
-        values.copy_(read)
+        values.copy_(as_in_base(read, start, terms.swaps))
         if terms.left is not None:
             values.addmm_(terms.left[first:last], terms.right, alpha=terms.scale)
         if terms.magnitude is not None:

@@ -22,7 +22,7 @@ from vlmflow.merging.adapter import (
 )
 from vlmflow.merging.model_weights import ModelWeights, read_model_weights
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
-from vlmflow.merging.trained_model import TrainedModel, plan_replacements, read_trained_model
+from vlmflow.merging.trained_model import TrainedModel, as_in_base, plan_replacements, read_trained_model
 from vlmflow.training.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
@@ -71,10 +71,12 @@ class MergePlan:
 
     def _share(self, name: str, file: Path) -> float | None:
         entry, update = next(of_each_matrix(self.tensors[name], self.updates[name]))
-        rows = min(SAMPLED_ROWS, entry.rows)
+        rows = min(SAMPLED_ROWS if len(entry.shape) < 3 else 1, entry.rows)  # a row of experts is a whole matrix
         stored = _first_rows(file, entry, rows)
         if isinstance(self.trained, TrainedModel):
-            change = _first_rows(*self.trained.place(name), rows).float() - stored.float()
+            place, start = self.trained.place(name)
+            trained = as_in_base(_first_rows(place, start, rows), start, update.swaps)
+            change = trained.float() - stored.float()
         else:
             left, right = load_factors(partial(load_finite, self.trained), update)
             change = update.scale * left[:rows] @ right

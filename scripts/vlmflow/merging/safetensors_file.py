@@ -55,6 +55,11 @@ class TensorEntry:
         """The elements of one row."""
         return math.prod(self.shape[1:])
 
+    @property
+    def matrices_transposed(self) -> tuple[int, ...]:
+        """The shape with rows and columns of each matrix swapped, of a tensor of matrices; otherwise the shape."""
+        return (self.shape[0], self.shape[2], self.shape[1]) if len(self.shape) == 3 else self.shape
+
 
 @dataclass(frozen=True)
 class SafetensorsFile:

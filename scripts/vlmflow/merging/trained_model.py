@@ -1,7 +1,8 @@
 """A checkpoint of the model's own weights, as the tuner full leaves it, and how it changes the base's tensors.
 
 transformers writes its files (modeling_utils.py, `save_pretrained`): the names of tensors are those of the base's
-files, the types are those of the training, and the division into shards is its own.
+files, the types are those of the training, and the division into shards is its own. Matrices of experts that it
+transposes as it loads them, because their shape says so, it saves as in memory (`core_model_loading.Transpose`).
 """
 
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 
 from vlmflow.config.tuners import FULL
@@ -71,7 +73,7 @@ def plan_replacements(
         if name not in model.tensors:
             raise _fault(model, name, "was trained, but the checkpoint does not have it")
         (_, found), expected = model.tensors[name], base[name]
-        if found.shape != expected.shape:
+        if found.shape != expected.shape and not _swaps(found, expected):
             raise _fault(model, name, f"has shape {found.shape}, in the base {expected.shape}")
         for which, entry in (("checkpoint", found), ("base", expected)):
             if entry.dtype not in FLOAT_TYPES:
@@ -92,7 +94,17 @@ def plan_replacements(
             "although it ties them (tie_word_embeddings)",
             "remove the second copy from the base's files, or untie it (config.json), and train again",
         )
-    return {name: Update(replacement=name) for name in model.trained}
+    return {name: Update(replacement=name, swaps=_swaps(model.place(name)[1], base[name])) for name in model.trained}
+
+
+def as_in_base(rows: torch.Tensor, entry: TensorEntry, swaps: bool) -> torch.Tensor:
+    """Return rows of a checkpoint's tensor, which stands at `entry`, in the base's layout. swaps: see `Update`."""
+    return rows.view(-1, *entry.shape[1:]).mT.flatten(1) if swaps else rows
+
+
+def _swaps(found: TensorEntry, expected: TensorEntry) -> bool:
+    """Return whether each matrix of a tensor has as many rows in the checkpoint as columns in the base."""
+    return found.shape != expected.shape and found.matrices_transposed == expected.shape
 
 
 def _stored_twice(base: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> list[str]:

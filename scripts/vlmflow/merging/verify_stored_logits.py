@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors.torch import load_file
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.config.tuners import FULL
@@ -27,11 +28,9 @@ from vlmflow.merging.loaded_model import (
 )
 from vlmflow.merging.logit_proof import compare, judge
 from vlmflow.merging.proof import LogitProof
+from vlmflow.trainer.row_tensors import Inputs, rows_in
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS
 from vlmflow.training.released import released_files
-
-Tensors = dict[str, torch.Tensor]
-"""By name: the inputs of a model for one row, or weights."""
 
 
 @lines_meanwhile("the comparison of logits")
@@ -69,17 +68,13 @@ def verify_stored_logits(base: Path, released: Path, merged: Path, device: str, 
     return msgspec.structs.replace(proof, verdict=judge(proof, merged, exact=not rounds_finer(stored, computed)))
 
 
-def _stored(tensors: Mapping[str, torch.Tensor]) -> tuple[list[Tensors], torch.Tensor]:
+def _stored(tensors: Mapping[str, torch.Tensor]) -> tuple[list[Inputs], torch.Tensor]:
     """Return the rows' inputs, and their logits one after the other."""
-    rows: dict[int, Tensors] = {}
-    for key, tensor in tensors.items():
-        _, number, name = key.split(".")
-        rows.setdefault(int(number), {})[name] = tensor
-    logits = [rows[number].pop("logits") for number in sorted(rows)]
-    return [rows[number] for number in sorted(rows)], torch.cat(logits)
+    rows = rows_in(tensors)
+    return rows, torch.cat([row.pop("logits") for row in rows])
 
 
-def _logits(model: torch.nn.Module, inputs: list[Tensors]) -> torch.Tensor:
+def _logits(model: PreTrainedModel, inputs: list[Inputs]) -> torch.Tensor:
     return torch.cat([logits_of(model, row, POSITIONS) for row in inputs])
 
 
@@ -96,7 +91,7 @@ def _take_weights(model: torch.nn.Module, released: Path, stored: torch.dtype) -
     return True
 
 
-def _weights(released: Path, stored: torch.dtype) -> Iterator[Tensors]:
+def _weights(released: Path, stored: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
     """Yield the tensors of each of the checkpoint's files by name, rounded."""
     for name in released_files(released, FULL):
         if name.endswith(".safetensors") and name != LOGITS:

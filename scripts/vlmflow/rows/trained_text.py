@@ -11,6 +11,11 @@ def last_answer_only(form: str, train_on: str) -> bool:
     return form == "timestep" or train_on == "last"
 
 
+def loss_scale(last_answer_only: bool) -> str:
+    """Return the value of ms-swift's `loss_scale` that selects the trained answers: the last one of a row, or all."""
+    return "last_round" if last_answer_only else "default"
+
+
 def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:
     """Return the characters of a row's trained answers by score; {} if its answers have no scores.
 

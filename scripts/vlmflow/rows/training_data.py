@@ -14,6 +14,7 @@ from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import Stats
+from vlmflow.rows.trained_text import loss_scale
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class TrainingData:
     @property
     def loss_scale(self) -> str:
         """The value of ms-swift's `loss_scale` that selects the trained answers."""
-        return "last_round" if self.last_answer_only else "default"
+        return loss_scale(self.last_answer_only)
 
 
 class _Images(msgspec.Struct):

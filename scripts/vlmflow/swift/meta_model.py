@@ -21,13 +21,18 @@ def meta_model(folder: Path) -> PreTrainedModel | None:
     Call it in a child with limits (`limited_child`): config.json is its owner's. Raises whatever transformers raises.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    kinds: list[Any] = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING]
-    kind = next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
+    kind = class_of(config)
     if kind is None or getattr(config, "quantization_config", None):
         return None
     with torch.device("meta"):
         model: PreTrainedModel = kind._from_config(config, attn_implementation="eager")
     return model
+
+
+def class_of(config: Any) -> Any:
+    """Return the class of models with a configuration; None if transformers does not know one."""
+    kinds: list[Any] = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING]
+    return next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
 
 
 class Loading:

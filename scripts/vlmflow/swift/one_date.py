@@ -1,25 +1,23 @@
-"""Gives templates of ms-swift that hold today's date one date for all days: that of the model's own chat template.
+"""Gives templates of ms-swift that write today's date one date for all days: that of the model's own chat template.
 
-ms-swift 4.6 writes today's date into some templates when it is imported (templates/llama.py, mistral.py), so a training
-that resumes tomorrow would go on with other tokens, and no digest would tell. The models' own chat templates take
-today's date too, but many have one of their own for programs that give none (Llama 3.2: 26 Jul 2024).
+ms-swift 4.6 writes today's date into some templates when it is imported (templates/llama.py, mistral.py), and into rows
+as it encodes them (templates/llm.py), so a training that resumes tomorrow would go on with other tokens, and no digest
+would tell. The models' own chat templates take today's date too, but many have one of their own for programs that give
+none (Llama 3.2: 26 Jul 2024).
 """
 
-import re
-from datetime import datetime, timedelta
-from typing import Any
+import sys
+from datetime import datetime, time, timedelta, tzinfo
+from typing import Any, Self
 
-from vlmflow.fetch.chat_templates import WRITTEN
+from vlmflow.fetch.chat_templates import OTHERWISE, WRITTEN
 
 HELD_IN = ("prefix", "system_prefix", "prompt", "chat_sep", "suffix", "default_system")
 """The parts of a template (swift.template.TemplateMeta): texts, and lists of texts."""
 
 
 def hold_one_date() -> None:
-    """Let all templates that ms-swift makes from now on and in this process hold one date.
-
-    Making one raises ValueError if it holds today's date, and the model's chat template has none of its own.
-    """
+    """Let all templates that ms-swift makes from now on and in this process write the date of their model."""
     from swift.template.base import Template
 
     plain = Template.__init__
@@ -28,23 +26,49 @@ def hold_one_date() -> None:
 
     def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
         plain(template, processor, *values, **named)
-        own = str(getattr(processor, "chat_template", None) or "")
-        for name, looks in WRITTEN.items():
-            for part in HELD_IN:
-                text = getattr(template.template_meta, part)
-                setattr(template.template_meta, part, _dated(text, [day.strftime(name) for day in days], looks, own))
+        held = _own_day(str(getattr(processor, "chat_template", None) or ""))
+        for part in HELD_IN:
+            text = getattr(template.template_meta, part)
+            for how in WRITTEN:
+                text = _dated(text, [day.strftime(how) for day in days], held.strftime(how))
+            setattr(template.template_meta, part, text)
+        _show_clocks(held)
 
     Template.__init__ = make
 
 
-def _dated(text: Any, today: list[str], looks: re.Pattern[str], own: str) -> Any:
+def _own_day(chat_template: str) -> datetime:
+    """Return the first date that a chat template holds."""
+    for how, looks in WRITTEN.items():
+        for text in looks.findall(chat_template):
+            try:
+                return datetime.strptime(text, how)
+            except ValueError:  # it looks like one alone
+                continue
+    return datetime.combine(OTHERWISE, time())
+
+
+def _dated(text: Any, today: list[str], date: str) -> Any:
     if isinstance(text, list):
-        return [_dated(each, today, looks, own) for each in text]
-    if not isinstance(text, str) or not (held := [date for date in today if date in text]):
-        return text
-    if not (date := looks.search(own)):
-        raise ValueError(
-            f"the template holds today's date ({held[0]}), and the model's chat template has none of its own: set "
-            "models.NAME.date"
-        )
-    return text.replace(held[0], date[0])
+        return [_dated(each, today, date) for each in text]
+    if isinstance(text, str):
+        for each in today:
+            text = text.replace(each, date)
+    return text
+
+
+def _show_clocks(day: datetime) -> None:
+    """Let the modules of ms-swift's templates read a day from their clock."""
+
+    class OnThatDay(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return cls(day.year, day.month, day.day, tzinfo=tz)
+
+        @classmethod
+        def today(cls) -> Self:
+            return cls.now()
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("swift.template.") and isinstance(vars(module).get("datetime"), type):
+            module.datetime = OnThatDay  # type: ignore[attr-defined]

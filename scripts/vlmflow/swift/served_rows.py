@@ -63,7 +63,7 @@ def _compare(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequ
 def _served(processor: Any, tokenizer: PreTrainedTokenizerBase, row: ShareGptRow, day: datetime) -> list[list[int]]:
     """Return for each answer of a row what the model has read when it has written it: the prompt, text and calls.
 
-    Raises whatever the template raises, also for the whole conversation, which the proof of the merged weights renders.
+    Raises whatever the template raises, also for the whole conversation, which shows whether it writes tools.
     """
 
     class OnThatDay(datetime):

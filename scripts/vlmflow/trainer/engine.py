@@ -26,6 +26,8 @@ def prepare(strategy: Strategy, trainer: Any) -> None:
         fsdp2.keep_precision(trainer)
     if strategy.engine == "fsdp2" or _trains_vision(trainer):
         _pass_blank_pictures()
+        if trainer.args.world_size > 1:
+            _require_the_tower(trainer)
     if strategy.engine == "deepspeed":
         trainer.save_model = partial(_save_model, trainer, trainer.save_model)
 
@@ -61,6 +63,30 @@ def _pass_blank_pictures() -> None:
     for name, module in sys.modules.items():
         if name.startswith(("swift.model.", "swift.template.")) and "is_deepspeed_enabled" in vars(module):
             module.is_deepspeed_enabled = lambda: True  # type: ignore[attr-defined]
+
+
+def _require_the_tower(trainer: Any) -> None:
+    """Refuse the first batch that does not pass through the vision tower, instead of waiting for ever.
+
+    ms-swift passes blank pictures for some models only: not for LLaVA, Gemma 3, Idefics3.
+    """
+    kind = model_types()[trainer.template.model_meta.model_type]
+    towers = {name for part, names in kind.parts.items() if part == "vision_tower" for name in names}
+    passed: list[bool] = []
+    for name, module in trainer.model.named_modules():
+        if name.removeprefix("base_model.model.") in towers:
+            module.register_forward_hook(lambda *_: passed.append(True))
+
+    def look(model: Any, *_: Any) -> None:
+        if model.training and towers and not passed:
+            raise ValueError(
+                f"a batch without pictures does not pass through {', '.join(sorted(towers))}, and the processes wait "
+                "for each other there; train rows with pictures alone, in one process, or, except under fsdp2, with "
+                "train.freeze: [vision_tower, aligner]"
+            )
+        passed.clear()
+
+    trainer.model.register_forward_hook(look)
 
 
 def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -36,10 +36,12 @@ def main() -> None:
         from vlmflow.config.strategies import strategy_of
         from vlmflow.trainer import engine
         from vlmflow.trainer.callback import EndsAtOnce, register
+        from vlmflow.trainer.default_attention import attend_as_the_model_can
         from vlmflow.trainer.faults import BadStepError
 
         # It prints a row. Its words could look like the cause of a failure (training/failures.py), and may be private.
         Template.print_inputs = _print_nothing
+        attend_as_the_model_can()
         engine.spare_deepspeed(strategy_of(orders.strategy))
         register(orders, heart)
     with suppress(EndsAtOnce, BadStepError):

@@ -14,14 +14,8 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPO
 from transformers.core_model_loading import revert_weight_conversion
 
 from vlmflow.core.account import write_account
-from vlmflow.trainer import row_attention
+from vlmflow.trainer.row_tensors import NOT_INPUTS, row_tensors
 from vlmflow.trainer.trained_tensors import LOGITS, POSITIONS, ROWS, TRAINED, TrainedTensors
-
-NOT_INPUTS = ("labels", "loss_scale", "channel")
-"""What a batch has besides the model's inputs."""
-
-NOT_STORED = ("position_ids", "text_position_ids", row_attention.ROWS, *row_attention.FOR_FLASH)
-"""The inputs that a model computes from the others for a single row: positions, and where the row begins and ends."""
 
 
 def store_with_each_checkpoint(trainer: Any) -> None:
@@ -65,9 +59,7 @@ def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:
             inputs.pop("text_position_ids", None)
             with trainer.compute_loss_context_manager(), template.forward_context(trainer.model, inputs):
                 logits = model(**inputs, logits_to_keep=POSITIONS).logits
-            for name, value in batch.items():
-                if isinstance(value, torch.Tensor) and name not in NOT_STORED:
-                    stored[f"row.{number}.{name}"] = value.contiguous().cpu()
+            stored |= row_tensors(number, batch)
             stored[f"row.{number}.logits"] = logits[0].float().cpu().contiguous()
     model.train(was_training)
     return stored

@@ -96,9 +96,8 @@ def test_a_template_writes_one_date(tmp_path: Path, day: str | None, shown: str,
     assert template.count(b"endmacro") == 1
 
 
-def test_a_template_without_any_date_keeps_todays(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("day", "shown"), [(None, "2025-01-01"), ("2026-01-02", "2026-01-02")])
+def test_a_template_without_any_date_gets_one(tmp_path: Path, day: str | None, shown: str) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / TEMPLATE).write_text('{{ strftime_now("%Y-%m-%d") }}')
-    assert own_files(folder, names(folder), None, None) == {}
-    own = own_files(folder, names(folder), None, "2025-01-02")
-    assert rendered(own[TEMPLATE], TALK, prompt=True) == "2025-01-02"
+    assert rendered(own_files(folder, names(folder), None, day)[TEMPLATE], TALK, prompt=True) == shown

@@ -1,0 +1,42 @@
+"""Turns rows into a model's inputs with ms-swift itself; runs in a separate process, whose environment it needs.
+
+    python -m vlmflow.swift.row_inputs ROWS INPUTS --model FOLDER …
+
+ROWS: JSON lines of ShareGPT rows. INPUTS: the output file (`trainer.row_tensors`). ms-swift's own arguments of model
+and template follow. The picture store and the picture budget come from the environment, as for training
+(`child_process.environment`).
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from vlmflow.core.process import die_with_parent
+from vlmflow.swift.quick_imports import quick_imports
+
+
+def main() -> None:
+    """Encode the rows as training would, each as a batch of its own."""
+    die_with_parent(os.getppid())
+    rows, inputs, *words = sys.argv[1:]
+    with quick_imports():
+        from vlmflow.swift.own_template import own_template
+
+        template = own_template(words)
+        from safetensors.torch import save_file
+        from swift.dataset import load_dataset
+
+        from vlmflow.swift.meta_model import meta_model
+        from vlmflow.trainer.row_tensors import row_tensors
+
+    template.model = meta_model(Path(template.model_info.model_dir))  # Qwen-VL's asks it for the positions of pictures
+    dataset, _ = load_dataset([rows], strict=True)
+    tensors: dict[str, Any] = {}
+    for number, row in enumerate(dataset):
+        tensors |= row_tensors(number, template.data_collator([template.encode(row)]))
+    save_file(tensors, inputs)
+
+
+if __name__ == "__main__":
+    main()
