@@ -24,6 +24,7 @@ rule fetch_model_files:
         revision=params.model_revision,
         state=params.model_files_state,
         store=lookup(dpath="stores/models", within=config),
+        dequantize=lookup(dpath="models/{model}/dequantize", within=config),
     threads: 4
     resources:
         mem_mb=1_000,

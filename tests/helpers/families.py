@@ -24,6 +24,7 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2Config,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
 
@@ -78,6 +79,7 @@ FAMILIES = {
     "llama": Family(LlamaConfig, "llama", "llama3", LLAMA_TOKENS),
     "mistral": Family(MistralConfig, "mistral", "llama", ("<s>", "<unk>", "</s>")),
     "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", CHATML_TOKENS),
+    "qwen3": Family(Qwen3Config, "qwen3", "qwen3_nothinking", CHATML_TOKENS),
     "qwen3-moe": Family(Qwen3MoeConfig, "qwen3_moe", "qwen3_nothinking", CHATML_TOKENS, experts=4),
     "gemma2": Family(Gemma2Config, "gemma2", "gemma", ("<bos>", "<pad>", "<start_of_turn>", "<eos>", "<end_of_turn>")),
     "mixtral": Family(MixtralConfig, "mixtral", "llama", ("<s>", "<unk>", "</s>"), experts=4),

@@ -168,6 +168,8 @@ class Config(Settings):
         for name, model in self.models.items():
             if (base := base_run(model.source)) is not None and base not in self.runs:
                 raise ValueError(f"models.{name}.source: unknown run {base!r}; runs has: {_names(self.runs)}")
+            if base is not None and model.dequantize:
+                raise ValueError(f"models.{name}.dequantize: the weights of a run are not quantised; remove the key")
         for name, run in self.runs.items():
             bases = [name]
             while (base := base_run(self.models[self.runs[bases[-1]].model].source)) is not None:

@@ -5,14 +5,15 @@ They are all that counting tokens and estimating a training need, so that neithe
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, sha256_of
+from vlmflow.core.files import read_json, sha256_of, write_json
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.fetch.model_files import INDEX, SINGLE, is_housekeeping, shown
 from vlmflow.fetch.model_folder import MANIFEST, FileRecord
@@ -58,16 +59,21 @@ def write_small_files(
     source: str,
     revision: str | None,
     tensors: list[str] | None = None,
+    written: Mapping[str, Any] | None = None,
 ) -> None:
     """Copy files of a model from `folder` into `target`, with their manifest.
 
-    names: relative to the folder. source, revision, tensors: see `SmallFiles`.
+    names: relative to the folder. source, revision, tensors: see `SmallFiles`. written: JSON values by name, for files
+    that are not to be copied.
     """
     files = {}
     for name in sorted(names):
         copy = target / FILES / name
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, copy)
+        if written and name in written:
+            write_json(copy, written[name])
+        else:
+            shutil.copyfile(folder / name, copy)
         files[name] = FileRecord(copy.stat().st_size, sha256_of(copy))
     write_account(target / MANIFEST, SmallFiles(source, revision, files, tensors))
 
