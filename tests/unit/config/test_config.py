@@ -49,6 +49,10 @@ def test_a_base_may_be_the_weights_of_another_run_but_not_in_a_circle() -> None:
     config = with_value("models.mine", {"source": "merged/r", "model_type": "qwen3"})
     config["runs"]["second"] = RUN | {"model": "mine"}
     assert check_config(copy.deepcopy(config), []).models["mine"].source == "merged/r"
+    config["models"]["mine"]["dequantize"] = True
+    with pytest.raises(VlmflowError, match=r"models\.mine\.dequantize: the weights of a run are not quantised"):
+        check_config(copy.deepcopy(config), [])
+    del config["models"]["mine"]["dequantize"]
     config["models"]["m"]["source"] = "merged/second"
     said = "models.m.source: run r is trained from merged/second; run second is trained from merged/r: no run can"
     with pytest.raises(VlmflowError, match=said):
