@@ -42,7 +42,8 @@ class StoreSettings(Settings):
     """Downloaded data files, by repository and revision."""
 
     models: str = "stores/models"
-    """Downloaded model folders, by repository and revision; `views` has links to the model files that stages see."""
+    """Downloaded model folders, by repository and revision; `bfloat16` has the bases that were in FP8, `views` links to
+    the model files that stages see."""
 
     pictures: str = "stores/pictures"
     """One folder per data set, with a link or a rewritten copy of every picture that a row names."""

@@ -1,5 +1,7 @@
 """A bfloat16 base out of FP8: the numbers, the files, and every weight or scale that does not fit."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
