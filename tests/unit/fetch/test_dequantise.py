@@ -78,6 +78,15 @@ def test_each_number_is_multiplied_by_the_scale_of_its_block(tmp_path: Path) -> 
     assert read_json(made / INDEX) == {"metadata": {"total_size": 2 * 35 + 3 + 2 * 24 + 2 * 4}, "weight_map": places}
 
 
+def test_files_that_only_the_form_in_fp8_needs_are_left_out(tmp_path: Path) -> None:
+    """One of scales alone, and weights that the index does not name."""
+    shards = made_model()
+    shards["scales.safetensors"] = {SCALE: shards[TWO].pop(SCALE)}
+    folder = write(tmp_path / "m", shards)
+    (folder / "consolidated.safetensors").write_bytes(b"the same again")
+    assert {file.name for file in made_of(folder).glob("[!.]*")} == {ONE, TWO, INDEX, CONFIG, "merges.txt"}
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_a_matrix_may_have_one_scale_and_layers_one_for_their_inputs(tmp_path: Path, shape: tuple[int, ...]) -> None:
     scale = np.full(shape, 0.5, np.float16)
