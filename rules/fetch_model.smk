@@ -4,6 +4,7 @@
 #        weights. A gated model needs a token: HF_TOKEN or `.venv/bin/hf auth login`.
 # Makes: models/{model}/manifest.json: a folder of links (below stores.models) to the model's files, which are in that
 #        store, in the local folder or in merged/RUN, with size and sha256 of each; of merged/RUN also its provenance.
+#        With `dequantize` the files are a bfloat16 copy in that store, and the manifest also has those in FP8.
 # Holds: the files are those of the pinned revision with the hub's digests, only data and all of it; or the manifest
 #        does not exist. Training, merge and verify see only the files that it names.
 
@@ -26,6 +27,7 @@ rule fetch_model:
         store=lookup(dpath="stores/models", within=config),
         chat_template=lookup(dpath="models/{model}/chat_template", within=config),
         date=lookup(dpath="models/{model}/date", within=config),
+        dequantize=lookup(dpath="models/{model}/dequantize", within=config),
     threads: 4
     resources:
         mem_mb=2_000,

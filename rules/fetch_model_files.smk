@@ -4,6 +4,7 @@
 #        no weights, but the small files of that run's own model, which are the same.
 # Makes: model_files/{model}/: files/, copies of the model's configuration, tokenizer and picture rule, some MB; and
 #        manifest.json, size and sha256 of each, and the names of the tensors in the weights (from index or header).
+#        With `dequantize` these are of the bfloat16 base that fetch_model makes.
 # Holds: the files are those of the pinned revision, only data and all of it but the weights. Lengths and the estimate
 #        come from them, so that both are known before the weights are fetched, or trained by another run.
 
@@ -26,6 +27,7 @@ rule fetch_model_files:
         store=lookup(dpath="stores/models", within=config),
         chat_template=lookup(dpath="models/{model}/chat_template", within=config),
         date=lookup(dpath="models/{model}/date", within=config),
+        dequantize=lookup(dpath="models/{model}/dequantize", within=config),
     threads: 4
     resources:
         mem_mb=1_000,

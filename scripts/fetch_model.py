@@ -3,14 +3,17 @@
 import shutil
 from pathlib import Path
 
+from msgspec import UNSET, UnsetType
+
 from harness.stage import run_stage
 from vlmflow.config.model_settings import BaseChat
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.chat_templates import own_files
+from vlmflow.fetch.dequantise import dequantised
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
-from vlmflow.fetch.model_folder import hash_files, link_files, write_model_manifest
+from vlmflow.fetch.model_folder import InFp8, digest_of, hash_files, link_files, write_model_manifest
 from vlmflow.fetch.published_run import PROVENANCE, published_files
 from vlmflow.fetch.tensor_names import refuse_other_tensors
 
@@ -21,6 +24,7 @@ def main(
     source: str,
     store: Path,
     pins: Path = PINS,
+    dequantize: bool = False,
     merged: list[Path] | None = None,
     chat_template: BaseChat | None = None,
     date: str | None = None,
@@ -32,6 +36,7 @@ def main(
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision, and for links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
+    dequantize: whether the model is in FP8, and becomes bfloat16, in the store too.
     merged: the folder merged/RUN, if that is the source. chat_template, date: see ModelSettings.
     threads: files that are fetched and read at a time.
     """
@@ -45,22 +50,26 @@ def main(
     elif isinstance(place, Path):
         revision, folder = None, place
         found = list_files(folder, source)
-        refuse_code(folder, found.names)
+        refuse_code(folder, found.names, dequantize=dequantize)
         files, left_out = hash_files(folder, found.names, threads), found.left_out
     else:
         from vlmflow.fetch.from_hub import fetch_model, pinned_revision  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
-        folder, files, left_out = fetch_model(place, pin, store, threads)
+        folder, files, left_out = fetch_model(place, pin, store, threads, dequantize=dequantize)
         revision = pinned_revision(place, pin)
     refuse_other_tensors(folder, files)
     log_left_out(source, left_out)
+    in_fp8: InFp8 | UnsetType = UNSET
+    if dequantize:
+        in_fp8 = InFp8(folder.resolve(), dict(sorted(files.items())), digest_of(files))
+        folder, files = dequantised(store, folder, files, threads)
     own = own_files(folder, files, chat_template, date)
     view, files = link_files(store, model.name, folder, files, own, of_target=bool(merged))
     with whole_folder(model) as unfinished_folder:
         if merged:
             shutil.copyfile(folder / PROVENANCE, unfinished_folder / PROVENANCE)
-        write_model_manifest(unfinished_folder, model.name, source, revision, view, files, left_out)
+        write_model_manifest(unfinished_folder, model.name, source, revision, view, files, left_out, in_fp8)
 
 
 if __name__ == "__main__":

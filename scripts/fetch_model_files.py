@@ -9,6 +9,7 @@ from vlmflow.config.source import parse_source
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.chat_templates import own_files
+from vlmflow.fetch.dequantise import without_scales, written_small_files
 from vlmflow.fetch.model_files import list_files, refuse_code
 from vlmflow.fetch.model_folder import MANIFEST
 from vlmflow.fetch.small_files import SmallFiles, read_small_files, small_names, write_small_files
@@ -21,6 +22,7 @@ def main(
     source: str,
     store: Path,
     pins: Path = PINS,
+    dequantize: bool = False,
     base: list[Path] | None = None,
     chat_template: BaseChat | None = None,
     date: str | None = None,
@@ -31,6 +33,7 @@ def main(
     files: the folder to write (model_files/MODEL).
     source: hf://OWNER/NAME or hf://OWNER/NAME@COMMIT, file:///PATH, the path of a folder, or merged/RUN.
     store: the folder for files from the hub, by repository and revision. pins: the table with revisions of hub sources.
+    dequantize: whether the model is in FP8, and what is written is of the bfloat16 base that `fetch_model` makes of it.
     base: the small files of RUN's own model (model_files/MODEL), if the source is merged/RUN: it has the same, but for
     the limits of pictures' sizes, which each run sets. chat_template, date: see ModelSettings. threads: files that are
     fetched at a time.
@@ -42,16 +45,20 @@ def main(
         folder, names, tensors = read_small_files(base[0]), list(of_base.files), of_base.tensors
     elif isinstance(place, Path):
         folder, names = place, list_files(place, source, weights=False).names
-        refuse_code(folder, names, weights=False)
+        refuse_code(folder, names, weights=False, dequantize=dequantize)
         tensors = tensor_names(folder, names)
     else:
         from vlmflow.fetch.from_hub import fetch_small_files, pinned_revision  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
-        folder, names, tensors = fetch_small_files(place, pin, store, threads)
+        folder, names, tensors = fetch_small_files(place, pin, store, threads, dequantize=dequantize)
         revision = pinned_revision(place, pin)
+    written: dict[str, bytes] = {}
+    if dequantize:
+        written = written_small_files(folder, names)
+        tensors = None if tensors is None else without_scales(tensors)
     with whole_folder(files) as unfinished_folder:
-        own = own_files(folder, names, chat_template, date)
+        own = written | own_files(folder, names, chat_template, date)
         write_small_files(unfinished_folder, folder, small_names(names), source, revision, tensors, own)
 
 

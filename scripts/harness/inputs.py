@@ -73,12 +73,12 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return [f"model_files/{self._settings.runs[run].model}"] if run else []
 
     def _files_of_model(self, model: str, *, weights: bool = True) -> list[Any]:
-        source = self._settings.models[model].source
+        source, dequantize = self._settings.models[model].source, self._settings.models[model].dequantize
         place = parse_source(source)
         if base_run(source) or (isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes()):
             return []
         try:
-            files = local_files(source, f"models.{model}.source", weights=weights)
+            files = local_files(source, f"models.{model}.source", weights=weights, dequantize=dequantize)
         except VlmflowError as error:
             sys.exit(str(error))
         return as_inputs(self._workflow, map(Path, files if weights else small_names(files)))

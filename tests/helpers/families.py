@@ -21,6 +21,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
     Qwen3MoeConfig,
 )
 
@@ -92,6 +93,7 @@ FAMILIES = {
     "llama": Family(LlamaConfig, "llama", "llama3", LLAMA_TOKENS),
     "mistral": Family(MistralConfig, "mistral", "llama", ("<s>", "<unk>", "</s>")),
     "qwen2.5": Family(Qwen2Config, "qwen2", "qwen2_5", CHATML_TOKENS),
+    "qwen3": Family(Qwen3Config, "qwen3", "qwen3_nothinking", CHATML_TOKENS),
     "qwen3-moe": Family(Qwen3MoeConfig, "qwen3_moe", "qwen3_nothinking", CHATML_TOKENS, experts=4),
     "glm4-moe": Family(Glm4MoeConfig, "glm4_moe", "glm4_5", GLM_TOKENS, experts=4),
     "gemma2": Family(Gemma2Config, "gemma2", "gemma", GEMMA_TOKENS),

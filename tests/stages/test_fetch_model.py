@@ -15,13 +15,16 @@ import pytest
 import yaml
 
 import fetch_model
+import fetch_model_files
 from faulty_server import Answer, refuses
+from fp8_files import ONE, WEIGHT, made_model, write
 from hub_server import REVISION, HubServer, command, served_hub, sha256
 from one_rule import one_rule
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_files import list_files
 from vlmflow.fetch.model_folder import FileRecord, digest_of, read_model_manifest
+from vlmflow.fetch.small_files import read_small_files, tensors_of
 
 SOURCE = "hf://o/m"
 PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", "LICENSE": b"free"}
@@ -48,9 +51,12 @@ class Place:
         self.pins = folder / "pins.yaml"
         self.stored = self.store / f"o--m@{REVISION}"
 
-    def fetch(self, source: object = SOURCE, revision: str = REVISION, **pin: object) -> None:
+    def fetch(
+        self, source: object = SOURCE, revision: str = REVISION, *, dequantize: bool = False, **pin: object
+    ) -> None:
         self.pin(revision=revision, **pin)
-        fetch_model.main(model=self.model, source=str(source), store=self.store, pins=self.pins, threads=3)
+        how = {"store": self.store, "pins": self.pins, "threads": 3, "dequantize": dequantize}
+        fetch_model.main(model=self.model, source=str(source), **how)
 
     def pin(self, **pin: object) -> None:
         self.pins.write_text(yaml.dump({SOURCE: pin}))
@@ -249,6 +255,29 @@ def test_a_hub_model_that_names_code_is_refused_before_its_weights_are_fetched(s
     assert not any(server.sent(name) for name in WEIGHTS)
 
 
+def test_a_hub_model_in_fp8_becomes_a_bfloat16_base(server: HubServer, place: Place, tmp_path: Path):
+    """pins.yaml has the digest of the files in FP8. Without the key the weights are not even fetched."""
+    published = {file.name: file.read_bytes() for file in write(tmp_path / "m", made_model()).iterdir()}
+    server.add("o/m", published, plain=tuple(name for name in published if not name.endswith(".safetensors")))
+    with pytest.raises(VlmflowError, match=r"is quantised \(fp8\), .*\n.*set models\.NAME\.dequantize: true"):
+        place.fetch()
+    assert not server.sent(ONE)
+    pin = {"size": sum(map(len, published.values())), "sha256": digest(published)}
+    place.fetch(dequantize=True, **pin)
+    manifest = read_model_manifest(place.model)
+    assert manifest.dequantized_from.digest == digest(published)
+    assert manifest.dequantized_from.folder == place.stored
+    assert {file.parent for file in place.seen.values()} == {place.store / "bfloat16" / digest(published)[:16]}
+    asked = len(server.requests)
+    small = place.model.parent / "small"
+    fetch_model_files.main(files=small, source=SOURCE, store=place.store, pins=place.pins, dequantize=True)
+    assert read_small_files(small).joinpath("config.json").read_bytes() == place.seen["config.json"].read_bytes()
+    assert tensors_of(small) == ["experts.up", WEIGHT, "norm.weight", "odd"]
+    place.fetch(dequantize=True, **pin)
+    assert read_model_manifest(place.model) == manifest
+    assert len(server.requests) == asked
+
+
 def test_a_missing_or_changed_model_is_reported(place: Place, local: Path, tmp_path: Path):
     place.fetch(local)
     manifest = (place.model / "manifest.json").read_text()
@@ -281,6 +310,7 @@ def test_the_digest_depends_only_on_names_and_bytes():
 def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path):
     sources = {"tiny": "local", "missing": "nowhere", "big": "hf://o/big"}
     models = {name: {"source": source, "model_type": "qwen3_vl"} for name, source in sources.items()}
+    models["fp8"] = models["tiny"] | {"dequantize": True}
     snakemake = one_rule(tmp_path, "fetch_model", models=models)
     (tmp_path / "pins.yaml").write_text("hf://o/big:\n")
 
@@ -293,5 +323,10 @@ def test_the_rule_takes_a_local_folder_as_its_input(local: Path, tmp_path: Path)
     planned = snakemake("models/tiny", "models/big", "-n")
     assert "Updated input files: local/config.json" in planned
     assert "Fetching the model big" in planned
+    (local / "config.json").write_bytes(b'{"quantization_config": {"quant_method": "fp8"}}')
+    assert "local/config.json: the base is quantised (fp8)" in snakemake("models/tiny", "-n")
+    assert "Fetching the model fp8" in snakemake("models/fp8", "-n")
+    (local / "config.json").write_bytes(b"{}")
+    assert "local/config.json: the base is not quantised" in snakemake("models/fp8", "-n")
     (local / "config.json").write_bytes(b'{"auto_map": {"AutoConfig": "x.X"}}')
     assert 'local/config.json: auto_map = {"AutoConfig": "x.X"}: names Python code' in snakemake("models/tiny", "-n")

@@ -28,8 +28,8 @@ from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_folder import hash_files, write_model_manifest
+from vlmflow.fetch.safetensors_header import read_header
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.safetensors_file import read_header
 from workflow_runs import ROOT
 
 

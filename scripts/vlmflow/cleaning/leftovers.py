@@ -18,6 +18,7 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import OtherVersionError, read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import UNFINISHED, sha256_of
+from vlmflow.fetch.dequantise import DEQUANTISED
 from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
@@ -204,6 +205,9 @@ def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]
             yield Leftover(view, "links to former model files; no manifest under models/ names them")
     sources = [model.source for model in settings.models.values()] + [manifest.source for manifest in manifests]
     in_use = {parent for view in views for file in _targets_of_links(view) for parent in file.parents}
+    for made in _folders(store / DEQUANTISED):
+        if made.resolve() not in in_use:
+            yield Leftover(made, "a bfloat16 copy of a model in FP8; no manifest under models/ names its files")
     yield from _of_hub(store, sources, pins, "model", in_use)
 
 

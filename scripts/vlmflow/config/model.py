@@ -42,7 +42,8 @@ class StoreSettings(Settings):
     """Downloaded data files, by repository and revision."""
 
     models: str = "stores/models"
-    """Downloaded model folders, by repository and revision; `views` has links to the model files that stages see."""
+    """Downloaded model folders, by repository and revision; `bfloat16` has the bases that were in FP8, `views` links to
+    the model files that stages see."""
 
     pictures: str = "stores/pictures"
     """One folder per data set, with a link or a rewritten copy of every picture that a row names."""
@@ -168,6 +169,8 @@ class Config(Settings):
         for name, model in self.models.items():
             if (base := base_run(model.source)) is not None and base not in self.runs:
                 raise ValueError(f"models.{name}.source: unknown run {base!r}; runs has: {_names(self.runs)}")
+            if base is not None and model.dequantize:
+                raise ValueError(f"models.{name}.dequantize: the weights of a run are not quantised; remove the key")
         for name, run in self.runs.items():
             bases = [name]
             while (base := base_run(self.models[self.runs[bases[-1]].model].source)) is not None:

@@ -66,6 +66,12 @@ class ModelSettings(Settings):
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
     training. `measure_lengths` compares some rows of every run; the model card tells the difference."""
 
+    dequantize: bool = False
+    """Whether the model is in FP8 (`quant_method` fp8 in its config.json: E4M3, with a scale for each block or matrix),
+    and becomes bfloat16 once: each number times its scale in float32, rounded to nearest, as transformers does on CPUs.
+    All stages see only that base, and `provenance.json` has the digests of both. Models in FP8 are refused without it,
+    all others with it."""
+
     @property
     def untested(self) -> str | None:
         """What to say of a kind of model that no test has taken to proven weights; None for others."""

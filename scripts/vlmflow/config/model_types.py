@@ -6,6 +6,7 @@ import of ms-swift takes seconds, and the data image does not have it.
 
 import difflib
 import functools
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,9 @@ import msgspec
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("model_types.json")
+
+QUANTISED = re.compile(r"(-(fp8|awq|gptq|bnb|unsloth|nf4|mxfp4|nvfp4|int[48]|[48]bits?|dynamic))+$", re.IGNORECASE)
+"""What the names of quantised models end with, beside the name of the model that was quantised."""
 
 AUTO = "auto"
 """What the configuration has in place of a kind that the model's address says."""
@@ -95,3 +99,16 @@ def published_type(repo: str) -> tuple[str, str] | None:
             if repo in repos:
                 return name, template
     return None
+
+
+def unquantised(name: str) -> str | None:
+    """Return the model on the hub (OWNER/NAME) that was quantised to the model of a name; None if none is listed.
+
+    name: with or without its owner. The same owner's model comes first: many quantise what others publish.
+    """
+    owner, _, last = name.rpartition("/")
+    if (plain := QUANTISED.sub("", last)) == last:
+        return None
+    listed = (repo for kind in model_types().values() for repos in kind.published.values() for repo in repos)
+    found = sorted(repo for repo in listed if repo.rpartition("/")[2] == plain)
+    return next((repo for repo in found if repo.startswith(f"{owner}/")), next(iter(found), None))

@@ -173,9 +173,13 @@ def remove(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all; keys keep their order."""
-    with whole_file(path, "w") as file:
-        json.dump(value, file, indent=1, ensure_ascii=False)
-        file.write("\n")
+    with whole_file(path) as file:
+        file.write(json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return `value` as `write_json` writes it."""
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 def read_json(path: Path) -> Any:

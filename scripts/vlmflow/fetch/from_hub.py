@@ -56,12 +56,12 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
 
 
 def fetch_model(
-    source: HubSource, pin: Pin | None, store: Path, threads: int
+    source: HubSource, pin: Pin | None, store: Path, threads: int, *, dequantize: bool = False
 ) -> tuple[Path, dict[str, FileRecord], list[str]]:
     """Fetch a model's files into the store; returns its folder, size and SHA-256 by file name, and the other files.
 
     pin: its row in pins.yaml. If the store has exactly the files of its size and digest, the network is not used.
-    threads: files at a time.
+    threads: files at a time. dequantize: whether the model must be quantised, in FP8.
 
     Raises VlmflowError; refuses unsafe JSON files before it fetches the weights.
     """
@@ -70,7 +70,7 @@ def fetch_model(
     folder = store_folder(store, source, revision)
     if (records := _complete_in_store(folder, pin, threads)) is not None:
         logger.info("%s: already in the store, %s", source, folder)
-        refuse_code(folder, list(records))
+        refuse_code(folder, list(records), source=str(source), dequantize=dequantize)
         left_out = read_account(folder / LEFT_OUT, list[str]) if (folder / LEFT_OUT).is_file() else []
         return folder, records, left_out
     found, left_out = model_files(source, revision)
@@ -79,7 +79,7 @@ def fetch_model(
     first = {target: file for target, file in files.items() if file.path.endswith(".json")}
     rest = {target: file for target, file in files.items() if target not in first}
     received = bring(first, f"fetching {source.name}, JSON files", threads) if first else {}
-    refuse_code(folder, [file.path for file in found])
+    refuse_code(folder, [file.path for file in found], source=str(source), dequantize=dequantize)
     received |= bring(rest, f"fetching {source.name}", threads)
     records = {file.path: FileRecord(bytes=file.size, sha256=received[target]) for target, file in files.items()}
     require_pinned(source, pin, sha256=digest_of(records))
@@ -88,14 +88,14 @@ def fetch_model(
 
 
 def fetch_small_files(
-    source: HubSource, pin: Pin | None, store: Path, threads: int
+    source: HubSource, pin: Pin | None, store: Path, threads: int, *, dequantize: bool = False
 ) -> tuple[Path, list[str], list[str] | None]:
     """Fetch a model's files other than its weights into the store.
 
     Returns its folder there, the names of all files, and those of its tensors; None if nothing names them.
 
     pin: its row in pins.yaml. If all files of the model are in the store, the network is not used. threads: files at a
-    time.
+    time. dequantize: whether the model must be quantised, in FP8.
 
     Raises VlmflowError; refuses unsafe JSON files.
     """
@@ -110,7 +110,7 @@ def fetch_small_files(
         single = next((file for file in found if file.path == SINGLE), None)
         small = set(small_names(names))
         bring({folder / file.path: file for file in found if file.path in small}, f"fetching {source.name}", threads)
-    refuse_code(folder, names)
+    refuse_code(folder, names, source=str(source), dequantize=dequantize)
     return folder, names, _names_in_header(single) if single and INDEX not in names else tensor_names(folder, names)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from vlmflow.config.model_types import architectures_in, kinds_of
 from vlmflow.config.source import NOT_IN_PATHS, parse_source
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
+from vlmflow.fetch.quantised import refuse_quantised
 
 KINDS = (".safetensors", ".json", ".txt", ".jinja", ".model", ".tiktoken")
 """The suffixes of a model's files; the last two are tokenizers of sentencepiece and tiktoken."""
@@ -155,8 +155,10 @@ def require_weights(files: ModelFiles, what: str) -> None:
         )
 
 
-def local_files(source: str, what: str, *, weights: bool = True) -> list[str]:
-    """Return the paths of the files of a model in a local folder; [] if it is on the hub. weights: see `list_files`.
+def local_files(source: str, what: str, *, weights: bool = True, dequantize: bool = False) -> list[str]:
+    """Return the paths of the files of a model in a local folder; [] if it is on the hub.
+
+    weights: see `list_files`. dequantize: see `refuse_code`.
 
     Raises VlmflowError as `list_files` and `refuse_code` do.
     """
@@ -164,14 +166,18 @@ def local_files(source: str, what: str, *, weights: bool = True) -> list[str]:
     if not isinstance(folder, Path):
         return []
     names = list_files(folder, what, weights=weights).names
-    refuse_code(folder, names, weights=weights)
+    refuse_code(folder, names, weights=weights, dequantize=dequantize)
     return [str(folder / name) for name in names]
 
 
-def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None:
+def refuse_code(
+    folder: Path, names: list[str], *, source: str = "", weights: bool = True, dequantize: bool = False
+) -> None:
     """Refuse a model with an adapter, with pickles only, quantised, or with JSON that names code or other weights.
 
-    names: its files; those in JSON must exist. weights: whether the shards that the index names must be among them.
+    names: its files; those in JSON must exist. source: its address, if that is not the folder. weights: whether the
+    shards that the index names must be among them. dequantize: whether it must be quantised, in FP8
+    (`models.NAME.dequantize`).
 
     Raises VlmflowError with file, key and value.
     """
@@ -184,7 +190,7 @@ def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None
         if name.endswith(".json"):
             _refuse_keys(folder / name)
     if CONFIG in names:
-        refuse_quantised(folder / CONFIG)
+        refuse_quantised(folder / CONFIG, source or str(folder), dequantize=dequantize)
         _refuse_kind(folder)
     if INDEX in names:
         _refuse_shards(folder / INDEX, set(names), weights)
@@ -194,27 +200,6 @@ def refuse_code(folder: Path, names: list[str], *, weights: bool = True) -> None
             f"{folder / pickles[0]}: the weights are pickles; {SINGLE} and {INDEX} are missing",
             "use a model in safetensors form, or convert it with transformers' save_pretrained",
         )
-
-
-def refuse_quantised(file: Path) -> dict[str, Any]:
-    """Return the content of a model's config.json; raises VlmflowError if it is no object, or of a quantised model."""
-    config: dict[str, Any] = read_json(file)
-    for where in ("", "text_config = "):
-        part = config.get("text_config") or {} if where else config
-        if not isinstance(part, dict):
-            raise VlmflowError(
-                f"{file}: {where}{part!r:.100} is not a JSON object", "use the files that the model's owner published"
-            )
-        if quantisation := part.get("quantization_config"):
-            named = isinstance(quantisation, dict)
-            method = quantisation.get("quant_method", "no method given") if named else quantisation
-            raise VlmflowError(
-                f"{file}: the base is quantised ({str(method)[:100]}), and the merge cannot add an update to quantised "
-                "weights",
-                "use the unquantised model as the base of the run (config: models); tuner qlora quantises it for the "
-                "training",
-            )
-    return config
 
 
 def _refuse_kind(folder: Path) -> None:

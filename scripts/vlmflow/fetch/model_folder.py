@@ -32,6 +32,17 @@ class FileRecord(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class InFp8(msgspec.Struct, frozen=True):
+    """The model in FP8 of which a bfloat16 base was made. folder: its absolute path. files: by name relative to it.
+
+    digest: the result of `digest_of` for them, as pins.yaml has it.
+    """
+
+    folder: Path
+    files: dict[str, FileRecord]
+    digest: str
+
+
 class ModelManifest(msgspec.Struct, frozen=True):
     """The content of `models/NAME/manifest.json`."""
 
@@ -55,6 +66,9 @@ class ModelManifest(msgspec.Struct, frozen=True):
 
     digest: str
     """The result of `digest_of` for these files: equal for equal models in any place."""
+
+    dequantized_from: InFp8 | msgspec.UnsetType = msgspec.UNSET
+    """What is at `source`, if the files are made of it (`models.NAME.dequantize`); left out for any other base."""
 
 
 def digest_of(files: Mapping[str, FileRecord]) -> str:
@@ -113,6 +127,7 @@ def write_model_manifest(
     folder: Path,
     files: Mapping[str, FileRecord],
     left_out: Sequence[str] = (),
+    dequantized_from: InFp8 | msgspec.UnsetType = msgspec.UNSET,
 ) -> None:
     """Write a manifest into the folder `model`; the other parameters are its fields."""
     manifest = ModelManifest(
@@ -123,6 +138,7 @@ def write_model_manifest(
         files=dict(sorted(files.items())),
         left_out=sorted(left_out),
         digest=digest_of(files),
+        dequantized_from=dequantized_from,
     )
     write_account(model / MANIFEST, manifest)
 

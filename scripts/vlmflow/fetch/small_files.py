@@ -59,8 +59,8 @@ def write_small_files(
 ) -> None:
     """Copy files of a model from `folder` into `target`, with their manifest.
 
-    names: relative to the folder. source, revision, tensors: see `SmallFiles`. own: files in place of the model's
-    (`chat_templates.own_files`).
+    names: relative to the folder. source, revision, tensors: see `SmallFiles`. own: files in place of the model's,
+    such as `chat_templates.own_files`.
     """
     files = {}
     for name in sorted({*names, *own}):

@@ -8,10 +8,7 @@ from typing import Any
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.fetch.model_files import INDEX, SINGLE, shown
-
-LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000
-"""The safetensors package's own limit (merging/safetensors_file.py reads headers in full)."""
+from vlmflow.fetch.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES
 
 Read = Callable[[int, int], bytes]
 """Returns a file's bytes from one place up to another one, exclusive."""

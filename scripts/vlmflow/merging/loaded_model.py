@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_header
+from vlmflow.fetch.safetensors_header import read_header
+from vlmflow.merging.safetensors_file import FLOAT_TYPES
 from vlmflow.merging.verify_files import MERGE_AGAIN
 
 ROUNDING_FACTOR = {torch.float32: 64.0, torch.float16: 8.0, torch.bfloat16: 8.0}

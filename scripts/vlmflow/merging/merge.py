@@ -22,16 +22,10 @@ from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sync, whole_folder
 from vlmflow.core.progress import Progress
+from vlmflow.fetch.safetensors_header import WHOLE_AGAIN, SafetensorsFile, TensorEntry
 from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite, of_each_matrix
 from vlmflow.merging.merge_plan import plan_merge
-from vlmflow.merging.safetensors_file import (
-    FLOAT_TYPES,
-    WHOLE_AGAIN,
-    SafetensorsFile,
-    TensorEntry,
-    read_rows,
-    write_rows,
-)
+from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_rows, write_rows
 from vlmflow.merging.threads import run_in_order
 from vlmflow.merging.trained_model import TrainedModel, as_in_base
 

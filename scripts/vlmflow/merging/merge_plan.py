@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 
 from vlmflow.config.tuners import LORA, Tuner
+from vlmflow.fetch.model_weights import ModelWeights, read_model_weights
+from vlmflow.fetch.safetensors_header import TensorEntry
 from vlmflow.merging.adapter import (
     Adapter,
     ExpertLayer,
@@ -20,8 +22,7 @@ from vlmflow.merging.adapter import (
     plan_updates,
     read_adapter,
 )
-from vlmflow.merging.model_weights import ModelWeights, read_model_weights
-from vlmflow.merging.safetensors_file import FLOAT_TYPES, TensorEntry, read_rows
+from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_rows
 from vlmflow.merging.trained_model import TrainedModel, as_in_base, plan_replacements, read_trained_model
 from vlmflow.training.accounts import PlannedMerge
 

@@ -22,22 +22,6 @@ PROOF = "proof.json"
 WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
 """Files about the model that a published folder gets; they may be new, or differ from the base's."""
 
-WEIGHT_SUFFIXES = (
-    ".bin",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".index.json",
-    ".msgpack",
-    ".onnx",
-    ".onnx_data",
-    ".pt",
-    ".pth",
-    ".safetensors",
-    ".tflite",
-)
-"""Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
-
 PACKAGES = (
     "snakemake",
     "ms-swift",

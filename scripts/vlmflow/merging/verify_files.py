@@ -8,9 +8,9 @@ from typing import Any
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json
 from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE
-from vlmflow.merging.model_weights import FETCH_AGAIN
-from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
-from vlmflow.merging.safetensors_file import LENGTH_BYTES, MAX_HEADER_BYTES
+from vlmflow.fetch.model_weights import FETCH_AGAIN, WEIGHT_SUFFIXES
+from vlmflow.fetch.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 
 TOKENIZER = frozenset({"tokenizer_config.json"})
 PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})

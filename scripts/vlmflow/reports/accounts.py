@@ -11,10 +11,18 @@ from vlmflow.rows.stats import Stats
 from vlmflow.training.accounts import Gate, TrainingReport
 
 
+class Fp8Files(msgspec.Struct, frozen=True):
+    """A model in FP8. digest: of its files, as pins.yaml has it. files: their SHA-256 by name."""
+
+    digest: str
+    files: dict[str, str]
+
+
 class BaseModelFiles(msgspec.Struct, frozen=True):
     """The base model, from its manifest. files: their SHA-256 by name.
 
     provenance: that of the run whose weights it is (`source: merged/RUN`); null for any other base.
+    dequantized_from: what is at `source`, if the base was made of it in bfloat16; left out for any other base.
     """
 
     source: str
@@ -23,6 +31,7 @@ class BaseModelFiles(msgspec.Struct, frozen=True):
     files: dict[str, str]
     left_out: list[str]
     provenance: "Provenance | None" = None
+    dequantized_from: Fp8Files | msgspec.UnsetType = msgspec.UNSET
 
 
 class Provenance(msgspec.Struct, frozen=True):

@@ -21,9 +21,10 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import lies_within
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
 from vlmflow.fetch.model_folder import digest_of_files, model_with
+from vlmflow.fetch.model_weights import WEIGHT_SUFFIXES
 from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
-from vlmflow.merging.proof import WEIGHT_SUFFIXES, WRITTEN_AFTERWARDS
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.reports.link import Difference, Link, compared
@@ -61,10 +62,16 @@ class _Data(msgspec.Struct, frozen=True):
         return found
 
 
+class _Fp8(msgspec.Struct, frozen=True):
+    digest: str
+    files: dict[str, str]
+
+
 class _BaseModel(msgspec.Struct, frozen=True):
     digest: str
     files: dict[str, str]
     provenance: "Record | None" = None
+    dequantized_from: _Fp8 | None = None
 
 
 class _TrainingDigests(msgspec.Struct, frozen=True):
@@ -98,6 +105,7 @@ class Record(msgspec.Struct, frozen=True):
         """All names of files in it."""
         names = [*self.base_model.files, *self.merged, *self.training.digests.released, *self.data.digests]
         names += [name for member in self.data.members.values() for name in member.digests]
+        names += self.base_model.dequantized_from.files if self.base_model.dequantized_from else []
         return [*names, *self.data.raw_files, *([self.picture_limits.file] if self.picture_limits else [])]
 
 
@@ -174,6 +182,8 @@ def _links(
     yield pictures_link(directory, directory / "fitted" / record.run, record.data.dataset, fitted)
     model = _model_of(record, directory)
     models = model or directory / "models"
+    if record.base_model.dequantized_from:
+        yield _in_fp8(record.base_model, record.base_model.dequantized_from, directory)
     yield (base := compared("files of the base model", models, record.base_model.files if model else {}))
     full = directory / "checkpoints" / record.run / "full"
     yield (trained := compared("adapter or trained weights", full, record.training.digests.released))
@@ -192,6 +202,18 @@ def _model_of(record: Record, directory: Path | None) -> Path | None:
     """Return the folder of a training's base model in the working directory; None if it is not there."""
     found = model_with(directory / "models", record.base_model.digest) if directory else None
     return found[1].folder if found else None
+
+
+def _in_fp8(base: _BaseModel, recorded: _Fp8, directory: Path) -> Link:
+    """Compare the files in FP8 of which a base was made in bfloat16, where its manifest says that they are."""
+    name, found = "files in FP8 of the base model", model_with(directory / "models", base.digest)
+    in_fp8 = found[1].dequantized_from if found else msgspec.UNSET
+    if in_fp8 is msgspec.UNSET:
+        return Link(name, str(directory / "models"), False)
+    link = compared(name, in_fp8.folder, recorded.files)
+    if digest_of_files(recorded.files) != recorded.digest:
+        link.differences.append(Difference("digest of all files", digest_of_files(recorded.files), recorded.digest))
+    return link
 
 
 def _taken_over(record: Record, newer: Record) -> Link:

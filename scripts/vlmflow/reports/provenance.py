@@ -11,10 +11,10 @@ from vlmflow.config.tuners import Tuner, tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.evaluation.accounts import EvaluationReport, left_out_in_words
 from vlmflow.evaluation.verdict import shown_shares
-from vlmflow.fetch.model_folder import ModelManifest
+from vlmflow.fetch.model_folder import InFp8, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
 from vlmflow.merging.published_limits import LimitedFile
-from vlmflow.reports.accounts import BaseModelFiles, Provenance
+from vlmflow.reports.accounts import BaseModelFiles, Fp8Files, Provenance
 from vlmflow.reports.eval_figures import ShownFigures, losses_of, shown_figures
 from vlmflow.reports.licences import StatedLicences, hub_datasets
 from vlmflow.reports.page import render
@@ -58,6 +58,7 @@ def provenance(
             files={name: record.sha256 for name, record in manifest.files.items()},
             left_out=manifest.left_out,
             provenance=of_base,
+            dequantized_from=_digests_of(manifest.dequantized_from),
         ),
         smoke=read_account(smoke / "gate.json", Gate),
         training=msgspec.structs.replace(trained, losses=msgspec.UNSET),
@@ -75,6 +76,12 @@ def provenance(
         evaluations=evaluations,
         trained_text=in_words(data.trained_characters, data.scored, good_run),
     )
+
+
+def _digests_of(in_fp8: InFp8 | msgspec.UnsetType) -> Fp8Files | msgspec.UnsetType:
+    if in_fp8 is msgspec.UNSET:
+        return msgspec.UNSET
+    return Fp8Files(in_fp8.digest, {name: record.sha256 for name, record in in_fp8.files.items()})
 
 
 @dataclass(frozen=True)

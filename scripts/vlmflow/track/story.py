@@ -227,6 +227,7 @@ def _facts(facts: Provenance, digest: str) -> dict[str, str]:
         "dataset": facts.data.dataset,
         "base_model.revision": facts.base_model.revision,
         "base_model.digest": facts.base_model.digest,
+        "base_model.dequantized_from": of_fp8.digest if (of_fp8 := facts.base_model.dequantized_from) else None,
         "data.digest": facts.training.digests.data,
         "training.digest": facts.training.digests.job,
     }

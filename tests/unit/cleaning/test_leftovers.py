@@ -10,6 +10,7 @@ from made_accounts import leave_training, some_report
 from vlmflow.cleaning.leftovers import find_leftovers, of_trainings, of_trials
 from vlmflow.config.model import Config, check_config
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.model_folder import FileRecord, link_files, write_model_manifest
 from vlmflow.training.accounts import TrainingDigests
 
 
@@ -59,6 +60,17 @@ def test_without_the_runs_file_only_leftovers_of_runs_are_listed(tmp_path: Path)
     made(fetched, pictures, tmp_path / "models" / "m", tmp_path / "images", tmp_path / "merged" / "y.part")
     assert listed(tmp_path, settings_with(), stores=False) == ["merged/y.part"]
     assert len(listed(tmp_path, settings_with())) == 3
+
+
+def test_a_bfloat16_copy_that_no_base_uses_is_listed(tmp_path: Path) -> None:
+    """Of a base in use, neither its files nor those in FP8 are."""
+    store = tmp_path / "stores" / "models"
+    made(store / "bfloat16" / "used", store / "bfloat16" / "old", store / f"o--m@{'0' * 40}")
+    files = {"file": FileRecord(1, "")}
+    view = link_files(store, "mine", store / "bfloat16" / "used", files)
+    source = f"hf://o/m@{'0' * 40}"
+    write_model_manifest(tmp_path / "models" / "mine", "mine", source, None, view, files)
+    assert listed(tmp_path, settings_with()) == ["stores/models/bfloat16/old"]
 
 
 def test_targets_elsewhere_say_nothing_about_models_and_pictures(tmp_path: Path) -> None:

@@ -50,6 +50,10 @@ def test_a_base_may_be_the_weights_of_another_run_but_not_in_a_circle() -> None:
     config = with_value("models.mine", {"source": "merged/r", "model_type": "qwen3"})
     config["runs"]["second"] = RUN | {"model": "mine"}
     assert check_config(copy.deepcopy(config), []).models["mine"].source == "merged/r"
+    config["models"]["mine"]["dequantize"] = True
+    with pytest.raises(VlmflowError, match=r"models\.mine\.dequantize: the weights of a run are not quantised"):
+        check_config(copy.deepcopy(config), [])
+    del config["models"]["mine"]["dequantize"]
     config["models"]["m"]["source"] = "merged/second"
     said = "models.m.source: run r is trained from merged/second; run second is trained from merged/r: no run can"
     with pytest.raises(VlmflowError, match=said):
@@ -66,6 +70,8 @@ def test_the_shipped_configuration_is_valid() -> None:
         "qwen3vl-feedback": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3vl-volcano": (4, "hf://Qwen/Qwen3-VL-32B-Instruct"),
         "qwen3-alpaca": (2, "hf://Qwen/Qwen3-8B"),
+        "llama-alpaca": (1, "hf://meta-llama/Llama-3.2-3B-Instruct"),
+        "qwen3-30b-alpaca": (8, "hf://Qwen/Qwen3-30B-A3B"),
     }
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_adapter, write_base
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.model_weights import read_model_weights
 from vlmflow.merging.adapter import Update, load_factors, load_finite, plan_updates, read_adapter
-from vlmflow.merging.model_weights import read_model_weights
 
 Tensors = dict[str, torch.Tensor]
 

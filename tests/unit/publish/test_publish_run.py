@@ -17,7 +17,7 @@ from hub_server import TOKEN, HubServer, Repo, command, served_hub, sha256
 from made_accounts import some_provenance
 from published_run import ADAPTER, MERGED, RUN, finished_run, rights
 from vlmflow.core.errors import VlmflowError
-from vlmflow.reports.accounts import BaseModelFiles
+from vlmflow.reports.accounts import BaseModelFiles, Fp8Files
 
 TO = "ann/mine"
 FIRST, SECOND = (sha256(MERGED[f"model-0000{number}-of-00002.safetensors"]) for number in (1, 2))
@@ -204,6 +204,15 @@ def test_the_adapter_goes_alone_and_names_no_path_of_this_machine(tmp_path: Path
     card = huggingface_hub.ModelCard(files["README.md"].decode()).data
     assert (card.base_model, card.to_dict()["base_model_relation"]) == ("Qwen/Qwen3-8B", "adapter")
     assert not any(b"/home/ann" in content for content in files.values())
+
+
+def test_the_card_of_an_adapter_says_how_its_base_in_fp8_was_used(tmp_path: Path, hub: HubServer) -> None:
+    in_fp8 = Fp8Files("digest of FP8", {})
+    finished_run(tmp_path, base_model=BaseModelFiles("hf://o/m-FP8", "abc", "digest", {}, [], None, in_fp8))
+    publish(tmp_path, adapter=True)
+    files = sent(hub.repos[TO])
+    assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == "o/m-FP8"
+    assert b"`quantization_config=FineGrainedFP8Config(dequantize=True)`" in files["README.md"]
 
 
 def test_an_adapter_that_changed_or_was_not_proven_is_refused(tmp_path: Path, hub: HubServer) -> None:

@@ -16,7 +16,7 @@ from check_provenance import main
 from made_accounts import LENGTHS
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import digest_of_files
+from vlmflow.fetch.model_folder import InFp8, ModelManifest, digest_of_files
 from vlmflow.lengths.accounts import FittedRows, FittedSplit
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest
 from vlmflow.serving.finished_run import published
@@ -362,6 +362,32 @@ def test_a_base_of_other_weights_than_its_run_published_is_found(
     change(second, lambda record: edit(record["base_model"]))
     assert not main(second, None)
     assert re.search(said, capsys.readouterr().out.partition("base mine: published files")[2])
+
+
+def test_the_files_in_fp8_are_compared_where_they_are(merged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work, in_fp8, digests = merged.parent / "work", merged.parent / "fp8", {"a.safetensors": of(b"fp8")}
+    recorded = {"digest": digest_of_files(digests), "files": digests}
+    change(merged, lambda record: record["base_model"].update(dequantized_from=recorded))
+    in_fp8.mkdir()
+    (in_fp8 / "a.safetensors").write_bytes(b"fp8")
+    work.mkdir()
+    assert main(merged, work)
+    assert "not here  files in FP8 of the base model" in capsys.readouterr().out
+    write_account(
+        work / "models" / "m" / "manifest.json",
+        ModelManifest("m", "fp8", None, work, {}, [], "d", InFp8(in_fp8, {}, recorded["digest"])),
+    )
+    assert main(merged, work)
+    assert "ok        files in FP8 of the base model: 1 of 1 files" in capsys.readouterr().out
+    change(merged, lambda record: record["base_model"]["dequantized_from"].update(digest="0"))
+    assert not main(merged, work)
+    assert f"digest of all files: expected {recorded['digest']}, found 0" in capsys.readouterr().out
+    (in_fp8 / "a.safetensors").write_bytes(b"other")
+    assert not main(merged, work)
+    assert f"expected {of(b'fp8')}, found {of(b'other')}" in capsys.readouterr().out
+    change(merged, lambda record: record["base_model"]["dequantized_from"]["files"].update({"../x": "0"}))
+    with pytest.raises(VlmflowError, match=r"'\.\./x' is no name inside a folder"):
+        main(merged, work)
 
 
 def test_a_hostile_provenance_of_the_base_is_refused(second: Path) -> None:

@@ -7,9 +7,25 @@ from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE, refuse_quantised
-from vlmflow.merging.proof import WEIGHT_SUFFIXES
-from vlmflow.merging.safetensors_file import SafetensorsFile, TensorEntry, read_header
+from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE
+from vlmflow.fetch.quantised import refuse_quantised
+from vlmflow.fetch.safetensors_header import SafetensorsFile, TensorEntry, read_header
+
+WEIGHT_SUFFIXES = (
+    ".bin",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".index.json",
+    ".msgpack",
+    ".onnx",
+    ".onnx_data",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".tflite",
+)
+"""Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
 
 FETCH_AGAIN = (
     "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
@@ -38,15 +54,16 @@ class ModelWeights:
         return {name: entry for shard in self.shards.values() for name, entry in shard.tensors.items()}
 
 
-def read_model_weights(folder: Path, files: Collection[str]) -> ModelWeights:
+def read_model_weights(folder: Path, files: Collection[str], *, dequantize: bool = False) -> ModelWeights:
     """Read the headers of a model's weights and check that they agree with each other and with the index.
 
     folder: the model's folder.
     files: the names of the model's files, relative to it; other files there are ignored.
+    dequantize: whether the model must be quantised, in FP8.
 
     Raises VlmflowError for weights that are missing, duplicate, truncated, quantised, or not in safetensors.
     """
-    config = _config(folder, files)
+    config = _config(folder, files, dequantize)
     weight_map = _weight_map(folder, files)
     shards = {name: read_header(folder / name) for name in sorted(set(weight_map.values()) or {SINGLE})}
     _refuse_doubled_tensors(shards)
@@ -57,11 +74,11 @@ def read_model_weights(folder: Path, files: Collection[str]) -> ModelWeights:
     return ModelWeights(folder, config, shards, sorted(rest - left_out), sorted(left_out))
 
 
-def _config(folder: Path, files: Collection[str]) -> dict[str, Any]:
+def _config(folder: Path, files: Collection[str], dequantize: bool) -> dict[str, Any]:
     path = folder / CONFIG
     if CONFIG not in files:
         raise VlmflowError(f"{path}: is missing", FETCH_AGAIN)
-    return refuse_quantised(path)
+    return refuse_quantised(path, dequantize=dequantize)
 
 
 def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:

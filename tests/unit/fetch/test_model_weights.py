@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import file_names, write_base
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX
-from vlmflow.merging.model_weights import ModelWeights, read_model_weights
+from vlmflow.fetch.model_weights import ModelWeights, read_model_weights
 
 
 @pytest.fixture

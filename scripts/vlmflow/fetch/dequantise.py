@@ -1,0 +1,295 @@
+"""Makes a bfloat16 base of a model in FP8: each number times the scale of its block, in float32, rounded once.
+
+transformers does the same where it cannot compute in FP8 (5.19, Fp8Dequantize in integrations/finegrained_fp8.py), so
+the base has the same bits. It needs no torch, which the image that fetches models does not have.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import BUFFER, json_bytes, read_json, require_free_disk, whole_folder
+from vlmflow.core.progress import Progress
+from vlmflow.fetch.model_files import CONFIG, INDEX
+from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
+from vlmflow.fetch.model_weights import ModelWeights, read_model_weights
+from vlmflow.fetch.quantised import block_of, without_quantisation
+from vlmflow.fetch.safetensors_header import ITEM_BYTES, LENGTH_BYTES, SafetensorsFile, TensorEntry
+
+DEQUANTISED = "bfloat16"
+"""The folder of a store with the bases that were in FP8, by the digest of what they were made of."""
+
+RECORD = ".files.json"
+"""Beside the files of such a base: size and SHA-256 of each."""
+
+FP8, BFLOAT16 = "F8_E4M3", "BF16"
+"""The types before and after, by the names of the safetensors format."""
+
+SCALE, ACTIVATION = "_scale_inv", ".activation_scale"
+"""What the name of a weight's scale has after the weight's, and that of a layer's inputs, which only FP8 needs."""
+
+PIECE = 1 << 19
+"""Numbers that are computed at a time: they and what is made of them fit into a core's cache."""
+
+LARGEST = 0x7F7F
+"""The bits of the largest number in bfloat16; those above are infinity and NaN."""
+
+OTHER_MODEL = "use the files that the model's owner published, or the unquantised model"
+
+
+def _values() -> NDArray[np.float32]:
+    """Return the number that each of the 256 codes of E4M3 means (arXiv:2209.05433, table 1)."""
+    codes = np.arange(256)
+    exponent, fraction = codes >> 3 & 15, codes & 7
+    size = np.where(exponent, np.ldexp(8 + fraction, exponent - 10), np.ldexp(fraction, -9))
+    size[codes & 127 == 127] = np.nan
+    signed: NDArray[np.float32] = np.where(codes < 128, size, -size).astype(np.float32)
+    return signed
+
+
+E4M3 = _values()
+
+
+def to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of numbers in bfloat16, rounded to nearest, ties to even. NaN must be numpy's own."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+def without_scales(names: Iterable[str]) -> list[str]:
+    """Return the names of a model's tensors that are no scales of others."""
+    return [name for name in names if not name.endswith((SCALE, ACTIVATION))]
+
+
+def written_small_files(folder: Path, names: Iterable[str], total: int | None = None) -> dict[str, bytes]:
+    """Return what the bfloat16 base has in place of config.json and the index, by name.
+
+    folder, names: the files of the model in FP8. total: bytes of the weights, for the index; None if it is not known.
+    """
+    written = {CONFIG: without_quantisation(folder / CONFIG)}
+    if INDEX in names:
+        places = read_json(folder / INDEX)["weight_map"]
+        written[INDEX] = {
+            "metadata": {} if total is None else {"total_size": total},
+            "weight_map": {name: places[name] for name in without_scales(places)},
+        }
+    return {name: json_bytes(value) for name, value in written.items()}
+
+
+def dequantised(
+    store: Path, folder: Path, files: Mapping[str, FileRecord], threads: int
+) -> tuple[Path, dict[str, FileRecord]]:
+    """Make the bfloat16 base of a model in FP8 in a store, unless it is there; returns its folder and files by name.
+
+    folder, files: those of the model in FP8. threads: tensors that are made at a time.
+
+    Raises VlmflowError with file and tensor if weights and scales do not fit together, PassingError without disk.
+    """
+    made = store / DEQUANTISED / digest_of(files)[:16]
+    if (made / RECORD).is_file():
+        recorded = read_account(made / RECORD, dict[str, FileRecord])
+        there = hash_files(made, [name for name in recorded if (made / name).is_file()], threads)
+        if there == recorded:
+            return made, there
+    weights = read_model_weights(folder, files.keys(), dequantize=True)
+    tensors = _checked(weights, block_of(folder / CONFIG))
+    with whole_folder(made) as part:
+        names = _write(weights, tensors, part, folder.name, threads)
+        records = hash_files(part, names, threads)
+        write_account(part / RECORD, records)
+    return made, records
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """The scales of a weight. file, entry: where they are. shape: with as many dimensions as the weight."""
+
+    file: SafetensorsFile
+    entry: TensorEntry
+    shape: tuple[int, ...]
+    block: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor of the bfloat16 base. file, entry: its place in the model in FP8. scales: None if it stays as it is."""
+
+    file: SafetensorsFile
+    entry: TensorEntry
+    scales: _Scales | None
+
+    @property
+    def bytes(self) -> int:
+        """Its size in the base."""
+        size = self.entry.end - self.entry.begin
+        return size * ITEM_BYTES[BFLOAT16] if self.scales else size
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """Its type and shape in the base, as a header has them."""
+        return {"dtype": BFLOAT16 if self.scales else self.entry.dtype, "shape": self.entry.shape}
+
+
+def _checked(weights: ModelWeights, block: tuple[int, int] | None) -> list[_Tensor]:
+    """Return the tensors of the base, each weight in FP8 with its scales.
+
+    Raises VlmflowError with file and tensor for one without the other, or that do not fit together.
+    """
+    places = {name: file for file in weights.shards.values() for name in file.tensors}
+    tensors = weights.tensors()
+    in_fp8 = {name for name, entry in tensors.items() if entry.dtype == FP8}
+    for name in sorted(tensors.keys() - set(without_scales(tensors))):
+        weight = name.removesuffix(SCALE) if name.endswith(SCALE) else f"{name.removesuffix(ACTIVATION)}.weight"
+        if weight not in in_fp8:
+            raise _wrong(places[name], name, f"is a scale, but the model has no tensor {weight} in FP8")
+    found = []
+    for name in without_scales(tensors):
+        file, entry = places[name], tensors[name]
+        if name in in_fp8:
+            layer = name.removesuffix(".weight")
+            others = [f"{name}_scale", f"{layer}.scale", f"{layer}.input_scale"]
+            if other := next((other for other in others if other in tensors), None):
+                raise _wrong(file, name, f"has the scale {other}, which is of another form of FP8")
+            if name + SCALE not in tensors:
+                raise _wrong(file, name, f"is in FP8, but the model has no scale {name}{SCALE}")
+            of = places[name + SCALE]
+            found.append(_Tensor(file, entry, _scales(file, entry, of, tensors[name + SCALE], block)))
+        elif entry.dtype.startswith(("F8", "F6", "F4")):
+            raise _wrong(file, name, f"is {entry.dtype}; only {FP8} can become bfloat16")
+        else:
+            found.append(_Tensor(file, entry, None))
+    if not in_fp8:
+        raise VlmflowError(f"{weights.folder}: has no tensor in FP8, but its {CONFIG} says so", OTHER_MODEL)
+    return found
+
+
+def _scales(
+    file: SafetensorsFile, entry: TensorEntry, of: SafetensorsFile, scale: TensorEntry, block: tuple[int, int] | None
+) -> _Scales:
+    if len(entry.shape) < 2 or 0 in entry.shape:
+        raise _wrong(file, entry.name, f"is in FP8, but has shape {entry.shape}, and no blocks")
+    *several, rows, columns = entry.shape
+    high, wide = (rows, columns) if block is None else (min(block[0], rows), min(block[1], columns))
+    shape = (*several, math.ceil(rows / high), math.ceil(columns / wide))
+    one_number = block is None and not several and math.prod(scale.shape) == 1
+    if scale.shape != shape and not one_number:
+        told = f"blocks of {block[0]} × {block[1]}" if block else "a scale for the whole matrix"
+        raise _wrong(of, scale.name, f"has shape {scale.shape}; for {entry.shape} and {told} it must be {shape}")
+    if scale.dtype not in ("F32", "BF16", "F16"):
+        raise _wrong(of, scale.name, f"is {scale.dtype}; scales must be F32, BF16 or F16")
+    return _Scales(of, scale, shape, (high, wide))
+
+
+def _write(weights: ModelWeights, tensors: list[_Tensor], target: Path, what: str, threads: int) -> list[str]:
+    """Write all files of the base into a folder; returns their names. what: the model's name, for people."""
+    total = sum(tensor.bytes for tensor in tensors)
+    require_free_disk(target, total, f"the bfloat16 copy of {weights.folder}")
+    written = written_small_files(weights.folder, weights.others, total)
+    for name in weights.others:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if name in written:
+            (target / name).write_bytes(written[name])
+        else:
+            shutil.copyfile(weights.folder / name, target / name)
+    shards = {name: [one for one in tensors if one.file is file] for name, file in weights.shards.items()}
+    shards = {name: some for name, some in shards.items() if some}  # no index names a file that only had scales
+    places = [place for name, some in shards.items() for place in _begin_shard(target / name, some)]
+    with Progress(f"{what} in bfloat16", total, "bytes") as progress, ThreadPoolExecutor(threads) as pool:
+        running = {pool.submit(_write_tensor, *place): place[0].bytes for place in places}
+        try:
+            for done in as_completed(running):
+                done.result()
+                progress.advance(running[done])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return [*weights.others, *shards]
+
+
+def _begin_shard(path: Path, tensors: list[_Tensor]) -> list[tuple[_Tensor, Path, int]]:
+    """Write a file's header, and return each tensor with the file and the place of its bytes in it.
+
+    Tensors of larger numbers come first, so that each begins where its numbers may (as the safetensors package does).
+    """
+    item = {one.entry.name: one.bytes // max(1, math.prod(one.entry.shape)) for one in tensors}
+    tensors = sorted(tensors, key=lambda one: -item[one.entry.name])
+    begins = [0, *accumulate(one.bytes for one in tensors)]
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    for one, begin in zip(tensors, begins, strict=False):
+        described[one.entry.name] = one.header | {"data_offsets": [begin, begin + one.bytes]}
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
+        file.truncate(LENGTH_BYTES + len(header) + begins[-1])
+    return [(one, path, LENGTH_BYTES + len(header) + begin) for one, begin in zip(tensors, begins, strict=False)]
+
+
+def _write_tensor(tensor: _Tensor, path: Path, begin: int) -> None:
+    with tensor.file.path.open("rb") as source, path.open("r+b") as target:
+        source.seek(tensor.entry.begin)
+        target.seek(begin)
+        if tensor.scales:
+            for piece in _pieces(tensor, tensor.scales, source):
+                target.write(piece.tobytes())
+        else:
+            for start in range(0, tensor.bytes, BUFFER):
+                target.write(_read(source, min(BUFFER, tensor.bytes - start), tensor))
+
+
+def _pieces(tensor: _Tensor, scales: _Scales, source: BinaryIO) -> Iterator[NDArray[np.uint16]]:
+    """Yield the bits of a weight in bfloat16, some rows at a time. source: its file, at its first byte."""
+    rows, columns = tensor.entry.shape[-2:]
+    high, wide = scales.block
+    step = max(1, PIECE // columns)
+    for grid in _numbers(scales).reshape(-1, *scales.shape[-2:]):
+        for top, of_blocks in zip(range(0, rows, high), grid, strict=True):
+            by_column = np.repeat(of_blocks, wide)[:columns]
+            below = min(top + high, rows)
+            for row in range(top, below, step):
+                read = _read(source, min(step, below - row) * columns, tensor)
+                codes = np.frombuffer(read, np.uint8).reshape(-1, columns)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    piece = to_bfloat16(E4M3[codes] * by_column)
+                if (piece & 0x7FFF).max() > LARGEST:
+                    is_nan = (codes & 0x7F == 0x7F).any()
+                    what = "NaN" if is_nan else "a number that is infinite in bfloat16 with its scale"
+                    raise _wrong(tensor.file, tensor.entry.name, f"holds {what}")
+                yield piece
+
+
+def _numbers(scales: _Scales) -> NDArray[np.float32]:
+    """Return the scales in float32; raises VlmflowError if one is no number from 0 on."""
+    entry = scales.entry
+    with scales.file.path.open("rb") as file:
+        file.seek(entry.begin)
+        read = file.read(entry.end - entry.begin)
+    if entry.dtype == BFLOAT16:
+        numbers = (np.frombuffer(read, np.uint16).astype(np.uint32) << 16).view(np.float32)
+    else:
+        numbers = np.frombuffer(read, np.float32 if entry.dtype == "F32" else np.float16).astype(np.float32)
+    if wrong := [float(one) for one in numbers[~((numbers >= 0) & (numbers < np.inf))][:1]]:
+        raise _wrong(scales.file, entry.name, f"holds {wrong[0]}; a scale must be a number from 0 on")
+    return numbers
+
+
+def _read(source: BinaryIO, size: int, tensor: _Tensor) -> bytes:
+    read = source.read(size)
+    if len(read) < size:
+        raise _wrong(tensor.file, tensor.entry.name, "ends too early: its file became shorter during reading")
+    return read
+
+
+def _wrong(file: SafetensorsFile, tensor: str, what: str) -> VlmflowError:
+    return VlmflowError(f"{file.path}: tensor {tensor} {what}", OTHER_MODEL)
