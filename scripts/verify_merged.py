@@ -19,6 +19,7 @@ from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.trained_text import loss_scale
 from vlmflow.rows.training_data import entries_named, first_rows
 from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.template_texts import named
 from vlmflow.training.released import read_release
 
 with quick_imports():
@@ -63,6 +64,7 @@ def main(
     pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     base = read_model_manifest(model)
+    settings = named(settings, base.folder)
     report = read_release(full)
     tuner = tuner_of(report.tuner)
     refuse_other_rows(rows / ACCOUNT)

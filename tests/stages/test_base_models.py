@@ -68,7 +68,10 @@ def test_a_template_that_writes_the_date_is_served_as_it_was_trained(tmp_path: P
     base = write_family("llama", tmp_path / "llama")
     (base / "chat_template.jinja").write_text(LLAMA_3_2)
     assert LLAMA_TOKENS[0] in (base / "tokenizer.json").read_text()
-    model = {"source": str(base), "model_type": "llama", "template": "llama3_2", "date": "2026-01-02"}
-    road(tmp_path, model, ["lora-without"], {"steps": 6, "longest": 4, "sample": 4})
+    road(
+        tmp_path, {"source": str(base), "date": "2026-01-02"}, ["lora-without"], {"steps": 6, "longest": 4, "sample": 4}
+    )
+    summary = read_account(tmp_path / "lengths" / "lora-without" / "summary.json", LengthSummary)
+    assert (summary.model_type, summary.text_args) == ("llama", {"template": "llama3_2"}), "found by its own files"
     served = (tmp_path / "merged" / "lora-without" / "chat_template.jinja").read_text()
     assert "02 Jan 2026" in served.splitlines()[0]
