@@ -69,8 +69,8 @@ def main(
     tuner = tuner_of(report.tuner)
     refuse_other_rows(rows / ACCOUNT)
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
-    named = {name for row in compared for name in row.images}
-    refuse_changed_pictures(store, entries_named(named, pictures or []).values())
+    images = {name for row in compared for name in row.images}
+    refuse_changed_pictures(store, entries_named(images, pictures or []).values())
     found, logits = read_account(tensors, VerifiedTensors), None
     refuse_other_files(merged, found.files, verified.name, f"remove {merged} and run the same command again")
     if settings.verify.logits and tuner.trains_adapter:
