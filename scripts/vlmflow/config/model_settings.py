@@ -25,7 +25,7 @@ TEMPLATE = "template"
 
 TESTED = (
     *("qwen3", "qwen3_moe", "qwen3_vl", "qwen2", "qwen2_5_vl"),
-    *("llama", "mistral", "mixtral", "gemma2", "phi3", "llava1_5_hf"),
+    *("llama", "mistral", "mixtral", "glm4_moe", "gemma2", "phi3", "llava1_5_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture.
 
