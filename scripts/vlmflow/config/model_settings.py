@@ -16,7 +16,7 @@ TEMPLATE = "template"
 
 TESTED = (
     *("qwen3", "qwen3_moe", "qwen3_vl", "qwen2", "qwen2_5_vl"),
-    *("llama", "mistral", "mixtral", "gemma2", "phi3", "polylm", "llava1_5_hf"),
+    *("llama", "mistral", "mixtral", "gemma2", "glm4_moe", "phi3", "polylm", "llava1_5_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture.
 

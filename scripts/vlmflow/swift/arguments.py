@@ -56,7 +56,8 @@ class Passes:
     gradient_checkpointing: bool
 
 
-Target = Annotated[str, msgspec.Meta(pattern=r"^[\w*][\w*.-]*$")]
+Target = Annotated[str, msgspec.Meta(pattern="^[^-]")]
+"""A name that ms-swift takes for no argument."""
 
 
 class Targets(msgspec.Struct, frozen=True):
