@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from vlmflow.rows.trained_text import last_answer_only
+from vlmflow.swift.description import Description
 
 STEP = 64
 """A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
@@ -81,7 +82,8 @@ class LengthSummary(msgspec.Struct, frozen=True):
     template and the model's attention let several rows stand in one sequence without padding; by_template: whether it
     counted all rows, because it gives some of them another length than `chat_form`; both are false in an account of
     before. model_type: the kind of the model, as ms-swift names it; null in an account of before. example: the shortest
-    of the compared rows; empty in an account of before.
+    of the compared rows; empty in an account of before. model: what the model says of itself; null in an account of
+    before, and if transformers cannot build it.
     """
 
     train: SplitLengths
@@ -96,6 +98,7 @@ class LengthSummary(msgspec.Struct, frozen=True):
     by_template: bool = False
     model_type: str | None = None
     example: list[ShownText] = []
+    model: Description | None = None
 
     @property
     def splits(self) -> dict[str, SplitLengths]:

@@ -18,6 +18,7 @@ from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import row_lengths
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment, run_module
+from vlmflow.swift.description import Description
 
 WHAT = "the check of token lengths"
 
@@ -68,7 +69,8 @@ class Comparison(NamedTuple):
     differs: how lengths or trained tokens differ in ms-swift's template, as a text; None if they do not. chat_template:
     the first difference between the two templates that the configuration accepts, as a text; None without one.
     one_sequence: whether several rows may stand in one sequence. by_size: whether these pictures' sizes alone give the
-    same counts. example: the shortest of the rows.
+    same counts. example: the shortest of the rows. model: what the model says of itself; None if transformers cannot
+    build it, or nothing names its tensors.
     """
 
     differs: str | None
@@ -76,6 +78,7 @@ class Comparison(NamedTuple):
     one_sequence: bool
     by_size: bool
     example: list[ShownText]
+    model: Description | None
 
 
 def template_arguments(model: Path, model_type: str, loss_scale: str, text_args: Mapping[str, Any]) -> dict[str, Any]:
@@ -147,4 +150,7 @@ def check_lengths(
             differences.append(f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}")
     difference = accepted_difference(found["template"], model.folder, text_args, template_differs)
     example = msgspec.convert(found["example"], list[ShownText])
-    return Comparison("; ".join(differences) or None, difference, found["one_sequence"], found["by_size"], example)
+    described = msgspec.convert(found["tensors"].get("model"), Description | None)
+    return Comparison(
+        "; ".join(differences) or None, difference, found["one_sequence"], found["by_size"], example, described
+    )

@@ -98,6 +98,7 @@ def measure_lengths(
         by_template=found.differs is not None,
         model_type=model.model_type,
         example=found.example,
+        model=found.model,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
 

@@ -13,6 +13,7 @@ from vlmflow.reports.histogram import Histogram, wide_bins
 from vlmflow.reports.longest_rows import LongRow, long_rows, with_looks
 from vlmflow.reports.page import Tile, render
 from vlmflow.rows.data_rows import lines_of
+from vlmflow.swift.description import Description
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class LengthsPage:
     """The page's facts.
 
     longest: the longest rows of each data file, the longest first. example: a row as the model reads it.
+    model: what the model says of itself.
     """
 
     title: str
@@ -29,6 +31,7 @@ class LengthsPage:
     longest: list[LongRow]
     max_length: int
     example: list[ShownText]
+    model: Description | None
 
 
 class Length(msgspec.Struct):
@@ -90,6 +93,7 @@ def lengths_page(
         [row for split, tokens in splits.items() for row in with_looks(named[split], rows[split], tokens.places)],
         max_length,
         account.example,
+        account.model,
     )
     return render("lengths.html.jinja", page)
 

@@ -11,8 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from transformers.core_model_loading import revert_weight_conversion
 
+from vlmflow.swift.description import describe
 from vlmflow.swift.limited_child import limited
 from vlmflow.swift.meta_model import Loading, meta_model
 
@@ -22,6 +24,8 @@ OF_NO_USE = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$")
 
 def compare_tensors(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Return the names of the tensors that a model lacks ("missing"), and of those that nothing loads ("unneeded").
+
+    "model" is what the model says of itself (`description.Description`).
 
     folder: the model's, without weights. names: those in its files.
     A model that is quantised, or whose class transformers does not know by its config.json, is not compared: {}.
@@ -50,7 +54,8 @@ def _compare(folder: Path, names: Iterable[str]) -> dict[str, Any]:
         for name in found[place]
         if not OF_NO_USE.search(name) and not any(re.search(pattern, name) for pattern in ignored)
     }
-    return {"missing": sorted(missing), "unneeded": sorted(unneeded)}
+    described = msgspec.to_builtins(describe(model, loading, names))
+    return {"missing": sorted(missing), "unneeded": sorted(unneeded), "model": described}
 
 
 def _places(loading: Loading, names: Iterable[str]) -> defaultdict[str, set[str]]:

@@ -50,6 +50,11 @@ def main() -> None:
     difference = first_difference(template.processor, read, tokens)
     stored = json.loads(Path(names).read_text())
     tensors = {} if stored is None else compare_tensors(Path(template.model_info.model_dir), stored)
+    if "model" in tensors:
+        tensors["model"] |= {
+            "special": list(template.tokenizer.all_special_tokens),
+            "pictures": type(getattr(template.processor, "image_processor", "")).__name__.removeprefix("str"),
+        }
     account = {"lengths": lengths, "by_size": by_size, "example": example, "template": difference, "tensors": tensors}
     Path(found).write_text(json.dumps(account | {"one_sequence": joins_rows(template)}))
 

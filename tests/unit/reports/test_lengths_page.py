@@ -18,6 +18,7 @@ from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
 
 HOSTILE = "<script>document.title='taken'</script>"
+from vlmflow.swift.description import Description, Layout
 
 
 def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: int = 0) -> RowLength:
@@ -87,6 +88,20 @@ def test_it_shows_a_row_as_the_model_reads_it(lengths: dict[str, Path]) -> None:
     assert (
         '<span class="soft ">&lt;|user|&gt;</span><span class=" ">Why?</span><span class=" trained">So.</span>' in page
     )
+
+
+def test_it_says_what_the_model_is(lengths: dict[str, Path]) -> None:
+    summary = lengths["train"].with_name("summary.json")
+    layouts = [Layout("a.*.w", "b.*.w", 12, ["Transpose"]), Layout("c", "c", 1)]
+    model = Description(
+        "SomeModel", {"language_model": 1234}, layouts, ["input_ids"], {"head": "c"}, 4, ["<s>"], "Pixels"
+    )
+    write_account(summary, msgspec.structs.replace(read_account(summary, LengthSummary), model=model))
+    page = page_of(lengths)
+    assert "<td>1,234 weights</td>" in page
+    assert '<code>a.*.w</code></th><td class="n">12</td><td><code>b.*.w</code></td><td>Transpose</td>' in page
+    assert "<td>4 in a layer</td>" in page
+    assert "<code>&lt;s&gt;</code>" in page
 
 
 def test_it_recommends_a_max_length(lengths: dict[str, Path]) -> None:
