@@ -16,9 +16,9 @@ from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MaxLengths, Me
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.reports.lengths_page import lengths_page
+from vlmflow.swift.description import Description, Layout
 
 HOSTILE = "<script>document.title='taken'</script>"
-from vlmflow.swift.description import Description, Layout
 
 
 def row(folder: Path, split: str, name: str, text_tokens: int, picture_tokens: int = 0) -> RowLength:
