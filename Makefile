@@ -218,7 +218,7 @@ test-remote: .venv/dev.stamp ## the unit tests of scripts/remote
 	$(BIN)/python tests/run.py remote
 
 test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
-	$(BIN)/python -m pytest --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
+	PYTHONPATH=tests/helpers $(BIN)/python -m pytest -p models_page --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
 	$(BIN)/python -m pytest tests/cluster -m slow --durations 25
 	$(BIN)/python tests/mutations/run.py
 	$(BIN)/python tests/bench/bench.py

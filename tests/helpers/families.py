@@ -13,6 +13,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GPT2Config,
     GptOssConfig,
     LlamaConfig,
     MistralConfig,
@@ -160,3 +161,14 @@ def made_tokenizer(
     made = PreTrainedTokenizerFast(tokenizer_object=plain, extra_special_tokens=extra, **ends, **named)
     made.chat_template = LLAMA_3
     return made
+
+
+def write_gpt2(folder: Path) -> Path:
+    """Write a GPT-2 with tied embeddings, as its first owner publishes it: no chat template, no bos before a text."""
+    torch.manual_seed(1)
+    tokenizer = made_tokenizer(("<|endoftext|>",) * 3)
+    tokenizer.chat_template = None
+    config = GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=len(tokenizer), n_positions=1024)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="60KB")
+    tokenizer.save_pretrained(folder)
+    return folder

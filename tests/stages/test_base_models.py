@@ -2,31 +2,19 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from transformers import AutoModelForCausalLM, GPT2Config
 
-from families import LLAMA_3_2, LLAMA_TOKENS, made_tokenizer, write_family
+from families import LLAMA_3_2, LLAMA_TOKENS, write_family, write_gpt2
 from forked_snakemake import called
 from text_run import TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.lengths.accounts import LengthSummary
 from workflow_runs import ROOT
-
-
-def write_gpt2(folder: Path) -> Path:
-    """Write a GPT-2 with tied embeddings, as its first owner publishes it: no chat template, no bos before a text."""
-    torch.manual_seed(1)
-    tokenizer = made_tokenizer(("<|endoftext|>",) * 3)
-    tokenizer.chat_template = None
-    config = GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=len(tokenizer), n_positions=1024)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="60KB")
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def road(folder: Path, model: dict[str, Any], runs: list[str], smoke: dict[str, int]) -> None:
@@ -57,7 +45,10 @@ def road(folder: Path, model: dict[str, Any], runs: list[str], smoke: dict[str, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["plain", "chatml"])
-def test_gpt_2_becomes_proven_weights(form: str, tmp_path: Path) -> None:
+def test_gpt_2_becomes_proven_weights(
+    form: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("road", f"gpt2-{form}")
     source = str(write_gpt2(tmp_path / "gpt2"))
     model = {"source": source, "model_type": "polylm", "chat_template": form}
     road(tmp_path, model, ["lora-with", "full-without"], {"steps": 6, "longest": 4, "sample": 4})

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,8 +87,11 @@ def test_a_text_that_the_tokenizer_takes_for_a_mark_is_named(llama: BaseModel, t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_text_models_become_proven_weights(name: str, tmp_path: Path) -> None:
+def test_text_models_become_proven_weights(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """By LoRA, of experts too if there are some, and by full fine-tuning, through the workflow's own rules."""
+    record_property("road", name)
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     family, source = FAMILIES[name], str(write_family(name, tmp_path / "base"))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,11 @@ def test_blocks_at_the_edge_are_smaller(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3", "qwen3-moe"])
-def test_a_base_in_fp8_becomes_proven_weights(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_base_in_fp8_becomes_proven_weights(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]
+) -> None:
     """From rows on, through the workflow's own rules. The published weights name both forms of their base."""
+    record_property("road", f"{kind}-fp8")
     rows = [{"instruction": f"Say {n}.", "input": "", "output": f"It is {n}, and again {n}."} for n in range(80)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     base = in_fp8(write_family(kind, tmp_path / "base"), (16, 16), torch.bfloat16)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,11 @@ def changed(run: Path, file: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SEEING)
-def test_pictures_and_texts_become_proven_weights(name: str, tmp_path: Path) -> None:
+def test_pictures_and_texts_become_proven_weights(
+    name: str, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """By LoRA and by full fine-tuning, through the workflow's own rules."""
+    record_property("road", name)
     (tmp_path / "pictures").mkdir()
     rows = []
     for number in range(60):
