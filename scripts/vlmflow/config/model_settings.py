@@ -24,8 +24,9 @@ TEMPLATE = "template"
 """ms-swift's argument for the chat template, among a run's swift_args."""
 
 TESTED = (
-    *("qwen3", "qwen3_moe", "qwen3_vl", "qwen2", "qwen2_5_vl"),
-    *("llama", "mistral", "mixtral", "gemma2", "phi3", "llava1_5_hf"),
+    *("qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"),
+    *("llama", "mistral", "mixtral", "mistral3", "gemma2", "gemma3_text", "gemma3_vision", "phi3", "phi4", "glm4"),
+    *("gpt_oss", "internvl", "llava1_5_hf", "llava_onevision_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture.
 

@@ -29,9 +29,9 @@ def test_bad_text_is_told_once_for_each_data_set_that_is_known(tmp_path: Path) -
 
 def test_a_model_that_is_not_supported_is_told(tmp_path: Path) -> None:
     both = yaml.safe_load((ROOT / "config.yaml").read_text())
-    both["models"]["qwen3-8b"]["model_type"] = "gemma3_vision"
+    both["models"]["qwen3-8b"]["model_type"] = "gemma3n"
     (line,) = notes(check_config(both, []), ["qwen3vl-fire", "qwen3-alpaca"], tmp_path)
-    assert line.startswith("models.qwen3-8b.model_type: gemma3_vision: no test has taken such a model")
+    assert line.startswith("models.qwen3-8b.model_type: gemma3n: no test has taken such a model")
 
 
 def test_the_steps_of_a_run_are_told_with_what_there_is_to_choose_from(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Turns rows into a model's inputs with ms-swift itself; runs in a separate process, whose environment it needs.
 
-    python -m vlmflow.swift.row_inputs ROWS INPUTS --model FOLDER …
+    python -m vlmflow.merging.row_inputs ROWS INPUTS --model FOLDER …
 
 ROWS: JSON lines of ShareGPT rows. INPUTS: the output file (`trainer.row_tensors`). ms-swift's own arguments of model
 and template follow. The picture store and the picture budget come from the environment, as for training
