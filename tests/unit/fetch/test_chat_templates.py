@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of, own_files, require_chat_template
@@ -33,6 +32,8 @@ def base_model(folder: Path, tokens: dict[str, int], first: str | None = None) -
 
 
 def rendered(template: bytes | str, messages: list[dict[str, str]], *, prompt: bool) -> str:
+    from transformers.utils.chat_template_utils import render_jinja_template  # it takes seconds
+
     text = template.decode() if isinstance(template, bytes) else template
     given = {"eos_token": "<eos>", "bos_token": "<bos>"}
     rendered, _ = render_jinja_template(
