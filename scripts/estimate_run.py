@@ -28,6 +28,8 @@ def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: 
     found = estimate_of_run(train, val, summary, model_files, settings)
     if not isinstance(found, NoEstimate):
         log.info(f"{estimate.stem}: {schedule_in_words(found.steps, found.evaluations)}")
+        for note in found.notes:
+            log.warning(f"{estimate.stem}: {note}")
         judge(found, estimate.stem, on_gpu=settings.device == "cuda", ignored=settings.estimate == "ignore")
     write_account(estimate, found)
 

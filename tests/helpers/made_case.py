@@ -1,23 +1,40 @@
 """A run of a small model for the estimate, without files."""
 
+import functools
+import json
 from typing import Any
 
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.estimate.case import Case, case_of
 from vlmflow.estimate.row_lengths import RowLengths
-from vlmflow.estimate.shape import ModelShape, TextShape, VisionShape
+from vlmflow.estimate.shape import CONFIG, Files, ModelShape, read_shape, shape_of
+from workflow_runs import ROOT
 
-TEXT = TextShape(
-    vocab_size=151_936,
-    hidden_size=4_096,
-    intermediate_size=12_288,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-)
-SHAPE = ModelShape(TEXT, VisionShape(out_hidden_size=4_096), tied=False)
-"""Qwen3-VL-8B-Instruct."""
+TEXT = {
+    "vocab_size": 151_936,
+    "hidden_size": 4_096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+"""The language model of Qwen3-VL-8B-Instruct."""
+
+PUBLISHED = ROOT / "tests" / "published" / "Qwen3-VL-8B-Instruct"
+PROCESSOR = PUBLISHED / "preprocessor_config.json"
+
+
+@functools.cache
+def shape_8b() -> ModelShape:
+    """Return the sizes of Qwen3-VL-8B-Instruct."""
+    return read_shape(PUBLISHED)
+
+
+def text_shape(model_type: str = "qwen3", **sizes: Any) -> ModelShape:
+    """Return the sizes of a model of text alone; sizes: those that differ from TEXT."""
+    return shape_of(Files({CONFIG: json.dumps({"model_type": model_type} | TEXT | sizes)}))
+
 
 ROWS = [(60 + 37 * number % 1_900, 256 * (number % 4)) for number in range(400)]
 """Text and picture tokens."""
@@ -47,9 +64,11 @@ def settings_of(train: dict[str, Any] | None = None, **others: Any) -> EstimateB
 def some_case(
     train: dict[str, Any] | None = None,
     rows: list[tuple[int, int]] | None = None,
-    shape: ModelShape = SHAPE,
+    shape: ModelShape | None = None,
     **others: Any,
 ) -> Case:
     """Give a run with some rows to train on, a tenth of which are also its val split."""
     lengths = ROWS if rows is None else rows
-    return case_of(shape, settings_of(train, **others), RowLengths.of(lengths), RowLengths.of(lengths[::10]))
+    return case_of(
+        shape or shape_8b(), settings_of(train, **others), RowLengths.of(lengths), RowLengths.of(lengths[::10])
+    )

@@ -1,7 +1,7 @@
 """The estimate's memory against real models of transformers and peft: exact states and passes, pictures within 10 %."""
 
 import json
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +24,8 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
-from live_memory import with_pictures_as_on_cuda
-from vlmflow.estimate.fake_pass import FUSED, LiveBytes, make_fake, measure
-from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, PARTS, TOWER, parts, weights_of
+from vlmflow.estimate.fake_pass import FUSED, LiveBytes, WithWholeNumbers, as_on_cuda, make_fake, measure
+from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, PARTS, TOWER, weights_of
 from vlmflow.estimate.pass_memory import Batch, pass_of
 from vlmflow.estimate.shape import ModelShape, read_shape
 from vlmflow.estimate.states import base_bytes, states, trained_of
@@ -64,6 +63,8 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "qwen3-vl with experts": Qwen3VLMoeConfig(text_config=TEXT | EXPERTS, **VISION),
 }
 
+PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}
+
 SWIFT_NAMES = ("llm", "vit", "aligner")
 """ms-swift's names of the parts, in the order of PARTS."""
 
@@ -79,6 +80,7 @@ def model_of(config: PreTrainedConfig, dtype: torch.dtype, device: str = "meta")
 
 def shape_of(config: PreTrainedConfig, folder: Path) -> ModelShape:
     config.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
     return read_shape(folder)
 
 
@@ -122,7 +124,7 @@ def trained(model: Any) -> list[torch.nn.Parameter]:
 def test_all_weights_are_counted(name: str, tmp_path: Path) -> None:
     model = model_of(CONFIGS[name], torch.float32)
     shape = shape_of(CONFIGS[name], tmp_path)
-    counted = {part: found.weights for part, found in parts(shape).items()}
+    counted = shape.of.weights
     there = dict.fromkeys(counted, 0)
     for parameter, weight in model.named_parameters():
         there[part_of(parameter)] += weight.numel()
@@ -306,7 +308,7 @@ def estimated(case: Case, folder: Path) -> int:
     """Return the same from passes on fake tensors of other rows, with two and with three layers."""
     shape = shape_of(case.config, folder)
     language = measure(pass_of(shape, case.way, padded=case.mask is torch.bool)).of(case.batch)
-    pictures = picture_tower(shape.vision, case.way, case.batch)
+    pictures = picture_tower(shape, case.way, case.batch)
     return max(language.kept + pictures.kept + max(language.layer, language.logits), pictures.passing)
 
 
@@ -325,7 +327,10 @@ def measured(case: Case, *, fake: bool = False) -> int:
         plain.enable_input_require_grads()
     if case.side and not {TOWER, ALIGNER} & case.way.trained:  # ms-swift's patch_frozen_module
         plain.model.visual.forward = torch.no_grad()(plain.model.visual.forward)
-    with FakeTensorMode() if fake else nullcontext(), with_pictures_as_on_cuda(case.mask):
+    modes = (FakeTensorMode(allow_non_fake_inputs=True), WithWholeNumbers()) if fake else ()
+    with ExitStack() as stack, as_on_cuda(case.mask):
+        for mode in modes:
+            stack.enter_context(mode)
         if fake:
             make_fake(model)
         for weight in trained(model):

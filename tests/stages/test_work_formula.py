@@ -1,5 +1,8 @@
 """The estimate's formula of operations, beside what PyTorch counts in a real training step."""
 
+import json
+from dataclasses import replace
+
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
@@ -7,8 +10,9 @@ from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from made_case import some_case
 from vlmflow.demo.tiny_model import ID
+from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import read_shape
-from vlmflow.estimate.work import model_flops
+from vlmflow.estimate.work import training
 
 WIDTH, RANK, LAYERS = 256, 16, 3
 SIDE = 8
@@ -42,6 +46,8 @@ def small_model(folder):
         tie_word_embeddings=True,
     )
     config.save_pretrained(folder)
+    processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager")
     adapter = LoraConfig(r=RANK, target_modules=DECODER_LAYERS, task_type="CAUSAL_LM")
     return get_peft_model(model, adapter).train()
@@ -65,8 +71,8 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
         ).last_hidden_state
         plain.lm_head(states[:, -trained:]).logsumexp(-1).sum().backward()
     case = some_case({"lora": {"rank": RANK}}, shape=read_shape(tmp_path))
-    work = model_flops(case.shape, case.way)
+    work = training(case.shape, replace(case.way, gradient_checkpointing=False))
     future = work.token_square * tokens**2  # eager attention also computes the half that it masks
     first_inputs = 2 * tokens * ((4 + 2 + 2) * 32 * WIDTH + 3 * RANK * WIDTH)  # no gradient of q, k, v's input
-    counted = work.of_row(tokens, trained, SIDE * SIDE)
+    counted = work.of(RowLengths.of([(tokens - pads, pads, trained)]))
     assert counter.get_total_flops() == counted + future - first_inputs

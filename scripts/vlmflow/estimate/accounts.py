@@ -132,7 +132,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     it fit `gpu`, the cheapest first; [] if it fits. nodes: machines; an account of before has none, and means one.
     evaluations: on val; 0 in an account of before. micro_batch_tokens, gradient_checkpointing: with which it is
     estimated; null for per_device_batch_size rows per pass. one_row_each: so many times as long one row per pass would
-    take on `gpu`; null without micro-batches. passes: what `auto` may come to mean.
+    take on `gpu`; null without micro-batches. passes: what `auto` may come to mean. notes: assumptions in place of a
+    measurement, for people.
     """
 
     gpu: str | None
@@ -154,6 +155,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
     gradient_checkpointing: bool = True
     one_row_each: float | None = None
     passes: list[Needs] = []
+    notes: list[str] = []
 
     def on(self, gpu: str | None) -> OnProduct | None:
         """Return the run on a product; None for no product."""

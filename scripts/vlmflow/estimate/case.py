@@ -14,6 +14,8 @@ from vlmflow.estimate.row_lengths import Row, RowLengths
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.way import Adapter, Sharding, Way
 
+SDPA = "sdpa"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -55,9 +57,14 @@ class Case:
             tokens=text + pictures,
             longest=ceil((text + pictures) / rows),
             logits=text + pictures if share > 1 else text if rows > 1 else trained,
-            padded=rows > 1 and self.settings.attention == "sdpa",
+            padded=rows > 1 and self.settings.attention == SDPA,
+            windowed=self._windowed(ceil((text + pictures) / rows)),
             pictures=pictures,
         )
+
+    def _windowed(self, longest: int) -> bool:
+        window = self.shape.of.window
+        return window is not None and longest > window and self.settings.attention == SDPA
 
     def _planned(self, most: int) -> list[Batch]:
         """Return the dearest micro-batches of at most `most` tokens: rows in one sequence, and longer rows alone.

@@ -12,6 +12,7 @@ from vlmflow.estimate.parameters import weights_of
 from vlmflow.estimate.passes import as_begun, needs_of
 from vlmflow.estimate.states import trained_of
 from vlmflow.estimate.times import amount, comparison_seconds, times
+from vlmflow.estimate.tower import assumed
 
 
 def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
@@ -43,6 +44,7 @@ def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
         gradient_checkpointing=case.way.gradient_checkpointing,
         one_row_each=_one_row_each(case, own),
         passes=passes,
+        notes=[note for note in (assumed(case.shape, case.way),) if note],
         changes=changes(case, own) if own and len(tokens) and needed.total > FITS * own.memory else [],
     )
 

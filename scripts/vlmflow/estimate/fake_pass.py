@@ -1,17 +1,23 @@
 """Measures a pass: how many bytes of tensors PyTorch holds at each moment of a forward and a backward pass.
 
-The model is transformers' own, with peft's adapter, of two and of three layers; its tensors are fake: they have a shape
-and no data. A pass does the same operations whatever its rows, so that the bytes at each of its moments are a
-polynomial of the numbers of tokens: some passes give it exactly, and those of two and of three layers that of a layer.
+The model is transformers' own, with peft's adapter, of a few of its layers; its tensors are fake: they have a shape and
+no data, but for whole numbers, which say how much there is. A pass does the same operations whatever its rows, so that
+the bytes at each of its moments are a polynomial of the numbers of tokens: some passes give it exactly, and those with
+one layer more that of a layer. Layers of another kind (a window, experts) are told apart and added up.
 
 torch.distributed._tools.mem_tracker measures the same, but refuses models with frozen weights (`register_hook`).
 """
 
 import gc
+import inspect
+import re
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -19,16 +25,19 @@ import numpy as np
 import torch
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface, AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, PreTrainedModel
 from transformers.integrations import moe
-from transformers.models.qwen3 import modeling_qwen3
-from transformers.models.qwen3_moe import modeling_qwen3_moe
+from transformers.integrations.sdpa_attention import repeat_kv
 
+from vlmflow.estimate.meta_shape import kind_of, layers_of, numbered
+from vlmflow.estimate.parameters import LANGUAGE
 from vlmflow.estimate.pass_memory import Moment, Pass, PassMemory
 from vlmflow.estimate.way import BF16, FP32
+from vlmflow.swift.meta_model import built
 
 FUSED = "fused_as_on_cuda"
 """The name of our attention among transformers'."""
@@ -42,7 +51,13 @@ FEW, MORE = 128, 256
 """Positions with logits."""
 
 FEWEST = 2
-"""Layers of the smaller model."""
+"""Layers of the smaller model, if all are of one kind."""
+
+OF_PICTURES = ("token_type_ids", "mm_token_type_ids")
+"""Inputs of a model that sees which say of each token whether it is one of a picture."""
+
+MOST_NUMBERS = 1 << 26
+"""Whole numbers that a tensor with data may have."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -83,13 +98,32 @@ class LiveBytes(TorchDispatchMode):
         return result
 
 
+class WithWholeNumbers(TorchDispatchMode):
+    """Gives tensors of whole numbers their data in a FakeTensorMode: sizes of pictures, positions, masks."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        if not tensors or not all(map(_has_whole_numbers, tensors)):
+            found = func(*args, **kwargs)
+            made = isinstance(found, FakeTensor) and not found.is_floating_point() and found.numel() <= MOST_NUMBERS
+            if tensors or not made:
+                return found
+        with unset_fake_temporarily():
+            return func(*args, **kwargs)
+
+
+def _has_whole_numbers(tensor: torch.Tensor) -> bool:
+    return not isinstance(tensor, FakeTensor) and not tensor.is_floating_point() and tensor.device.type == "cpu"
+
+
 class _Fused(torch.autograd.Function):
     """What a fused kernel keeps: its inputs, its result, a number for each row and head, and a mask if there is one."""
 
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: torch.Tensor) -> Any:
-        rows, heads, tokens, width = query.shape
-        result = torch.empty(rows, tokens, heads, width, dtype=query.dtype).transpose(1, 2)
+        rows, heads, tokens, _ = query.shape
+        result = torch.empty(rows, tokens, heads, value.shape[-1], dtype=query.dtype).transpose(1, 2)
         ctx.save_for_backward(query, key, value, result, torch.empty(rows, heads, tokens), *mask)
         return result
 
@@ -105,7 +139,7 @@ def _fused(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = 
         query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
     masks = []
     if attention_mask is not None:
-        key, value = (modeling_qwen3.repeat_kv(each, module.num_key_value_groups) for each in (key, value))
+        key, value = (repeat_kv(each, query.shape[1] // each.shape[1]) for each in (key, value))
         masks = [attention_mask.to(query.dtype)]
     return _Fused.apply(query, key, value, *masks).transpose(1, 2).contiguous(), None
 
@@ -127,26 +161,41 @@ def _layer_norm(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
 
 
 @contextmanager
-def as_on_cuda(mask: torch.dtype | None = None) -> Iterator[None]:
-    """Keep the tensors that a GPU keeps, on the CPU. mask: the type of attention's mask, None for none.
+def as_on_cuda(mask: torch.dtype | None = None, *, windowed: bool = False) -> Iterator[list[int]]:
+    """Keep the tensors that a GPU keeps, on the CPU; gives a list, to which each mask of attention adds its length.
+
+    mask: the type of attention's mask, None for none. windowed: whether a layer with a window needs one in any case.
 
     Dropout keeps a mask of bytes (on CPUs: the numbers that it multiplies by); autocast computes LayerNorm in float32
-    (torch/amp: the list of CUDA); attention is fused for grouped queries, and without padding it has no mask.
+    (torch/amp: the list of CUDA); attention is fused for grouped queries. It has a mask for padding, for a window that
+    is shorter than the row, and where a model asks for one in any case.
     """
+    made: list[int] = []
 
-    def causal_mask(*_: Any, inputs_embeds: torch.Tensor, **__: Any) -> torch.Tensor | None:
-        rows, tokens, _width = inputs_embeds.shape
-        return None if mask is None else torch.ones(rows, 1, tokens, tokens, dtype=mask)
+    def masked(
+        batch_size: int,
+        q_length: int,
+        kv_length: int,
+        *_: Any,
+        local_size: int | None = None,
+        allow_is_causal_skip: bool = True,
+        allow_is_bidirectional_skip: bool = False,
+        **__: Any,
+    ) -> torch.Tensor | None:
+        needed = not allow_is_causal_skip and not allow_is_bidirectional_skip
+        if mask is None and not needed and not (windowed and local_size):
+            return None
+        made.append(kv_length)
+        return torch.ones(batch_size, 1, q_length, kv_length, dtype=mask or torch.bool)
 
     functional = torch.nn.functional
     with (
         patch.object(functional, "dropout", _dropout),
         patch.object(functional, "layer_norm", _layer_norm(functional.layer_norm)),
-        patch.object(modeling_qwen3, "create_causal_mask", causal_mask),
-        patch.object(modeling_qwen3_moe, "create_causal_mask", causal_mask),
+        patch.dict(AttentionMaskInterface._global_mapping, {"eager": masked, FUSED: masked}),
         patch.object(moe, "_grouped_mm", _grouped_mm),
     ):
-        yield
+        yield made
 
 
 def make_fake(model: nn.Module) -> None:
@@ -219,22 +268,34 @@ class _LigerLoss(torch.autograd.Function):
 class _Course:
     """One pass, and the places of its parts among `live.moments`.
 
-    kept: the bytes as the loss begins. begins: the place where each layer begins. loss: where the loss does. returns:
-    where the gradient reaches each layer, the last one first.
+    kept: the bytes as the loss begins. masked: whether attention has a mask, whose bytes grow by squares. with_extra:
+    whether there is a layer more than in the smaller model, the second. layers, ended: how many the model has, and how
+    many have run. begins: the place where each layer begins. loss: where the loss does. returns: where the gradient
+    reaches each layer, the last one first.
     """
 
     live: LiveBytes
     kept: int = 0
+    with_extra: bool = False
+    masked: bool = False
     begins: list[int] = field(default_factory=list)
+    layers: int = 0
+    ended: int = 0
     loss: int = 0
     returns: list[int] = field(default_factory=list)
+    _handles: list[Any] = field(default_factory=list)
 
-    def watch(self, model: Any) -> None:
-        """Note the places of a model's layers. When a layer is computed again, it begins no more."""
-        for layer in model.model.layers:
-            layer.register_forward_pre_hook(self._begin)
-            layer.register_forward_hook(self._end)
-        model.model.norm.register_forward_pre_hook(self._begin_loss)
+    def watch(self, layers: Iterable[nn.Module]) -> None:
+        """Note the places of a model's layers until `end`. When a layer is computed again, it begins no more."""
+        self._handles.append(register_module_forward_pre_hook(self._begin_loss))
+        for layer in layers:
+            self.layers += 1
+            self._handles += layer.register_forward_pre_hook(self._begin), layer.register_forward_hook(self._end)
+
+    def end(self) -> None:
+        """Note no more places."""
+        for handle in self._handles:
+            handle.remove()
 
     @property
     def _place(self) -> int:
@@ -244,44 +305,58 @@ class _Course:
         if not self.loss:
             self.begins.append(self._place)
 
-    def _end(self, _layer: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+    def _end(self, _layer: nn.Module, _inputs: Any, output: Any) -> None:
         if not self.loss:
-            output.register_hook(self._return)
+            self.ended += 1
+            (output if isinstance(output, torch.Tensor) else output[0]).register_hook(self._return)
 
     def _return(self, _gradient: torch.Tensor) -> None:
         self.returns.append(self._place)
 
     def _begin_loss(self, *_: Any) -> None:
-        self.loss, self.kept = self._place, self.live.live
+        """Note where the first module after the layers begins."""
+        if self.ended == self.layers and not self.loss:
+            self.loss, self.kept = self._place, self.live.live
 
-    def without_second_layer(self) -> list[int]:
-        """Return the moments as those of a model with a layer less."""
-        (_, second, third, *_), (*_, back_to_second, back_to_first) = self.begins, self.returns
+    @property
+    def moments(self) -> list[int]:
+        """The moments; with a layer more than in the smaller model, those without the second layer."""
         moments = self.live.moments
+        if not self.with_extra:
+            return moments
+        (_, second, third, *_), (*_, back_to_second, back_to_first) = self.begins, self.returns
         return moments[:second] + moments[third:back_to_second] + moments[back_to_first:]
 
 
 def measure(one: Pass) -> PassMemory:
-    """Return the bytes of a pass as a function of its rows. If some layers have experts, all count as such.
+    """Return the bytes of a pass as a function of its rows.
 
-    Raises RuntimeError if passes of other rows do other operations.
+    Raises ValueError if passes of other rows do other operations.
     """
-    lengths = (SHORT, LONG, LONGER) if one.padded or one.eager else (SHORT, LONG)
-    sizes = [*((tokens, FEW) for tokens in lengths), (SHORT, MORE)]
-    few = [_course(one, FEWEST, *size) for size in sizes]
-    more = [_course(one, FEWEST + 1, tokens, FEW) for tokens in lengths]
-    of_few = [[course.kept, *course.live.moments] for course in few]
-    of_more = [[course.kept, *course.without_second_layer()] for course in more]
-    if len({len(moments) for moments in (*of_few, *of_more)}) > 1:
-        raise RuntimeError("passes of other rows do other operations")
-    each = np.array(of_more) - np.array(of_few[: len(lengths)])
-    each = np.concatenate([each, each[:1]])  # a layer has no logits
-    of_all = np.array(of_few) + (one.text.num_hidden_layers - FEWEST) * each
+    with FakeTensorMode(allow_non_fake_inputs=True), TemporaryDirectory() as folder:
+        passed = _Passed(one, one.files.write(Path(folder)))
+        first = passed.course(SHORT, FEW)
+        sizes = [(SHORT, FEW), (LONG, FEW), *([(LONGER, FEW)] if first.masked else []), (SHORT, MORE)]
+        few = [first, *(passed.course(*size) for size in sizes[1:])]
+        of_all = _moments(few)
+        found = of_all.copy()
+        for extra, count in passed.extras:
+            more = [passed.course(*size, extra) for size in sizes[:-1]]
+            each = _moments(more) - of_all[:-1]
+            found += count * np.concatenate([each, each[:1]])  # a layer has no logits
     terms = np.array([(1, tokens, logits, tokens**2)[: len(sizes)] for tokens, logits in sizes])
-    found = np.rint(np.linalg.solve(terms, of_all)).astype(int).T.tolist()
-    kept, *moments = (Moment(*[*factors, 0][:4]) for factors in found)
+    factors = np.rint(np.linalg.solve(terms, found)).astype(int).T.tolist()
+    kept, *moments = (Moment(*[*each, 0][:4]) for each in factors)
     loss, end = few[0].loss, few[0].returns[0]
     return PassMemory(kept, _highest(moments[:loss] + moments[end:]), _highest(moments[loss:end]))
+
+
+def _moments(courses: list[_Course]) -> Any:
+    """Return the bytes kept and at each moment of some courses, one row each.
+
+    Raises ValueError if they have not as many moments.
+    """
+    return np.array([[course.kept, *course.moments] for course in courses])
 
 
 def _highest(moments: list[Moment]) -> list[Moment]:
@@ -293,52 +368,121 @@ def _highest(moments: list[Moment]) -> list[Moment]:
     return highest
 
 
-def _course(one: Pass, layers: int, tokens: int, logits: int) -> _Course:
-    """Return the course of a pass of one row."""
-    mask = TYPES[one.base] if one.eager else torch.bool if one.padded else None
-    model = _model(one, layers)
-    plain = model.get_base_model() if one.adapted else model
-    if one.gradient_checkpointing:
-        plain.gradient_checkpointing_enable({"use_reentrant": False})
-    if not one.full:
-        plain.enable_input_require_grads()
-    with FakeTensorMode(), as_on_cuda(mask), _without_collector():
-        make_fake(model)
-        trained = [weight for weight in model.parameters() if weight.requires_grad]
-        for weight in trained:
-            weight.grad = torch.zeros_like(weight)
-        ids, labels, kept = (torch.zeros(1, count, dtype=torch.long) for count in (tokens, logits, logits))
-        held = [*model.parameters(), *(weight.grad for weight in trained), *model.buffers(), ids, labels, kept]
-        with LiveBytes(held) as live:
-            course = _Course(live)
-            course.watch(plain)
-            with torch.autocast("cpu", torch.bfloat16, enabled=one.autocast):
-                if one.liger:
-                    hidden = plain.model(ids, use_cache=False).last_hidden_state
-                    loss = _LigerLoss.apply(hidden[:, kept[0]], plain.lm_head.weight)
-                    del hidden
-                else:
-                    loss = model(input_ids=ids, labels=labels, logits_to_keep=kept[0], use_cache=False).loss
-            loss.backward()
-    return course
+class _Passed:
+    """A model whose passes are measured, with the layers that they need.
+
+    base: the layers of the smaller model: the first one, and the last one of each kind. extras: another layer of each
+    kind, and how many more than in `base` the model has.
+    """
+
+    def __init__(self, one: Pass, folder: Path) -> None:
+        self.one = one
+        self.model = trained_model(one, folder, self._choose)
+        if LANGUAGE not in one.trained:
+            self.model.enable_input_require_grads()
+        self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+
+    def _choose(self, model: PreTrainedModel) -> None:
+        """Keep the layers that the passes need."""
+        self.layers = layers_of(model)
+        layers, kinds = list(self.layers), _kinds(model)
+        last = {kind: number for number, kind in enumerate(kinds)}
+        base = sorted({0, *last.values()})
+        if len(base) < FEWEST <= len(layers):
+            base = list(range(FEWEST))
+        more = Counter(kinds) - Counter(kinds[number] for number in base)
+        others = [number for number in range(len(layers)) if number not in base]
+        extras = {kind: next(number for number in others if kinds[number] == kind) for kind in more}
+        self.base = [layers[number] for number in base]
+        self.extras = [(layers[number], more[kind]) for kind, number in extras.items()]
+        _set(self.layers, [*self.base, *(layer for layer, _ in self.extras)])
+
+    def course(self, tokens: int, logits: int, extra: nn.Module | None = None) -> _Course:
+        """Return the course of a pass of one row over the layers of the smaller model; extra: one more, the second."""
+        one, model = self.one, self.model
+        layers = [self.base[0], *([extra] if extra else []), *self.base[1:]]
+        _set(self.layers, layers)
+        plain: Any = model.get_base_model() if one.adapted else model
+        mask = TYPES[one.base] if one.eager else torch.bool if one.padded else None
+        with as_on_cuda(mask, windowed=one.windowed) as masks, WithWholeNumbers(), _without_collector():
+            for weight in self.trained:
+                weight.grad = torch.zeros_like(weight)
+            ids, labels, kept = (torch.zeros(1, count, dtype=torch.long) for count in (tokens, logits, logits))
+            given = inspect.signature(plain.forward).parameters if hasattr(plain, "get_image_features") else ()
+            kinds = {name: torch.zeros_like(ids) for name in OF_PICTURES if name in given}
+            held = [*model.parameters(), *(weight.grad for weight in self.trained), *model.buffers()]
+            with LiveBytes([*held, ids, labels, kept, *kinds.values()]) as live:
+                course = _Course(live, with_extra=extra is not None)
+                course.watch(layers)
+                with torch.autocast("cpu", torch.bfloat16, enabled=one.autocast):
+                    if one.liger:
+                        hidden = plain.base_model(ids, use_cache=False, **kinds).last_hidden_state
+                        loss = _LigerLoss.apply(hidden[:, kept[0]], plain.get_output_embeddings().weight)
+                        del hidden
+                    else:
+                        options = {"logits_to_keep": kept[0], "use_cache": False}
+                        loss = model(input_ids=ids, labels=labels, **options, **kinds).loss
+                loss.backward()
+                course.end()
+            course.masked = bool(masks)
+            for weight in self.trained:
+                weight.grad = None
+        return course
 
 
-def _model(one: Pass, layers: int) -> Any:
-    """Return a model with so many layers, as it is trained; on the meta device, also an adapter of any size."""
-    config = _config(one, layers)
-    config._attn_implementation = "eager" if one.eager else FUSED
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, dtype=TYPES[one.base]).train()
-    model.requires_grad_(one.full)
-    if one.quantised:
-        for module in model.model.modules():
-            if isinstance(module, nn.Linear):
-                module.__class__ = _QuantisedLinear
-    if not one.adapted:
-        return model
+def _kinds(model: PreTrainedModel) -> list[Any]:
+    """Return what tells the layers of a model's decoder apart: their weights, and the kind of their attention."""
+    text = model.config.get_text_config(decoder=True)
+    kinds = getattr(text, "layer_types", None) or [None] * len(layers_of(model))
+    return [
+        (kind, *((name, weight.shape) for name, weight in layer.named_parameters()))
+        for kind, layer in zip(kinds, layers_of(model), strict=True)
+    ]
+
+
+def _set(layers: nn.ModuleList, chosen: Iterable[nn.Module]) -> None:
+    """Let a list of layers hold others."""
+    layers._modules = {str(number): layer for number, layer in enumerate(chosen)}
+
+
+def trained_model(one: Pass, folder: Path, choose: Callable[[PreTrainedModel], None] | None = None) -> Any:
+    """Return a model on fake tensors as it is trained, also with an adapter of any size; call it in a FakeTensorMode.
+
+    folder: of the files. choose: changes the model before the adapter is made.
+    """
+    with unset_fake_temporarily():
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        attention = "eager" if one.eager else FUSED
+        model: Any = built(config, dtype=TYPES[one.base], attn_implementation=attention)
+        if model._can_set_experts_implementation():
+            model.set_experts_implementation("grouped_mm")
+        model.train()
+        if choose:
+            choose(model)
+        kind = kind_of(model)
+        for name, weight in model.named_parameters():
+            weight.requires_grad_(kind.part_of(name) in one.trained)
+        if one.quantised:
+            head = model.get_output_embeddings()
+            for name, module in model.named_modules():
+                if isinstance(module, nn.Linear) and module is not head and kind.part_of(name) == LANGUAGE:
+                    module.__class__ = _QuantisedLinear
+        plain = model
+        if one.adapted:
+            model = _with_adapter(model, one)
+        if one.gradient_checkpointing:
+            plain.gradient_checkpointing_enable({"use_reentrant": False})
+    make_fake(model)
+    return model
+
+
+def _with_adapter(model: Any, one: Pass) -> Any:
     adapter = one.adapter
-    linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    adapted = [name for name in one.adapted if name in linear]  # those of dense layers are none beside experts
+    layers = (
+        name for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
+    )
+    # As an expression: of names in a list, peft takes some for experts' matrices.
+    adapted = "|".join(re.escape(name) for name in layers if numbered(name) in one.adapted)
     lora = LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=adapted, use_dora=adapter.dora)
     with torch.device("meta"):
         model = get_peft_model(model, lora)
@@ -347,22 +491,6 @@ def _model(one: Pass, layers: int) -> Any:
             if weight.requires_grad:
                 weight.data = weight.to(TYPES[one.base])
     return model
-
-
-def _config(one: Pass, layers: int) -> PreTrainedConfig:
-    text = one.text
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
-    sizes = {name: getattr(text, name) for name in (*names, "attention_bias")}
-    sizes |= {"num_hidden_layers": layers, "head_dim": text.head_width, "tie_word_embeddings": one.tied}
-    if not text.sparse_layers or not text.experts:
-        return Qwen3Config(**sizes)
-    experts = text.experts
-    return Qwen3MoeConfig(
-        **sizes,
-        num_experts=experts.number,
-        num_experts_per_tok=experts.per_token,
-        moe_intermediate_size=experts.width,
-    )
 
 
 @contextmanager

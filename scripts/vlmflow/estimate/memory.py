@@ -48,7 +48,7 @@ def largest_micro_batch(case: Case, room: int) -> int | None:
 def _of_batch(case: Case, batch: Batch) -> Memory:
     kept = states(case.shape, case.way)
     language = language_activations(case.shape, case.way, batch)
-    tower = picture_tower(case.shape.vision, case.way, batch)
+    tower = picture_tower(case.shape, case.way, batch)
     at_once = language.kept + max(language.layer, language.logits)
     pictures = tower.kept + max(0, tower.passing - tower.kept - at_once)
     moving = max(at_once + pictures, kept.step)

@@ -1,32 +1,22 @@
-"""The bytes of a forward and a backward pass of the language model, as one function of its rows.
+"""The bytes of a forward and a backward pass, of the language model and of the picture tower, as functions of its rows.
 
-The function is measured once for a model and a way to train it (`fake_pass`), in seconds and without a GPU, and kept in
-the user's cache. So an estimate that finds it there needs no torch.
+Each function is measured once for a model and a way to train it (`fake_pass`, `picture_pass`), in seconds and without a
+GPU.
 """
 
-import hashlib
-import logging
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated, Self
 
 import msgspec
 
+from vlmflow.config.model_types import ModelPart
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import whole_file
+from vlmflow.estimate.kept import measured
 from vlmflow.estimate.parameters import LANGUAGE, adapted
-from vlmflow.estimate.shape import ModelShape, TextShape
+from vlmflow.estimate.shape import WITHOUT, Files, ModelShape, UnknownModelError
 from vlmflow.estimate.way import Adapter, Way
-from vlmflow.swift.quick_imports import quick_imports
-
-log = logging.getLogger("vlmflow")
-
-MEASURED_WITH = ("torch", "transformers", "peft")
-"""Packages whose versions decide what a pass keeps."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +24,8 @@ class Batch:
     """The rows that one GPU processes at a time.
 
     rows: their number. tokens: of all rows, with padding. longest: of the longest row. logits: positions for which
-    logits are computed. padded: whether rows are padded to the longest, which sdpa needs a mask for. pictures: picture
-    tokens of all rows.
+    logits are computed. padded: whether rows are padded to the longest, which sdpa needs a mask for. windowed: whether
+    a row is longer than a layer's window, for which that layer needs one. pictures: picture tokens of all rows.
     """
 
     rows: int
@@ -43,6 +33,7 @@ class Batch:
     longest: int
     logits: int
     padded: bool = False
+    windowed: bool = False
     pictures: int = 0
 
 
@@ -100,92 +91,100 @@ class PassMemory(msgspec.Struct, frozen=True):
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides the bytes of a pass beside its rows.
 
-    tied: whether head and embedding are one matrix. base: bytes of a weight. compute: of a number in matrix products.
-    full: whether the weights are trained. adapted: names of the linear layers that have an adapter. See `Way` for the
-    others, and `Batch` for padded.
+    base: bytes of a weight. compute: of a number in matrix products. trained: the parts of which all weights are
+    trained. adapted: names of the layers that have an adapter, with * for each number. layers: of the language model.
+    See `Way` for the others, and `Batch` for padded and windowed.
     """
 
-    text: TextShape
-    tied: bool
+    files: Files
+    layers: int
     base: int
     compute: int
     autocast: bool
-    full: bool
+    trained: Sequence[ModelPart]
     adapted: Sequence[str]
     adapter: Adapter
     quantised: bool
     gradient_checkpointing: bool
     eager: bool
     liger: bool
-    padded: bool
+    padded: bool = False
+    windowed: bool = False
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """A number that grows with picture tokens: constant + token · tokens, + square · tokens² of each picture."""
+
+    constant: float
+    token: float
+    square: float = 0.0
+
+    def of(self, tokens: int) -> int:
+        """Return the number for pictures with so many tokens together, without squares."""
+        return round(self.constant + self.token * tokens) if tokens else 0
+
+
+class PictureMemory(msgspec.Struct, frozen=True):
+    """What pictures need before the language model gets them.
+
+    kept: bytes until the backward pass reaches the tower. passing: bytes at most, while the tower computes. forward,
+    training: operations, without and with the backward pass.
+    """
+
+    kept: Line
+    passing: Line
+    forward: Line
+    training: Line
 
 
 def language_activations(shape: ModelShape, way: Way, batch: Batch) -> Activations:
-    """Return the bytes of the language model's activations for one batch."""
-    return pass_memory(pass_of(shape, way, padded=batch.padded)).of(batch)
+    """Return the bytes of the language model's activations for one batch.
+
+    Raises UnknownModelError if transformers or peft cannot run its layers on tensors without data.
+    """
+    one = pass_of(shape, way, padded=batch.padded, windowed=batch.windowed)
+    try:
+        return measured("fake_pass", one, PassMemory).of(batch)
+    except VlmflowError as error:
+        raise UnknownModelError(error.cause, WITHOUT) from None
 
 
-def pass_of(shape: ModelShape, way: Way, *, padded: bool) -> Pass:
-    """Return what decides a pass of a model and a way to train. padded: see `Batch`."""
-    matrices = () if way.is_full else adapted(shape, way.trained, way.adapter.targets)[LANGUAGE]
+def pass_of(shape: ModelShape, way: Way, *, padded: bool = False, windowed: bool = False) -> Pass:
+    """Return what decides a pass of a model and a way to train. padded, windowed: see `Batch`."""
+    matrices = [] if way.is_full else adapted(shape, way.trained, way.adapter.targets)
     return Pass(
-        text=shape.text,
-        tied=shape.tied,
+        files=shape.files,
+        layers=shape.of.layers,
         base=way.base,
         compute=way.compute,
         autocast=way.autocast,
-        full=way.is_full and LANGUAGE in way.trained,
-        adapted=[matrix.name for matrix, _ in matrices],
+        trained=sorted(way.trained) if way.is_full else [],
+        adapted=[matrix.name for matrix in matrices],
         adapter=way.adapter,
         quantised=way.quantised,
         gradient_checkpointing=way.gradient_checkpointing,
         eager=way.eager,
         liger=way.liger,
         padded=padded,
+        windowed=windowed,
     )
 
 
-def pass_memory(one: Pass) -> PassMemory:
-    """Return the bytes of a pass: from the user's cache, or measured now, which takes seconds and needs torch.
-
-    Raises VlmflowError if transformers cannot build or run layers of these sizes.
-    """
-    return _known(msgspec.json.encode(one))
-
-
-@cache
-def _known(one: bytes) -> PassMemory:
-    file = _folder() / f"{hashlib.sha256(one + _made_by()).hexdigest()}.json"
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=PassMemory)
-    except (OSError, msgspec.DecodeError, RecursionError):
-        log.info("measuring the memory of a pass on tensors without data; once for a model and a way to train it")
-    with quick_imports():
-        from vlmflow.estimate.fake_pass import measure  # imports torch, which takes seconds
-
-    try:
-        found = measure(msgspec.json.decode(one, type=Pass))
-    except Exception as error:  # sizes of a foreign file, in foreign code
-        raise VlmflowError(
-            f"a pass with the sizes of the model's config.json fails: {type(error).__name__}: {error}",
-            "take a Qwen3 or Qwen3-VL model with the files that its owner published; to train it in any case, set "
-            "runs.NAME.estimate: ignore",
-        ) from error
-    try:
-        with whole_file(file) as content:
-            content.write(msgspec.json.encode(found))
-    except OSError as error:
-        log.info(f"it is not kept for the next estimate: {error}")
-    return found
-
-
-def _folder() -> Path:
-    """Return the folder in the user's cache (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmflow" / "passes"
+def pictures_of(shape: ModelShape, way: Way) -> PictureMemory | str:
+    """Return what pictures need; a reason for people if the tower cannot be passed."""
+    one = pass_of(shape, replace(way, liger=False, eager=False))
+    parts = {matrix.name: matrix.part for matrix in shape.of.matrices}
+    adapted = [name for name in one.adapted if parts[name] != LANGUAGE]
+    trained = [part for part in one.trained if part != LANGUAGE]
+    if not adapted and not trained:  # the tower computes forward alone
+        one = pass_of(shape, Way(tuner="full", trained=frozenset(), half=way.half, sharding=way.sharding))
+        one = msgspec.structs.replace(one, base=way.base, gradient_checkpointing=False)
+    return _pictures_of(msgspec.json.encode(msgspec.structs.replace(one, adapted=adapted, trained=trained)))
 
 
 @cache
-def _made_by() -> bytes:
-    """Return the code that measures, and the versions of the packages that it runs."""
-    code = b"".join(Path(__file__).with_name(name).read_bytes() for name in ("pass_memory.py", "fake_pass.py"))
-    return code + " ".join(map(version, MEASURED_WITH)).encode()
+def _pictures_of(one: bytes) -> PictureMemory | str:
+    try:
+        return measured("picture_pass", msgspec.json.decode(one, type=Pass), PictureMemory)
+    except VlmflowError as error:
+        return error.cause

@@ -12,7 +12,6 @@ from vlmflow.estimate.parameters import (
     LANGUAGE,
     adapted,
     adapter_weights,
-    parts,
     trained_weights,
     weights_of,
 )
@@ -53,8 +52,8 @@ def trained_of(shape: ModelShape, way: Way) -> int:
     """Return the number of weights that are trained: the adapter's, or the base's own."""
     if way.is_full:
         return trained_weights(shape, way.trained)
-    found = adapted(shape, way.trained, way.adapter.targets).values()
-    return sum(adapter_weights(matrices, way.adapter.rank, way.adapter.dora) for matrices in found)
+    found = adapted(shape, way.trained, way.adapter.targets)
+    return adapter_weights(found, way.adapter.rank, way.adapter.dora)
 
 
 def base_bytes(shape: ModelShape, way: Way) -> int:
@@ -68,7 +67,8 @@ def base_bytes(shape: ModelShape, way: Way) -> int:
 
 def quantised_weights(shape: ModelShape, way: Way) -> int:
     """Return the number of the base's weights that are in 4 bits: the language model's linear layers, or none."""
-    return parts(shape)[LANGUAGE].linear if way.quantised else 0
+    matrices = [one for one in shape.of.matrices if one.linear and one.part == LANGUAGE]
+    return sum(one.weights * one.count for one in matrices) if way.quantised else 0
 
 
 def states(shape: ModelShape, way: Way) -> States:
@@ -114,22 +114,20 @@ def _step(trained: int, way: Way) -> int:
 
 def _gathered(shape: ModelShape, trained: int, way: Way) -> int:
     """Return the bytes of buffers that the engine itself needs."""
-    sharding, width = way.sharding, shape.text.hidden_size
+    sharding = way.sharding
     if sharding.engine == "ddp":
         return trained * way.gradient_bytes if way.processes > 1 else 0
     if sharding.engine == "fsdp2":
         return _gathered_by_fsdp2(shape, way)
     if sharding.weights == 1 and not sharding.weights_on_host:
         return ZERO2_BUCKET * way.gradient_bytes
-    head = shape.text.vocab_size * width
-    live = min(weights_of(shape), MAX_LIVE + head) * way.compute
-    return live + width**2 * way.gradient_bytes
+    live = min(weights_of(shape), MAX_LIVE + shape.of.head) * way.compute
+    return live + shape.of.width**2 * way.gradient_bytes
 
 
 def _gathered_by_fsdp2(shape: ModelShape, way: Way) -> int:
     """Return the bytes of two layers, and of the weights outside all layers, which stay gathered."""
-    language, layers = parts(shape)[LANGUAGE], shape.text.num_hidden_layers
-    in_layers = language.weights - language.outside
-    layer, outside = math.ceil(in_layers / layers), weights_of(shape) - in_layers
+    in_layers = shape.of.weights[LANGUAGE] - shape.of.outside
+    layer, outside = math.ceil(in_layers / shape.of.layers), weights_of(shape) - in_layers
     gradients = PREFETCHED_LAYERS * layer * FP32 if way.is_full else 0
     return (PREFETCHED_LAYERS * layer + outside) * BF16 + gradients

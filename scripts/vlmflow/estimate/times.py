@@ -173,7 +173,7 @@ def _share(gpu: Gpu, fast: bool) -> float:
 def _least(case: Case, gpu: Gpu, passes: int, fast: bool) -> float:
     """Return the seconds that a batch takes at least, in some passes over all layers."""
     low, high = KERNEL_SECONDS
-    kernels = case.shape.text.num_hidden_layers * (KERNELS + (0 if case.way.is_full else ADAPTER_KERNELS))
+    kernels = case.shape.of.layers * (KERNELS + (0 if case.way.is_full else ADAPTER_KERNELS))
     reading = base_bytes(case.shape, case.way) / gpu.bandwidth
     return passes * max(kernels * (low if fast else high), reading)
 

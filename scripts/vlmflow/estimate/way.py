@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from vlmflow.config.model_types import ModelPart
 from vlmflow.config.tuners import tuner_of
 from vlmflow.estimate.parameters import ALL_LINEAR, LANGUAGE
 
@@ -55,7 +56,7 @@ class Way:
     """
 
     tuner: str = "lora"
-    trained: frozenset[str] = frozenset({LANGUAGE})
+    trained: frozenset[ModelPart] = frozenset({LANGUAGE})
     adapter: Adapter = Adapter()
     sharding: Sharding = Sharding()
     processes: int = 1

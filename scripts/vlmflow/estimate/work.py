@@ -1,14 +1,13 @@
 """The floating-point operations of rows in training and evaluation. A multiplication with its addition counts as two.
 
-A row has L tokens, T of them trained, and n pictures with P patches together. For each, forward and backward:
+A row has L tokens, T of them trained, and n pictures with P tokens together. For each, forward and backward:
 
-    decoder     (2 + 2) · D · L    D: weights of the linear layers that a token goes through; backward to activations
+    decoder     (2 + 2) · D · L    D: weights of the matrices that a token goes through; backward to activations
     adapter     (2 + 4) · A · L    A: weights of the adapter; backward to activations and weights
-    attention   (2 + 4) · H · L²   H: layers × width of all queries; queries by keys, and the result by values, each
-                                   over the causal half
-    output      (2 + 2) · O · T    O: vocabulary × width; only trained tokens need logits
-    vision      2 · V · P + 2 · M · P / 4 + 4 · W · P² / n
-                                   V: weights of patch embedding and blocks, M: of the mergers, W: depth × width
+    attention   (2 + 4) · H · L²   H: width of all queries, over all layers; queries by keys, and the result by values,
+                                   each over the causal half; a window is not counted as less
+    output      (2 + 2) · O · T    O: weights of the head; only trained tokens need logits
+    pictures    a · P + b · P² / n what PyTorch counts in a pass of the tower (`picture_pass`)
 
 A part that is trained needs 2 more for its weights, and 2 for the gradient that reaches it. Gradient checkpointing
 repeats the forward pass of all layers. Model FLOPs (arXiv:2204.02311, appendix B) leave out this repetition.
@@ -16,12 +15,12 @@ repeats the forward pass of all layers. Model FLOPs (arXiv:2204.02311, appendix 
 """
 
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, TOWER, adapted, adapter_weights, parts
+from vlmflow.estimate.parameters import LANGUAGE, adapted, adapter_weights
+from vlmflow.estimate.pass_memory import Line, pictures_of
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.way import Way
@@ -29,34 +28,13 @@ from vlmflow.estimate.way import Way
 
 @dataclass(frozen=True)
 class Work:
-    """Operations per token, per square of a row's tokens, per logit position, per patch, per square of its patches."""
+    """Operations per token, per square of a row's tokens, per logit position, per picture token, and per square."""
 
     token: float
     token_square: float
     logit: float
-    patch: float
-    patch_square: float
-    patches_per_token: int
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(
-            self.token + other.token,
-            self.token_square + other.token_square,
-            self.logit + other.logit,
-            self.patch + other.patch,
-            self.patch_square + other.patch_square,
-            self.patches_per_token,
-        )
-
-    def of_row(self, tokens: int, logits: int, patches: int) -> float:
-        """Return the operations of one row."""
-        return (
-            self.token * tokens
-            + self.token_square * tokens**2
-            + self.logit * logits
-            + self.patch * patches
-            + self.patch_square * patches**2
-        )
+    picture: float
+    picture_square: float
 
     def of(self, rows: RowLengths) -> float:
         """Return the operations of all rows."""
@@ -67,76 +45,56 @@ class Work:
 
         The tower's attention is within a picture.
         """
-        tokens, patches = rows.tokens.astype(float), rows.pictures.astype(float) * self.patches_per_token
+        tokens, pictures = rows.tokens.astype(float), rows.pictures.astype(float)
         operations: NDArray[np.float64] = (
             self.token * tokens
             + self.token_square * np.square(tokens)
             + self.logit * rows.trained.astype(float)
-            + self.patch * patches
-            + self.patch_square * np.square(patches) / rows.shown
+            + self.picture * pictures
+            + self.picture_square * np.square(pictures) / rows.shown
         )
         return operations
 
 
 def forward(shape: ModelShape, way: Way) -> Work:
     """Return the operations of a forward pass."""
-    return _work(shape, way, {LANGUAGE: 2, TOWER: 2, ALIGNER: 2}, adapter=2, attention=2, vision_attention=4)
-
-
-def model_flops(shape: ModelShape, way: Way) -> Work:
-    """Return the operations of forward and backward pass, without those that gradient checkpointing repeats."""
-    factors = {part: 2 + (2 if _reached(part, way) else 0) for part in (LANGUAGE, TOWER, ALIGNER)}
-    if way.is_full:
-        factors = {part: factor + (2 if part in way.trained else 0) for part, factor in factors.items()}
-    vision_attention = 4 + (8 if TOWER in way.trained else 0)
-    return _work(shape, way, factors, adapter=6, attention=6, vision_attention=vision_attention)
+    return _work(shape, way, passes=1, backward=False)
 
 
 def training(shape: ModelShape, way: Way) -> Work:
     """Return the operations that a GPU really does for forward and backward pass."""
-    done = model_flops(shape, way)
-    if not way.gradient_checkpointing:
-        return done
-    again = {LANGUAGE: 2, TOWER: 2 if TOWER in way.trained else 0, ALIGNER: 0}
-    repeated = _work(shape, way, again, adapter=2, attention=2, vision_attention=2 * again[TOWER])
-    return done + Work(repeated.token, repeated.token_square, 0, repeated.patch, repeated.patch_square, 1)
+    return _work(shape, way, passes=2 if way.gradient_checkpointing else 1, backward=True)
 
 
-def _reached(part: str, way: Way) -> bool:
-    """Return whether the gradient goes back into a part: the mergers lie between tower and language model."""
-    return part == LANGUAGE or part in way.trained or (part == ALIGNER and TOWER in way.trained)
-
-
-def _work(
-    shape: ModelShape, way: Way, factors: dict[str, int], adapter: int, attention: int, vision_attention: int
-) -> Work:
-    text, vision = shape.text, shape.vision
-    language = parts(shape)[LANGUAGE].linear
-    if experts := text.experts:
-        each = 3 * text.hidden_size * experts.width * experts.per_token + experts.number * text.hidden_size
-        language += text.sparse_layers * each
-    adapters = _adapters(shape, way, adapter)
-    patch = patch_square = 0.0
-    if vision:
-        tower = sum(one.inputs * one.outputs for one in vision.block) * vision.depth
-        tower += vision.patch_values * vision.hidden_size
-        mergers = (1 + vision.levels) * sum(one.inputs * one.outputs for one in vision.merger)
-        patch = factors[TOWER] * tower + (factors[ALIGNER] * mergers + adapters[ALIGNER]) / vision.patches_per_token
-        patch += adapters[TOWER]
-        patch_square = float(vision_attention * vision.depth * vision.hidden_size)
+def _work(shape: ModelShape, way: Way, passes: int, backward: bool) -> Work:
+    """Return the operations of a pass. passes: how often the layers are computed forward."""
+    size = shape.of
+    language = sum(
+        one.count * one.weights * one.active / one.experts
+        for one in size.matrices
+        if one.in_layers and one.part == LANGUAGE
+    )
+    own_weights = 2 if way.is_full and LANGUAGE in way.trained else 0
+    back = 2 + own_weights if backward else 0
+    matrices = [] if way.is_full else adapted(shape, way.trained, way.adapter.targets)
+    adapter = adapter_weights((one for one in matrices if one.part == LANGUAGE), way.adapter.rank)
+    both = 4 if backward else 0
+    token = (2 * passes + back) * language + (2 * passes + both) * adapter
+    pictures = _pictures(shape, way, backward)
     return Work(
-        token=factors[LANGUAGE] * language + adapters[LANGUAGE],
-        token_square=float(attention * text.num_hidden_layers * text.queries),
-        logit=factors[LANGUAGE] * text.vocab_size * text.hidden_size,
-        patch=patch,
-        patch_square=patch_square,
-        patches_per_token=vision.patches_per_token if vision else 1,
+        token=token,
+        token_square=float((2 * passes + both) * size.attention),
+        logit=(2 + back) * size.head,
+        picture=token if pictures is None else pictures.token,
+        picture_square=0.0 if pictures is None else pictures.square,
     )
 
 
-def _adapters(shape: ModelShape, way: Way, factor: int) -> dict[str, int]:
-    """Return the operations of the adapter by part, per token or patch."""
-    if way.is_full:
-        return dict.fromkeys((LANGUAGE, TOWER, ALIGNER), 0)
-    found = adapted(shape, way.trained, way.adapter.targets)
-    return {part: factor * adapter_weights(matrices, way.adapter.rank) for part, matrices in found.items()}
+def _pictures(shape: ModelShape, way: Way, backward: bool) -> Line | None:
+    """Return the operations for pictures; None if they count as in the language model (`tower.assumed`)."""
+    if not shape.of.sees:
+        return Line(0, 0)
+    found = pictures_of(shape, way)
+    if isinstance(found, str):
+        return None
+    return found.training if backward else found.forward

@@ -82,7 +82,7 @@ def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
         f"{run}: what it needs",
         f"{found.weights / 1e9:.3g} billion weights; {found.trained / 1e6:,.1f} million are trained, with "
         f"strategy {settings.strategy} and {counted(found.processes, 'process')}{spread_of(found)}{network}. "
-        "Arithmetic before the run, not measured.",
+        + " ".join(["Arithmetic before the run, not measured.", *(f"Assumed: {note}." for note in found.notes)]),
         verdict,
         state,
         _tiles(found),

@@ -9,6 +9,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
+    PreTrainedConfig,
     PreTrainedModel,
 )
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -21,11 +22,16 @@ def meta_model(folder: Path) -> PreTrainedModel | None:
     Call it in a child with limits (`limited_child`): config.json is its owner's. Raises whatever transformers raises.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return None if getattr(config, "quantization_config", None) else built(config, attn_implementation="eager")
+
+
+def built(config: PreTrainedConfig, **options: Any) -> PreTrainedModel | None:
+    """Return the model of a configuration, as `meta_model` does. options: of `PreTrainedModel._from_config`."""
     kind = class_of(config)
-    if kind is None or getattr(config, "quantization_config", None):
+    if kind is None:
         return None
     with torch.device("meta"):
-        model: PreTrainedModel = kind._from_config(config, attn_implementation="eager")
+        model: PreTrainedModel = kind._from_config(config, **options)
     return model
 
 

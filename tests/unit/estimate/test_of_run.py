@@ -1,6 +1,7 @@
 """The estimate of a run from the files of earlier stages, and what it needs to compute."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def place(tmp_path: Path) -> Path:
             digests=digests,
         ),
     )
-    write_small_files(tmp_path / "model_files", MODEL, ["config.json"], "hf://o/m", None)
+    write_small_files(tmp_path / "model_files", MODEL, ["config.json", "preprocessor_config.json"], "hf://o/m", None)
     return tmp_path
 
 
@@ -85,6 +86,7 @@ def test_a_damaged_config_stops_a_run_unless_the_estimate_is_ignored(
     damaged = place / "damaged"
     damaged.mkdir()
     (damaged / "config.json").write_text(json.dumps(config))
+    shutil.rmtree(place / "model_files")
     write_small_files(place / "model_files", damaged, ["config.json"], "hf://o/m", None)
     with pytest.raises(VlmflowError, match=r"config\.json"):
         run(place)
@@ -104,11 +106,12 @@ def test_a_run_that_does_not_fit_leaves_no_account(place: Path) -> None:
 def test_a_model_that_the_estimate_does_not_know_is_no_reason_to_stop(place: Path) -> None:
     config = place / "published"
     config.mkdir()
-    (config / "config.json").write_text('{"model_type": "qwen2_vl"}')
+    (config / "config.json").write_text('{"model_type": "qwen9"}')
+    shutil.rmtree(place / "model_files")
     write_small_files(place / "model_files", config, ["config.json"], "hf://o/m", None)
     found = run(place, gpu="h100")
     assert isinstance(found, NoEstimate)
-    assert "model_type is 'qwen2_vl'" in found.reason
+    assert "model_type 'qwen9'" in found.reason
 
 
 def test_lengths_that_changed_are_refused(place: Path) -> None:

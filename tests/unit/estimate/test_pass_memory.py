@@ -5,38 +5,41 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from made_case import text_shape
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate import pass_memory
+from vlmflow.estimate import kept, pass_memory
 from vlmflow.estimate.pass_memory import Batch, Moment, PassMemory
-from vlmflow.estimate.shape import ModelShape, TextShape
-from vlmflow.estimate.way import Sharding, Way
+from vlmflow.estimate.way import Adapter, Sharding, Way
 from workflow_runs import ROOT
 
-TEXT = TextShape(
-    vocab_size=300,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=5,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    head_dim=16,
-)
-ONE = pass_memory.pass_of(ModelShape(TEXT, None, tied=False), Way(), padded=False)
+TEXT = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+SOME = Batch(1, 1_000, 1_000, 100)
+
+
+def needed() -> pass_memory.Activations:
+    return pass_memory.language_activations(text_shape(**TEXT), Way(), SOME)
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    pass_memory._known.cache_clear()
+    kept._measured.cache_clear()
     return tmp_path / "vlmflow" / "passes"
 
 
 def measured_elsewhere(cache: Path, before: str = "") -> subprocess.CompletedProcess[str]:
-    """Let another process print the memory of ONE. before: what it runs first."""
-    code = f"{before}\nimport test_pass_memory as one\nprint(one.pass_memory.pass_memory(one.ONE))"
+    """Let another process print the memory of a small model. before: what it runs first."""
+    code = f"{before}\nimport test_pass_memory as one\nprint(one.needed())"
     paths = ":".join(str(ROOT / name) for name in ("scripts", "tests/helpers", "tests/unit/estimate"))
     environment = {"PYTHONPATH": paths, "XDG_CACHE_HOME": str(cache.parents[1])}
     return subprocess.run(
@@ -45,7 +48,8 @@ def measured_elsewhere(cache: Path, before: str = "") -> subprocess.CompletedPro
 
 
 def test_what_is_in_the_cache_needs_no_torch(cache: Path) -> None:
-    found = pass_memory.pass_memory(ONE)
+    measured_elsewhere(cache)
+    found = needed()
     assert measured_elsewhere(cache, 'import sys; sys.modules["torch"] = None').stdout.strip() == str(found)
 
 
@@ -56,56 +60,52 @@ def test_a_measurement_gives_no_advice_to_install_a_package(cache: Path) -> None
 
 
 def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
-    found = pass_memory.pass_memory(ONE)
-    (file,) = cache.iterdir()
+    found = needed()
+    (file,) = cache.glob("fake_pass-*")
     whole = file.read_bytes()
     for damaged in (b"", whole[:-9], b'{"kept": [1, 1, 1, 1], "layers": [], "loss": []}', b"[" * 100_000):
         file.write_bytes(damaged)
-        pass_memory._known.cache_clear()
-        assert pass_memory.pass_memory(ONE) == found
+        kept._measured.cache_clear()
+        assert needed() == found
         assert file.read_bytes() == whole
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(cache: Path) -> None:
     cache.parent.write_text("no folder")
-    assert pass_memory.pass_memory(ONE).kept.token > 0
+    assert needed().kept > 0
 
 
-def test_sizes_that_do_not_fit_together_are_named(cache: Path) -> None:
+def test_sizes_that_do_not_fit_together_are_named() -> None:
     """A head of an odd width cannot be rotated."""
     with pytest.raises(VlmflowError, match=r"(?s)config\.json fails: .*even rotary"):
-        pass_memory.pass_memory(msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, head_dim=15)))
+        text_shape(**TEXT | {"head_dim": 15})
 
 
 def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
     """Its layers are so wide that no machine could hold the adapter: 2^48 bytes."""
-    from vlmflow.estimate.fake_pass import measure
-
-    hostile = msgspec.structs.replace(ONE, text=msgspec.structs.replace(TEXT, intermediate_size=1 << 42))
-    assert measure(hostile).kept.constant > 1 << 42
+    hostile = text_shape(**TEXT | {"intermediate_size": 1 << 42})
+    assert pass_memory.language_activations(hostile, Way(), SOME).kept > 1 << 42
 
 
-def test_layers_with_and_without_experts_count_as_those_with_experts() -> None:
-    """Beside experts, down_proj is no linear layer but a matrix of theirs, whose dropout peft refuses."""
-    from vlmflow.estimate.fake_pass import measure
-
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    text = msgspec.structs.replace(TEXT, num_hidden_layers=6, **experts)
-    mixed = msgspec.structs.replace(text, decoder_sparse_step=2)
-    of_both = [
-        measure(pass_memory.pass_of(ModelShape(one, None, tied=False), Way(), padded=False)) for one in (text, mixed)
-    ]
-    assert of_both[0] == of_both[1]
+def test_layers_with_and_without_experts_add_up() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "num_hidden_layers": 6}
+    way = Way(gradient_checkpointing=False, adapter=Adapter(targets=("q_proj", "v_proj")))
+    all_sparse, half, dense = (
+        pass_memory.language_activations(text_shape("qwen3_moe", **TEXT | experts | more), way, SOME).kept
+        for more in ({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": list(range(6))})
+    )
+    assert dense < half < all_sparse
+    assert half == pytest.approx((dense + all_sparse) / 2, rel=0.01)
 
 
 def test_strategies_that_compute_alike_share_a_measurement() -> None:
-    shape = ModelShape(TEXT, None, tied=False)
-    zero2, zero3 = (
-        pass_memory.pass_of(shape, Way(sharding=Sharding("deepspeed", weights=weights)), padded=False)
-        for weights in (1, 4)
+    shape = text_shape(**TEXT)
+    one, zero2, zero3 = (
+        pass_memory.pass_of(shape, Way(sharding=sharding))
+        for sharding in (Sharding(), Sharding("deepspeed", weights=1), Sharding("deepspeed", weights=4))
     )
-    assert zero2 == zero3 != ONE
-    assert pass_memory.pass_of(shape, replace(Way(), tuner="qlora"), padded=False) != ONE
+    assert zero2 == zero3 != one
+    assert pass_memory.pass_of(shape, replace(Way(), tuner="qlora")) != one
 
 
 def test_memory_is_that_of_the_highest_moment() -> None:

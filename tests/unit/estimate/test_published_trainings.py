@@ -1,9 +1,10 @@
 """The estimate beside what others measured: tests/published/trainings.csv. `pytest -s` prints every row.
 
-Models that the estimate does not know stand in as Qwen3 of the same sizes; it has two norms more in a layer.
+Models stand in as Qwen3 of the same sizes; it has two norms more in a layer.
 """
 
 import csv
+import json
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
@@ -11,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from made_case import TEXT, some_case
+from made_case import PROCESSOR, some_case, text_shape
 from vlmflow.config.gpus import GPUS
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.memory import memory
-from vlmflow.estimate.shape import ModelShape, TextShape, VisionShape
+from vlmflow.estimate.shape import FILES, Files, ModelShape, shape_of
 from vlmflow.estimate.times import times
 from workflow_runs import ROOT
 
@@ -37,9 +38,13 @@ SIZES = {
 """Vocabulary, width, inner width, layers, heads and key heads of the published config.json; a head is 128 wide."""
 
 NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-TOWER = VisionShape(
-    depth=24, hidden_size=1_024, intermediate_size=4_096, out_hidden_size=2_560, deepstack_visual_indexes=(5, 11, 17)
-)
+TOWER = {
+    "depth": 24,
+    "hidden_size": 1_024,
+    "intermediate_size": 4_096,
+    "out_hidden_size": 2_560,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
 
 CLOSE = 0.15
 """How far an estimate may be off without a reason in the table."""
@@ -48,9 +53,12 @@ FITTED = "modelscope/ms-swift"
 """Whose rows of the kind "used" the constants of `memory` were fitted to."""
 
 
-def shape_of(model: str) -> ModelShape:
-    text = TextShape(**dict(zip((*NAMES, "num_key_value_heads"), SIZES[model], strict=True)), head_dim=128)
-    return ModelShape(text, TOWER, tied=True) if "VL" in model else ModelShape(text, None, tied=False)
+def shape_named(model: str) -> ModelShape:
+    sizes = dict(zip((*NAMES, "num_key_value_heads"), SIZES[model], strict=True)) | {"head_dim": 128}
+    if "VL" not in model:
+        return text_shape(**sizes)
+    config = {"model_type": "qwen3_vl", "text_config": sizes, "vision_config": TOWER, "tie_word_embeddings": True}
+    return shape_of(Files({FILES[0]: json.dumps(config), FILES[1]: PROCESSOR.read_text()}))
 
 
 def case_of(row: dict[str, str]) -> Case:
@@ -68,7 +76,7 @@ def case_of(row: dict[str, str]) -> Case:
         },
     }
     run = {"strategy": row["strategy"], "processes": int(row["gpus"]), "tuner": row["method"].replace("dora", "lora")}
-    return some_case(train, [(tokens - pictures, pictures)], shape_of(row["model"]), **run)
+    return some_case(train, [(tokens - pictures, pictures)], shape_named(row["model"]), **run)
 
 
 @dataclass(frozen=True)
@@ -108,13 +116,12 @@ def test_a_row_that_is_far_off_has_its_reason_and_no_other_row_has_one(compared:
     assert far == explained
 
 
-QWEN3_8B = ModelShape(TEXT, None, tied=False)
-"""The language model of the 8B, which was measured alone."""
-
-
 def test_tensors_have_the_bytes_that_an_h100_allocated() -> None:
-    """8,192 tokens, all trained, with LoRA of rank 16: `max_memory_allocated` (docs/benchmarks.md, "On a GPU")."""
-    needed = memory(some_case(rows=[(8_192, 0)], shape=QWEN3_8B))
+    """The 8B's language model alone (docs/benchmarks.md, "On a GPU").
+
+    8,192 tokens, all trained, with LoRA of rank 16: `max_memory_allocated`.
+    """
+    needed = memory(some_case(rows=[(8_192, 0)], shape=text_shape()))
     assert needed.total - needed.cache - needed.context == pytest.approx(34.64e9, rel=0.005)
 
 
@@ -123,7 +130,7 @@ def test_tensors_have_the_bytes_that_an_h100_allocated() -> None:
 )
 def test_batches_of_an_h100_take_what_was_measured(tokens: int, seconds: float) -> None:
     """The same: a bare loop of torch, transformers and peft."""
-    case = some_case({"max_length": 32_768}, rows=[(tokens, 0)], shape=QWEN3_8B)
+    case = some_case({"max_length": 32_768}, rows=[(tokens, 0)], shape=text_shape())
     fast, slow = (times(case, GPUS["h100"], fast=fast) for fast in (True, False))
     least, most = (max(found.batch_seconds, tokens * found.token_seconds) for found in (fast, slow))
     assert least <= seconds <= most

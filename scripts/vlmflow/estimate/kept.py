@@ -1,0 +1,77 @@
+"""What is measured of a model once, in a child process with limits, and kept in the user's cache.
+
+An estimate that finds it there needs no torch.
+"""
+
+import hashlib
+import logging
+import os
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.swift.quick_imports import quick_imports
+
+log = logging.getLogger("vlmflow")
+
+Found = TypeVar("Found")
+
+PACKAGES = ("torch", "transformers", "peft")
+"""Packages whose versions decide what is measured."""
+
+CODE = ("fake_pass.py", "meta_shape.py", "picture_pass.py", "../swift/meta_model.py", "../config/model_types.json")
+
+
+def measured(by: str, given: msgspec.Struct, kind: type[Found]) -> Found:
+    """Return what the function `measure` of a module of this folder returns: from the user's cache, or measured now.
+
+    given: its argument. kind: the type of its result.
+
+    Raises VlmflowError if it fails: with the sizes of a foreign file, in foreign code.
+    """
+    found: Found = _measured(by, msgspec.json.encode(given), type(given), kind)  # type: ignore[arg-type]
+    return found
+
+
+@cache
+def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
+    file = _folder() / f"{by}-{hashlib.sha256(given + _made_by()).hexdigest()}.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        log.info(f"measuring the model ({by}) on tensors without data; once for a model and a way to train it")
+    with quick_imports():
+        from vlmflow.swift.limited_child import limited
+
+        measure = import_module(f"vlmflow.estimate.{by}").measure  # imports torch, which takes seconds
+    found = limited(lambda: dict(msgspec.to_builtins(measure(msgspec.json.decode(given, type=type_of_given)))))
+    if why := found.get("failed"):
+        raise VlmflowError(
+            f"a model of the sizes in config.json fails: {why}",
+            "take a model with the files that its owner published; to train it in any case, set "
+            "runs.NAME.estimate: ignore",
+        )
+    try:
+        with whole_file(file) as content:
+            content.write(msgspec.json.encode(found))
+    except OSError as error:
+        log.info(f"it is not kept for the next estimate: {error}")
+    return msgspec.convert(found, kind)
+
+
+def _folder() -> Path:
+    """Return the folder in the user's cache (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmflow" / "passes"
+
+
+@cache
+def _made_by() -> bytes:
+    """Return the code that measures, and the versions of the packages that it runs."""
+    code = b"".join(Path(__file__).parent.joinpath(name).read_bytes() for name in CODE)
+    return code + " ".join(map(version, PACKAGES)).encode()
