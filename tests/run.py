@@ -52,7 +52,7 @@ LIGHT = "VLMFLOW_TEST_LIGHT"
 HEAVY = (
     *("unit/demo/test_tiny_tokenizer.py", "unit/estimate", "unit/evaluation/answering"),
     *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/scoring/test_squad.py"),
-    *("unit/evaluation/test_gpus.py", "unit/merging"),
+    *("unit/evaluation/test_gpus.py", "unit/fetch/test_model_weights.py", "unit/merging"),
     *("unit/pictures/test_size_limits.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
     *("unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
     *("unit/test_notebook.py", "unit/trainer"),
