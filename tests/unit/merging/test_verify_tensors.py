@@ -17,6 +17,7 @@ from tiny_models import (
     VARIANTS,
     WIDE,
     file_names,
+    tensors_of,
     write_adapter,
     write_base,
     write_gpt2,
@@ -57,6 +58,22 @@ def test_transposed_layers_pass(tmp_path: Path) -> None:
     base = write_gpt2(tmp_path / "base")
     adapter = write_adapter(base, tmp_path / "adapter", target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
     assert merge_and_verify(base, adapter, tmp_path / "merged").touched == 6
+    square = "transformer.h.0.attn.c_proj.weight"
+    update = tensors_of(tmp_path / "merged")[square] - tensors_of(base)[square]
+    with pytest.raises(VlmflowError, match=f"tensor {square}, row "):
+        verify_changed(tmp_path, tmp_path / "untransposed", square, lambda tensor: tensor - update + update.T)
+
+
+def test_a_tied_head_that_differs_from_its_embedding(tmp_path: Path) -> None:
+    """As if a merge had changed it alone: the base has one tensor for both."""
+    base = write_gpt2(tmp_path / "base")
+    adapter = write_adapter(base, tmp_path / "adapter", target_modules=["c_proj"], fan_in_fan_out=True)
+    merge_weights(base, adapter, tmp_path / "merged", file_names(base), 2)
+    file = tmp_path / "merged" / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"lm_head.weight": tensors["transformer.wte.weight"] + 1}, file, {"format": "pt"})
+    with pytest.raises(VlmflowError, match=r"model\.safetensors: too long"):
+        verify_tensors(base, adapter, tmp_path / "merged", file_names(base), 2)
 
 
 @pytest.fixture(scope="module")
