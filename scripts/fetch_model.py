@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from harness.stage import run_stage
-from vlmflow.config.model_settings import BaseChat
+from vlmflow.config.model_types import BaseChat
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder

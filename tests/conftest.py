@@ -167,8 +167,8 @@ def made_once(name: str, fill: Callable[[Path], str]) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def measured_in_a_fork_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def measured_in_a_fork_or_here() -> Iterator[None]:
     """Let the estimate measure in this process where a fork cannot.
 
     PyTorch refuses a backward pass in a fork of a process that has made one; no stage does that before.
@@ -179,4 +179,6 @@ def measured_in_a_fork_or_here(monkeypatch: pytest.MonkeyPatch) -> None:
         found = fork(work)
         return work() if "Autograd-and-Fork" in str(found.get("failed")) else found
 
-    monkeypatch.setattr(limited_child, "limited", measured)
+    limited_child.limited = measured
+    yield
+    limited_child.limited = fork

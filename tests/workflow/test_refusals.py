@@ -123,8 +123,8 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     done = check_config(right)
     assert (done.stdout, done.stderr) == (f"{right}: no errors; runs: mine\n", "")
     other = tmp_path / "other.yaml"
-    other.write_text("models: {qwen3-8b: {model_type: gemma3_vision}}")
-    assert check_config(right, other).stderr.startswith("models.qwen3-8b.model_type: gemma3_vision: no test has ")
+    other.write_text("models: {qwen3-8b: {model_type: seed_oss}}")
+    assert check_config(right, other).stderr.startswith("models.qwen3-8b.model_type: seed_oss: no test has ")
     wrong.write_text("runs: {mine: {processes: 0, train: {swift_args: {output_dir: x}}}}")
     done = check_config(right, wrong)
     assert done.returncode == 1
@@ -172,7 +172,7 @@ def test_without_a_target_the_runs_of_your_own_file_are_made(tmp_path: Path) -> 
     data = {"datasets": {"fire": {"train": str(tmp_path / "t.json"), "test": None}}}
     run = {"runs": {"mine": {"model": "qwen3-8b", "dataset": "fire"}}}
     shipped = {"qwen3vl-fire", "qwen3vl-fire-good", "qwen3vl-volcano", "qwen3-alpaca"}
-    shipped |= {"qwen3vl-fire-general", "qwen3vl-feedback"}
+    shipped |= {"qwen3vl-fire-general", "qwen3vl-feedback", "llama-alpaca", "qwen3-30b-alpaca"}
     for config, planned in ((data | run, {"mine"}), (data, shipped)):
         file.write_text(yaml.safe_dump(config))
         done = call(tmp_path, "-n", "--configfile", str(file))

@@ -159,7 +159,7 @@ def run(stage: str, **changed: Any) -> None:
         "verify_merged": {
             **(rows | pictures | {"full": trained["full"], "merged": f"merged/{RUN}", "verified": f"out/{RUN}"}),
             "tensors": "out/tensors",
-            "settings": {"verify": {"rows": 2}, "device": "cpu", "dtype": "float32", "image_max_tokens": 64},
+            "settings": {"verify": {"rows": 2}, "device": "cpu", "dtype": "float32", **length},
         },
         "publish_merged": {
             **(rows | trained | {"stats": "data/fire/stats.json", "verified": f"verified/{RUN}"}),

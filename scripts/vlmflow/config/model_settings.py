@@ -5,14 +5,19 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-from vlmflow.config.model_types import AUTO, ModelType, check_model_type, model_types, published_type
+from vlmflow.config.model_types import (
+    AUTO,
+    TEMPLATE,
+    BaseChat,
+    ModelType,
+    check_model_type,
+    model_types,
+    published_type,
+)
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import HubSource, base_run, parse_source
 from vlmflow.config.swift_args import check_template
-
-TEMPLATE = "template"
-"""ms-swift's argument for the chat template, among a run's swift_args."""
 
 TESTED = (
     *("qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"),
@@ -24,9 +29,6 @@ TESTED = (
 It is here, because what stages import makes them stale (harness/code_digest.py).
 """
 
-
-BaseChat = Literal["chatml", "plain"]
-"""Ways to write a conversation for a model that was trained on none."""
 
 TEMPLATE_FOR: dict[str, str] = {"chatml": "chatml", "plain": "default"}
 """ms-swift's template for each of them."""

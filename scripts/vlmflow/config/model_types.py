@@ -23,6 +23,12 @@ QUANTISED = re.compile(r"(-(fp8|awq|gptq|bnb|unsloth|nf4|mxfp4|nvfp4|int[48]|[48
 AUTO = "auto"
 """What the configuration has in place of a kind that the model's address says."""
 
+TEMPLATE = "template"
+"""ms-swift's argument for the chat template, among a run's swift_args."""
+
+BaseChat = Literal["chatml", "plain"]
+"""Ways to write a conversation for a model that was trained on none."""
+
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 """The parts of a model that sees, as ms-swift names them; the aligner joins the other two."""
 

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.model_settings import BaseChat
+from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from vlmflow.pictures.formats import open_picture
 from vlmflow.swift.shown_row import IGNORED
 
 SMALL = (32, 32)
@@ -57,6 +58,6 @@ class RowCounter:
 
         if isinstance(picture, Image.Image):
             return picture
-        with Image.open(load_file(picture)) as opened:
+        with open_picture(load_file(picture)) as opened:
             self._sizes.append(opened.size)
         return Image.new("RGB", SMALL)

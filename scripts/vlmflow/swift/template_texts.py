@@ -13,8 +13,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from vlmflow.config.model_settings import TEMPLATE
-from vlmflow.config.model_types import AUTO, ModelType, architectures_in, model_types, model_types_for
+from vlmflow.config.model_types import AUTO, TEMPLATE, ModelType, architectures_in, model_types, model_types_for
 from vlmflow.config.settings import Settings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json

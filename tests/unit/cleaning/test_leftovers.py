@@ -67,7 +67,7 @@ def test_a_bfloat16_copy_that_no_base_uses_is_listed(tmp_path: Path) -> None:
     store = tmp_path / "stores" / "models"
     made(store / "bfloat16" / "used", store / "bfloat16" / "old", store / f"o--m@{'0' * 40}")
     files = {"file": FileRecord(1, "")}
-    view = link_files(store, "mine", store / "bfloat16" / "used", files)
+    view, _ = link_files(store, "mine", store / "bfloat16" / "used", files)
     source = f"hf://o/m@{'0' * 40}"
     write_model_manifest(tmp_path / "models" / "mine", "mine", source, None, view, files)
     assert listed(tmp_path, settings_with()) == ["stores/models/bfloat16/old"]

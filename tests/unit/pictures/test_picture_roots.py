@@ -229,7 +229,8 @@ def watch_disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         real = getattr(os, name)
 
         def call(path, *args, **options):
-            calls.append((name, os.fspath(path)))
+            if not isinstance(path, int):  # an open file, of whatever else this process does
+                calls.append((name, os.fspath(path)))
             return real(path, *args, **options)
 
         return call
