@@ -77,12 +77,18 @@ def measure_lengths(
             accounts = measure(
                 TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
             )
-    largest = max(each.most_picture_tokens for each in accounts.values())
-    if largest and (processor := processor_of(model.folder)) and processor.side is None:
-        log.warning(
-            f"train.image_max_tokens: {image_max_tokens} does not limit this model's pictures: its processor scales "
-            f"them by a rule of its own; the pictures of a row take up to {largest:,} tokens"
-        )
+    largest = max(each.most_of_picture for each in accounts.values())
+    if largest and (processor := processor_of(model.folder)):
+        if processor.rule is None:
+            log.warning(
+                f"train.image_max_tokens: {image_max_tokens} does not limit this model's pictures: its processor "
+                f"scales them by a rule of its own; a picture takes up to {largest:,} tokens"
+            )
+        elif largest > image_max_tokens:
+            log.warning(
+                f"train.image_max_tokens: {image_max_tokens} is below the fewest tokens of a picture of this model, "
+                f"{largest:,}; each picture takes as many"
+            )
     if found.chat_template:
         log.warning("accepted by template_differs: %s", found.chat_template)
     compared = sum(map(len, chosen.values()))
