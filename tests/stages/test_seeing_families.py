@@ -146,3 +146,11 @@ def test_pictures_and_texts_become_proven_weights(
     if name == "qwen2.5-vl":
         limits = json.loads((tmp_path / "merged/lora/preprocessor_config.json").read_text())
         assert limits["max_pixels"] == 16 * 28 * 28
+    unlimited = name in ("llava", "llava-onevision", "gemma3")
+    assert ("does not limit" in done.stdout + done.stderr) == unlimited
+    if name in ("llava", "gemma3"):
+        assert "a picture takes up to 4 tokens" in done.stdout + done.stderr
+    own = {"internvl": ("max_patches", 3), "mistral3": ("size", {"longest_edge": 84})}
+    if name in own:
+        limits = json.loads((tmp_path / "merged/lora/processor_config.json").read_text())["image_processor"]
+        assert (own[name][0], limits[own[name][0]]) == own[name]
