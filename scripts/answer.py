@@ -1,5 +1,6 @@
 """Ask a run's proven weights and their base the questions of a split, and score the answers."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
-from vlmflow.pictures.size_limits import FEWEST_TOKENS, processor_of
+from vlmflow.pictures.size_limits import FEWEST_TOKENS, own_limits, processor_of
 
 UNKNOWN = "unknown"
 
@@ -143,10 +144,16 @@ def _server(base: Path, settings: RunBlock) -> dict[str, Any]:
         unknown = {"picture_limits": UNKNOWN, "dtype": UNKNOWN, "device": UNKNOWN}
         return {"server": settings.answer.url, "versions": {}, **unknown}
     processor = processor_of(base)
-    limited = f"{FEWEST_TOKENS} to {settings.image_max_tokens} tokens"
+    if processor is None:
+        limited = "no pictures"
+    elif processor.side:
+        limited = f"{FEWEST_TOKENS} to {settings.image_max_tokens} tokens"
+    else:
+        limits = own_limits(base, settings.image_max_tokens)
+        limited = json.dumps(limits) if limits else "the model's own"
     return {
         "server": "transformers serve",
-        "picture_limits": "no pictures" if processor is None else limited if processor.side else "the model's own",
+        "picture_limits": limited,
         "dtype": settings.dtype,
         "device": settings.device,
         "versions": versions(),

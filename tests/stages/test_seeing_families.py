@@ -1,6 +1,7 @@
 """Models that see of other families than Qwen3-VL: names on disk and in memory, merge, proof, and the whole road."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,3 +147,11 @@ def test_pictures_and_texts_become_proven_weights(
     if name == "qwen2.5-vl":
         limits = json.loads((tmp_path / "merged/lora/preprocessor_config.json").read_text())
         assert limits["max_pixels"] == 16 * 28 * 28
+    unlimited = name in ("llava", "llava-onevision", "gemma3")
+    assert ("does not limit" in done.stdout + done.stderr) == unlimited
+    if name in ("llava", "gemma3"):
+        assert re.findall(r"a picture takes up to (\d+) tokens", done.stdout + done.stderr) == ["4", "4"]
+    own = {"internvl": ("max_patches", 3), "mistral3": ("size", {"longest_edge": 84})}
+    if name in own:
+        limits = json.loads((tmp_path / "merged/lora/processor_config.json").read_text())["image_processor"]
+        assert (own[name][0], limits[own[name][0]]) == own[name]

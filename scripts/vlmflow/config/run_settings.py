@@ -131,8 +131,9 @@ class TrainSettings(Settings):
     `lengths/RUN/summary.json` recommends a value that fits 99.9 % of the rows; the others need over_long, too."""
 
     image_max_tokens: Annotated[int, Field(ge=4, le=MOST), EXPONENT_FORM] = 1024
-    """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down. At least 4,
-    to which the trainer scales small pictures up."""
+    """Tokens that one picture may take (Qwen3-VL: one per 32 × 32 pixels); larger pictures are scaled down, or cut into
+    fewer tiles. `measure_lengths` says where a model allows no limit. At least 4, to which Qwen-VL's small pictures are
+    scaled up."""
 
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     """The type in which the weights are loaded and trained."""

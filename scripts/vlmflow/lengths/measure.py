@@ -77,12 +77,9 @@ def measure_lengths(
             accounts = measure(
                 TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
             )
-    largest = max(each.most_picture_tokens for each in accounts.values())
-    if largest and (processor := processor_of(model.folder)) and processor.side is None:
-        log.warning(
-            f"train.image_max_tokens: {image_max_tokens} does not limit this model's pictures: its processor scales "
-            f"them by a rule of its own; the pictures of a row take up to {largest:,} tokens"
-        )
+    largest = max(each.most_of_picture for each in accounts.values())
+    if unlimited := unlimited_pictures(model.folder, image_max_tokens, largest):
+        log.warning(unlimited)
     if found.chat_template:
         log.warning("accepted by template_differs: %s", found.chat_template)
     compared = sum(map(len, chosen.values()))
@@ -101,6 +98,27 @@ def measure_lengths(
         model=found.model,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
+
+
+def unlimited_pictures(model: Path, image_max_tokens: int, largest: int) -> str | None:
+    """Return that `train.image_max_tokens` does not limit a model's pictures, for people; None if it does.
+
+    model: its folder. largest: the most tokens of a picture; 0 if there are none.
+    """
+    processor = processor_of(model)
+    if processor is None or not largest:
+        return None
+    takes = f"a picture takes up to {largest:,} tokens"
+    if processor.rule is None:
+        return (
+            f"train.image_max_tokens: {image_max_tokens} does not limit this model's pictures: its processor scales "
+            f"them by a rule of its own; {takes}"
+        )
+    if largest > image_max_tokens:
+        return (
+            f"train.image_max_tokens: {image_max_tokens} is below the tokens of this model's smallest picture; {takes}"
+        )
+    return None
 
 
 def refuse_other_lengths(

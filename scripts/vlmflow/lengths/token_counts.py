@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from itertools import accumulate
 from typing import Self
 
+from msgspec import UNSET
+
 from vlmflow.lengths.accounts import STEP, MaxLengths, NamedRow, SplitLengths
 from vlmflow.lengths.count import RowLength
 
@@ -18,13 +20,16 @@ NAMED = 20
 
 
 class LengthAccount:
-    """Counts rows by their tokens; its memory grows with the distinct lengths, not with the rows."""
+    """Counts rows by their tokens; its memory grows with the distinct lengths, not with the rows.
+
+    most_of_picture: the most tokens of a picture, where those of a row count as equally large.
+    """
 
     def __init__(self) -> None:
         self.text_tokens = 0
         self.picture_tokens = 0
         self.trained_tokens = 0
-        self.most_picture_tokens = 0
+        self.most_of_picture = 0
         self.rows = 0
         self._longest: list[tuple[int, int, RowLength]] = []  # a heap; among rows of one length it keeps the first
         self._rows_by_tokens: Counter[int] = Counter()
@@ -42,7 +47,8 @@ class LengthAccount:
         self.text_tokens += length.text_tokens
         self.picture_tokens += length.picture_tokens
         self.trained_tokens += length.trained_tokens
-        self.most_picture_tokens = max(self.most_picture_tokens, length.picture_tokens)
+        of_each = math.ceil(length.picture_tokens / (1 if length.pictures is UNSET else length.pictures))
+        self.most_of_picture = max(self.most_of_picture, of_each)
         self._rows_by_tokens[length.tokens] += 1
         self.rows += 1
         keep = heapq.heappush if len(self._longest) < NAMED else heapq.heappushpop

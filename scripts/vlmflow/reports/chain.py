@@ -292,7 +292,9 @@ def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
         processor = processor_of(folder)
         if processor is None or processor.limits(record.training.settings.image_max_tokens) != limited.limits:
             tokens = record.training.settings.image_max_tokens
-            wrong.append(Difference(str(folder / limited.file), f"limits of 4 to {tokens} tokens", str(limited.limits)))
+            wrong.append(
+                Difference(str(folder / limited.file), f"limits of up to {tokens} tokens", str(limited.limits))
+            )
         if expected.get(limited.file) != limited.proven:
             wrong.append(Difference(limited.file, expected.get(limited.file, "a file of the base"), limited.proven))
         expected[limited.file] = limited.published
@@ -300,9 +302,7 @@ def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
             content = sha256(processor.limited(limited.limits)).hexdigest()
             if processor.file != limited.file or content != limited.published:
                 wrong.append(
-                    Difference(
-                        str(folder / limited.file), f"the base's with size changed, {content}", limited.published
-                    )
+                    Difference(str(folder / limited.file), f"the base's with the limits, {content}", limited.published)
                 )
     wrong += [
         Difference(str(folder / name), digest, record.merged.get(name, "is not published"))

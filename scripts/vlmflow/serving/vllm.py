@@ -6,7 +6,6 @@ Names and limits are those of vLLM 0.11 to 0.27 (docs.vllm.ai; vllm/config/lora.
 import json
 from pathlib import Path
 
-import msgspec
 from safetensors import SafetensorError, safe_open
 
 from vlmflow.config.model_types import ModelType, kinds_of
@@ -52,10 +51,9 @@ def vllm_words(
     # Older versions let each web page ask, and /invocations needs no key.
     words += ["--allowed-origins", "[]"]
     if limits:
-        size = {"size": msgspec.to_builtins(limits)}
         # Without "video": 0 it reserves memory for a whole video at its start.
         words += ["--limit-mm-per-prompt", json.dumps({"image": RowLimits().max_pictures, "video": 0})]
-        words += ["--mm-processor-kwargs", json.dumps(size)]
+        words += ["--mm-processor-kwargs", json.dumps(limits.by_key())]
         words += ["--allowed-media-domains", NO_DOMAIN]
     if adapter:
         rank = str(_rank_of(adapter, model))

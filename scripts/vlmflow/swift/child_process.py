@@ -11,6 +11,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.pictures.size_limits import FEWEST_TOKENS
 
+IMAGE_MAX_TOKENS = "IMAGE_MAX_TOKEN_NUM"
+"""ms-swift's variable for the most tokens of a picture."""
+
 FAULT = re.compile(r"(?m)^(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)")
 
 
@@ -26,7 +29,7 @@ def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int
         "USE_HF": "1",  # otherwise ms-swift uses ModelScope
         "ROOT_IMAGE_DIR": str(pictures.absolute()),
         "IMAGE_MIN_TOKEN_NUM": str(FEWEST_TOKENS),
-        "IMAGE_MAX_TOKEN_NUM": str(image_max_tokens),
+        IMAGE_MAX_TOKENS: str(image_max_tokens),
         # Several processes that each use all cores are 4 to 6 times slower. Snakemake sets each of these to the rule's
         # threads, and MKL prefers its own variable to OpenMP's.
         **dict.fromkeys(THREADS_OF_LIBRARIES, str(threads)),

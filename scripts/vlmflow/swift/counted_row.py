@@ -25,7 +25,9 @@ class RowCounter:
         from swift.template import base
 
         self._template = template
-        self._pad = getattr(template.processor, "image_token_id", None)
+        # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
+        named = (getattr(each, "image_token_id", None) for each in (template.tokenizer, template.processor))
+        self._pad = next((number for number in named if number is not None), None)
         self._sizes: list[tuple[int, int]] = []
         if not whole:  # else no size is ever seen
             base.load_image = self._blank

@@ -6,6 +6,7 @@ from typing import Any
 from vlmflow.swift.conv1d import take_conv1d_for_linear
 from vlmflow.swift.no_remote_code import refuse_remote_code
 from vlmflow.swift.one_date import hold_one_date
+from vlmflow.swift.picture_limits import limit_pictures
 from vlmflow.swift.row_encoder import encode_rows_as_served
 from vlmflow.swift.row_reader import read_rows_by_type
 
@@ -16,6 +17,7 @@ def encode_as_in_training() -> None:
     read_rows_by_type()
     encode_rows_as_served()
     hold_one_date()
+    limit_pictures()
     take_conv1d_for_linear()
 
 

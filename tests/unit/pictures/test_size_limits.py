@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize 
 
 from vlmflow.config.row_settings import PictureLimits as Admitted
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import Processor, ScaleLimits, processor_of
+from vlmflow.pictures.size_limits import Processor, ScaleLimits, own_limits, processor_of
 
 QWEN = """{
     "size": {
@@ -112,6 +112,53 @@ def test_older_files_have_their_limits_in_pixels(tmp_path: Path) -> None:
     assert changed["max_pixels"] == 78400
 
 
-def test_a_processor_with_another_rule_stays_as_it_is(tmp_path: Path) -> None:
-    processor = found(tmp_path, preprocessor_config='{"size": {"height": 896, "width": 896}, "image_seq_length": 256}')
-    assert processor.limits(64) is None
+TILED = '{"image_processor_type": "GotOcr2ImageProcessorFast", "max_patches": 12, "size": {"height": 448}}'
+LINED = '{"size": {"longest_edge": 1540}, "patch_size": 14, "image_processor_type": "PixtralImageProcessor"}'
+OF_TILES, OF_LINES = '{"image_seq_length": 256}', '{"patch_size": 14, "spatial_merge_size": 2}'
+"""Of the whole processor, as InternVL 3.5 and Mistral Small 3.1 have them."""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tiles"), [(16, 1), (256, 1), (767, 1), (768, 2), (1024, 3), (3328, 12), (9999, 12)]
+)
+def test_tiles_and_the_whole_picture_fit_the_tokens(tmp_path: Path, tokens: int, tiles: int) -> None:
+    processor = found(tmp_path, preprocessor_config=TILED, processor_config=OF_TILES)
+    limits = processor.limits(tokens)
+    assert limits == ScaleLimits(max_patches=tiles)
+    assert processor.limited(limits).decode() == TILED.replace("12", str(tiles))
+    assert own_limits(tmp_path, tokens) == {"max_patches": tiles}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "squares"), [(4, 1), (6, 2), (16, 3), (71, 7), (72, 8), (1024, 31), (3079, 54), (3080, 55), (9999, 55)]
+)
+def test_squares_and_the_ends_of_lines_fit_the_tokens(tmp_path: Path, tokens: int, squares: int) -> None:
+    """Of n lines with n squares each."""
+    processor = found(tmp_path, preprocessor_config=LINED, processor_config=OF_LINES)
+    limits = processor.limits(tokens)
+    assert limits == ScaleLimits(longest_edge=28 * squares)
+    assert processor.limited(limits).decode() == LINED.replace("1540", str(28 * squares))
+    assert own_limits(tmp_path, tokens) == {"size": {"longest_edge": 28 * squares}}
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [
+        ('{"size": {"height": 896, "width": 896}, "image_seq_length": 256}', "{}"),
+        (TILED.replace("GotOcr2", "Cohere2Vision"), OF_TILES),
+        (TILED.replace("12", "null"), OF_TILES),
+        (TILED, OF_LINES),
+        (TILED, '{"image_seq_length": 0}'),
+        (LINED.replace("Pixtral", "Idefics3"), OF_LINES),
+        (LINED.replace("1540", '1540, "height": 4'), OF_LINES),
+        (LINED, OF_TILES),
+    ],
+)
+def test_a_processor_without_a_known_rule_stays_as_it_is(tmp_path: Path, text: str, whole: str) -> None:
+    processor = found(tmp_path, preprocessor_config=text, processor_config=whole)
+    assert (processor.limits(64), processor.rule, own_limits(tmp_path, 64)) == (None, None, {})
+
+
+def test_ms_swift_limits_qwen_vl_itself(tmp_path: Path) -> None:
+    assert found(tmp_path, preprocessor_config=QWEN).limits(64)
+    assert own_limits(tmp_path, 64) == {}

@@ -125,7 +125,7 @@ def test_a_differing_file_is_named_with_both_digests(merged: Path, capsys: pytes
         ),
         (
             lambda folder: change(folder, lambda record: record["training"]["settings"].update(image_max_tokens=16)),
-            r"limits of 4 to 16 tokens, found .*longest_edge=65536",
+            r"limits of up to 16 tokens, found .*longest_edge=65536",
         ),
         (
             lambda folder: change(folder, lambda record: record["base_model"].update(digest="e")),

@@ -146,6 +146,18 @@ def test_every_byte_of_a_card() -> None:
     assert card == Path(__file__).with_name("whole_card.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        (ScaleLimits(longest_edge=1_540), "Pictures are scaled to at most 1,540 pixels a side, as in the training:\n"),
+        (ScaleLimits(max_patches=3), "Pictures are cut into at most 3 tiles, as in the training:\n"),
+    ],
+)
+def test_the_card_says_how_pictures_are_limited(limits: ScaleLimits, said: str) -> None:
+    facts = some_provenance(picture_limits=LimitedFile("processor_config.json", "", "", limits))
+    assert f"{said}`processor_config.json` has these limits" in model_card(facts)
+
+
 def test_no_text_from_outside_acts_in_the_card() -> None:
     """Licences, sources and names are texts of the configuration, of rows and of model folders."""
     bad = "<script>x</script> \x1b[31m\u202e ![p](//e.org/p) *b* `c a\\\\|b"

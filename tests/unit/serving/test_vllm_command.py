@@ -48,6 +48,18 @@ def test_the_command_has_the_gpus_the_length_and_the_limits() -> None:
     assert not {"--enable-lora", "--trust-remote-code", "--allowed-local-media-path", "--api-key"} & set(words)
 
 
+@pytest.mark.parametrize(
+    ("limits", "keys"),
+    [
+        (ScaleLimits(max_patches=3), {"max_patches": 3}),
+        (ScaleLimits(longest_edge=868), {"size": {"longest_edge": 868}}),
+    ],
+)
+def test_the_limits_are_in_the_words_of_the_processor(limits: ScaleLimits, keys: dict[str, object]) -> None:
+    words = vllm_words(Path("/m"), "mine", 1, 2048, limits, 8000)
+    assert json.loads(after(words, "--mm-processor-kwargs")) == keys
+
+
 def test_a_text_model_gets_no_options_for_pictures() -> None:
     assert not [word for word in vllm_words(Path("/m"), "mine", 1, 2048, None, 8000) if "mm" in word]
 

@@ -114,7 +114,8 @@ class AnswerReport(msgspec.Struct, frozen=True):
     holds the gold answer; null if none was shown. all: the figures of all rows. without_gold, with_gold: of the rows
     whose feedback does not hold it, and does; null if there are none. sources, rules: by source, and by the rule of the
     gold answer.
-    server: what answered. picture_limits: "4 to 64 tokens", "unknown" with another server, or "no pictures".
+    server: what answered. picture_limits: "4 to 64 tokens", the keys with limits in the processor's file as
+    JSON, "the model's own", "unknown" with another server, or "no pictures".
     not_applied: arguments of the training's template that a server does not apply. looks: how often the data set's test
     split was looked at so far; null for val. The others are as in `EvaluationReport`.
     """
