@@ -21,8 +21,9 @@ from vlmflow.config.swift_args import check_template
 
 TESTED = (
     *("qwen2", "qwen2_5_vl", "qwen3", "qwen3_moe", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"),
-    *("llama", "mistral", "mixtral", "mistral3", "gemma2", "gemma3_text", "gemma3_vision", "phi3", "phi4", "glm4"),
-    *("glm4_moe", "gpt_oss", "polylm", "internvl", "llava1_5_hf", "llava_onevision_hf"),
+    *("llama", "mistral", "mixtral", "mistral3", "phi3", "phi4", "glm4", "glm4_moe"),
+    *("gemma2", "gemma3_text", "gemma3_vision", "gpt_oss", "polylm"),
+    *("internvl", "llava1_5_hf", "llava_onevision_hf"),
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture.
 

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from vlmflow.pictures.formats import open_picture
-from vlmflow.swift.shown_row import IGNORED
+from vlmflow.swift.shown_row import IGNORED, picture_token
 
 SMALL = (32, 32)
 """Width and height in pixels of the pictures that stand in for others."""
@@ -25,9 +25,7 @@ class RowCounter:
         from swift.template import base
 
         self._template = template
-        # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
-        named = (getattr(each, "image_token_id", None) for each in (template.tokenizer, template.processor))
-        self._pad = next((number for number in named if number is not None), None)
+        self._pad = picture_token(template.processor)
         self._sizes: list[tuple[int, int]] = []
         if not whole:  # else no size is ever seen
             base.load_image = self._blank

@@ -4,10 +4,12 @@ The template is its owner's text: it renders in a child process, with limits of 
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime, tzinfo
 from functools import partial
 from typing import Any, Self
 
+from PIL import Image
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
@@ -15,7 +17,9 @@ from vlmflow.rows.chat import places_answered
 from vlmflow.rows.messages import messages_of
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.tools import as_written, declarations_of
+from vlmflow.swift.counted_row import SMALL
 from vlmflow.swift.limited_child import failure, limited
+from vlmflow.swift.shown_row import picture_token
 
 DAYS = (datetime(2001, 2, 3, 4, 5), datetime(2034, 11, 28, 17, 6))
 """When the rows are rendered: a template may write the date, and the training keeps that of its own day."""
@@ -38,12 +42,34 @@ def first_difference(processor: Any, rows: Sequence[ShareGptRow], trained: Seque
     limit. {"no_tools": True, "row": …}: it writes none of a row's tools. Otherwise the first difference: "row"; the
     texts "before" it, "trained" and "served"; "day", on which it is rendered, if the template writes the date.
     """
-    return limited(partial(_compare, processor, rows, trained))
+    return limited(partial(_compare, processor, rows, trained, _picture(processor)))
 
 
-def _compare(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _picture(processor: Any) -> tuple[int, list[int]] | None:
+    """Return the token that a chat template writes for a picture, and what the processor makes of it.
+
+    None without pictures, and for a processor that writes a picture otherwise.
+    """
+    mark = getattr(processor, "image_token", None)
+    if not isinstance(mark, str):
+        return None
+    blank = Image.new("RGB", SMALL)
+    with suppress(Exception):  # whatever a processor asks of a text
+        made = processor(text=[mark], images=[blank], add_special_tokens=False)["input_ids"][0]
+        ids = processor.tokenizer(mark, add_special_tokens=False)["input_ids"]
+        return (ids[0], list(map(int, made))) if len(ids) == 1 else None
+    return None
+
+
+def _compare(
+    processor: Any,
+    rows: Sequence[ShareGptRow],
+    trained: Sequence[Sequence[int]],
+    picture_of: tuple[int, list[int]] | None,
+) -> dict[str, Any]:
     tokenizer = getattr(processor, "tokenizer", processor)
-    picture = getattr(processor, "image_token_id", None)
+    picture = picture_token(processor)
+    mark, made = picture_of or (None, [])
     for row, ids in zip(rows, trained, strict=True):
         try:
             by_day = [_served(processor, tokenizer, row, day) for day in DAYS]
@@ -53,7 +79,9 @@ def _compare(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequ
             return {"row": row.id, **failure(error)}
         expected = _pictures_as_one(ids, picture)
         for day, prompts in zip(DAYS, by_day, strict=True):
-            for served in prompts:
+            for prompt in prompts:
+                written = (token for each in prompt for token in (made if each == mark else [each]))
+                served = _pictures_as_one(list(written), picture)
                 if expected[: len(served)] != served:
                     shown = _shown(tokenizer, expected, served)
                     return {"row": row.id, "day": None if by_day[0] == by_day[1] else f"{day:%Y-%m-%d}", **shown}

@@ -19,7 +19,7 @@ def shown_row(processor: Any, row: ShareGptRow, ids: Sequence[int], labels: Sequ
 
     processor: the model's, or its tokenizer. ids, labels: the row's tokens in the training. A picture is one token.
     """
-    tokenizer, picture = getattr(processor, "tokenizer", processor), getattr(processor, "image_token_id", None)
+    tokenizer, picture = getattr(processor, "tokenizer", processor), picture_token(processor)
     both = [(one, label != IGNORED) for one, label in zip(ids, labels, strict=True)]
     alone = [each for last, each in zip([None, *ids], both, strict=False) if each[0] != picture or last != picture]
     own = [text for turn in row.conversations for text in turn.value.split(IMAGE_TAG) if text.strip()]
@@ -29,6 +29,13 @@ def shown_row(processor: Any, row: ShareGptRow, ids: Sequence[int], labels: Sequ
         left -= len(text)
         parts += [{"text": part, "trained": trained, "added": added} for part, added in _by_whom(text, own) if part]
     return parts
+
+
+def picture_token(processor: Any) -> int | None:
+    """Return the token that a picture has many of; None for a model that sees none. processor: or its tokenizer."""
+    # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
+    named = (getattr(each, "image_token_id", None) for each in (getattr(processor, "tokenizer", None), processor))
+    return next((number for number in named if number is not None), None)
 
 
 def _by_whom(text: str, own: list[str]) -> Iterator[tuple[str, bool]]:
