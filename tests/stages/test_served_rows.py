@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
+from seeing_families import write_gemma3
 from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
@@ -141,3 +142,31 @@ def test_a_run_with_another_template_stops(demo_run: Path, tmp_path: Path) -> No
     assert "models.NAME.template_differs: true" in error.value.next_step
     with pytest.raises(VlmflowError, match=r"model: its files lack tensors .*: model\.language_model\."):
         check_lengths(chosen, data, BaseModel(model, "qwen3_vl", "digest"), 64, {}, 2, tensors=["lm_head.weight"])
+
+
+GEMMA_3 = """\
+{{- bos_token -}}
+{%- for message in messages -%}
+{{- '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\\n' -}}
+{%- if message.content is string -%}{{- message.content -}}{%- else -%}
+{%- for part in message.content -%}{{- '<start_of_image>' if part.type == 'image' else part.text -}}{%- endfor -%}
+{%- endif -%}
+{{- '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<start_of_turn>model\\n' -}}{%- endif -%}
+"""
+
+
+def test_a_picture_is_compared_as_the_processor_writes_it(tmp_path: Path) -> None:
+    """Gemma 3's chat template has a mark for it, the training its line feeds, marks and tokens."""
+    processor = AutoProcessor.from_pretrained(write_gemma3(tmp_path / "gemma3"))
+    processor.chat_template = GEMMA_3
+    row = made_row("row", [Turn("human", "<image>What is it?"), Turn("gpt", "A ball.")], images=["a.png"])
+
+    def difference(picture: str) -> dict[str, Any]:
+        text = f"<bos><start_of_turn>user\n{picture}What is it?<end_of_turn>\n<start_of_turn>model\nA ball."
+        return first_difference(processor, [row], [processor.tokenizer(text, add_special_tokens=False)["input_ids"]])
+
+    whole = f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"
+    assert difference(whole) == {}
+    assert difference(whole.strip())["served"].startswith("\n\n<start_of_image>")
