@@ -86,7 +86,7 @@ def _with_vllm(
     processor = processor_of(model)
     limits = processor.limits(run.settings.image_max_tokens) if processor else None
     at, length = port or free_port(), run.settings.max_length
-    words = vllm_words(model, run.name, gpus, length, limits, at, adapter)
+    words = vllm_words(model, run.name, gpus, length, processor is not None, limits, at, adapter)
     print(f'VLLM_API_KEY="${{VLLM_API_KEY:?choose a key}}" HF_HUB_OFFLINE=1 {shlex.join(words)}', flush=True)
     if find_spec("vllm") is None:
         raise VlmflowError(

@@ -116,11 +116,12 @@ def test_the_check_sees_the_extremes_and_a_draw() -> None:
     rows += [RowLength("no picture", 6_000, 6_001, 5, 0), RowLength("large", 7_000, 7_001, 60, 99)]
     rows += [RowLength(f"system {number}", 8_000 + number, 8_001, 60, 3, system_turn=True) for number in range(3)]
     rows += [RowLength(f"tools {number}", 9_000 + number, 9_001, 60, 3, 0, number == 1, True) for number in range(3)]
+    rows += [RowLength(f"two pictures {number}", 9_500 + number, 9_501, 60, 6, pictures=2) for number in range(3)]
     for length in rows:
         chosen.see(length)
     ids = [length.id for length in chosen.rows()]
-    assert {"4999", "no picture", "large", "system 0", "tools 0", "tools 1"} <= set(ids)
-    assert DRAWN <= len(ids) == len(set(ids)) <= DRAWN + 8
+    assert {"4999", "no picture", "large", "system 0", "tools 0", "tools 1", "two pictures 0"} <= set(ids)
+    assert DRAWN <= len(ids) == len(set(ids)) <= DRAWN + 9
 
 
 def test_a_length_that_ms_swift_does_not_give_is_seen(demo_run: Path, model: Path) -> None:

@@ -64,7 +64,8 @@ class ModelSettings(Settings):
 
     date: datetime.date | None = None
     """The date (2024-07-26) that a chat template writes in place of today's: in the training, and in the merged
-    folder's template. By default the one that the template has for programs without a clock, or 2025-01-01."""
+    folder's template. By default the one that the template has for programs without a clock, or 2025-01-01. It is
+    refused if the template writes no date."""
 
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the

@@ -51,18 +51,22 @@ def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
 
         measure = import_module(f"vlmflow.estimate.{by}").measure  # imports torch, which takes seconds
     found = limited(lambda: dict(msgspec.to_builtins(measure(msgspec.json.decode(given, type=type_of_given)))))
-    if why := found.get("failed"):
+    try:
+        if why := found.get("failed"):
+            raise ValueError(why)
+        checked = msgspec.convert(found, kind)
+    except (ValueError, msgspec.ValidationError) as error:  # such as a size that is a text
         raise VlmflowError(
-            f"a model of the sizes in config.json fails: {why}",
+            f"a model of the sizes in config.json fails: {error}",
             "take a model with the files that its owner published; to train it in any case, set "
             "runs.NAME.estimate: ignore",
-        )
+        ) from None
     try:
         with whole_file(file) as content:
             content.write(msgspec.json.encode(found))
     except OSError as error:
         log.info(f"it is not kept for the next estimate: {error}")
-    return msgspec.convert(found, kind)
+    return checked
 
 
 def _folder() -> Path:

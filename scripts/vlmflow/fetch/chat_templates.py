@@ -7,13 +7,15 @@ ours render a conversation as these train it (swift.template, templates/utils.py
 import json
 import re
 from collections.abc import Collection
-from datetime import date
+from contextlib import suppress
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
+from vlmflow.core.files import read_object
+from vlmflow.fetch.quantised import PUBLISHED
 
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = (TEMPLATE, "chat_template.json")
@@ -60,24 +62,37 @@ OTHERWISE = date(2025, 1, 1)
 ONE_DATE = re.compile(r"^\{%- macro strftime_now\(form\) -%\}.*?\{%- endmacro -%\}\n")
 """What `_with_date` puts before a template."""
 
+FORM = re.compile(rf"{TODAY}\(\s*(['\"])(.*?)\1")
+"""Where a template asks for the date, and in which form."""
+
 WRITTEN = {"%d %b %Y": re.compile(r"\b\d{2} [A-Z][a-z]{2} \d{4}\b"), "%Y-%m-%d": re.compile(r"\b\d{4}-\d{2}-\d{2}\b")}
-"""How chat templates write a date, and what it looks like."""
+"""How ms-swift's chat templates write a date, and what it looks like."""
 
 
 def chat_template_of(folder: Path) -> str | None:
-    """Return the text of a model's own chat template; None if it has none, or several. folder: the model's files."""
+    """Return the text of a model's own chat template; None if it has none, or several. folder: the model's files.
+
+    Raises VlmflowError if a file where it may be cannot be read.
+    """
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
+        try:
+            return (folder / TEMPLATE).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise VlmflowError(f"{folder / TEMPLATE}: {error}", PUBLISHED) from None
     for name in (*TEMPLATES[1:], *WITH_TEMPLATE):
-        if (folder / name).is_file() and isinstance(text := read_json(folder / name).get(TEMPLATE_KEY), str):
+        if (folder / name).is_file() and isinstance(text := _read(folder / name).get(TEMPLATE_KEY), str):
             return text
     return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return read_object(file, PUBLISHED)
 
 
 def has_chat_template(folder: Path) -> bool:
     """Return whether a model has a chat template, or several. folder: the model's files; weights are not needed."""
     return any((folder / name).is_file() for name in TEMPLATES) or any(
-        TEMPLATE_KEY in read_json(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()
+        TEMPLATE_KEY in _read(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()
     )
 
 
@@ -97,34 +112,58 @@ def require_chat_template(folder: Path) -> None:
         )
 
 
+def date_in(template: str, *, alone: bool) -> date | None:
+    """Return the first date in a chat template; None without one.
+
+    alone: only one that is a whole text in quotes, as for programs without a clock. Others may mean another day, such
+    as the end of what the model knows (Mistral Small 3.1).
+    """
+    quote = "['\"]" if alone else ""
+    found = [
+        (match.start(), match[0].strip("'\""), form)
+        for form, looks in WRITTEN.items()
+        for match in re.finditer(quote + looks.pattern + quote, template)
+    ]
+    for _, text, form in sorted(found):
+        with suppress(ValueError):  # it looks like one alone
+            return datetime.strptime(text, form).date()
+    return None
+
+
 def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: str | None) -> dict[str, bytes]:
     """Return the files that stages see in place of a model's own, by name.
 
     folder, names: the model's files, those in JSON at least. form, day: the model's settings `chat_template`, `date`.
 
-    Raises VlmflowError if a model with a chat template is to get another.
+    Raises VlmflowError if a model with a chat template is to get another, a date has no place in the template, or a
+    file cannot be read.
     """
+    text = chat_template_of(folder) or ""
+    dated = _with_date(text, date.fromisoformat(day) if day else None) if TODAY in text else text
+    if day and not ONE_DATE.match(dated):
+        raise VlmflowError(
+            f"{folder}: models.NAME.date: {day}: the chat template writes no date ({TODAY} with its form)",
+            "remove models.NAME.date",
+        )
     if form is None:
-        text = chat_template_of(folder) or ""
-        dated = _with_date(text, date.fromisoformat(day) if day else None) if TODAY in text else text
         return {} if dated == text else {TEMPLATE: dated.encode()}
     if has_chat_template(folder):
         raise VlmflowError(
             f"{folder}: the model has a chat template of its own", "remove models.NAME.chat_template: it is used"
         )
-    tokenizer = read_json(folder / "tokenizer.json") if "tokenizer.json" in names else {}
+    tokenizer = _read(folder / "tokenizer.json") if "tokenizer.json" in names else {}
     files = {TEMPLATE: (_first_token(tokenizer) + FORMS[form]).encode()}
-    end = next((token["id"] for token in _added(tokenizer) if token.get("content") == CHATML_END), None)
+    end = next((token.get("id") for token in _added(tokenizer) if token.get("content") == CHATML_END), None)
     if form == "chatml" and isinstance(end, int):
         # Servers stop at the end of a sequence, which this form does not have.
-        config = read_json(folder / GENERATION) if GENERATION in names else {}
+        config = _read(folder / GENERATION) if GENERATION in names else {}
         files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *_ends(folder, config, end)]}, indent=2).encode()
     return files
 
 
 def _ends(folder: Path, config: dict[str, Any], known: int) -> list[int]:
     """Return the other tokens at which a model stops."""
-    ends = config.get("eos_token_id", read_json(folder / "config.json").get("eos_token_id"))
+    ends = config.get("eos_token_id", _read(folder / "config.json").get("eos_token_id"))
     return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int) and end != known]
 
 
@@ -155,11 +194,8 @@ def _with_date(template: str, day: date | None) -> str:
     own = ONE_DATE.sub("", template)
     if day is None and own != template:
         return template
-    by_form = {}
-    for form, looks in WRITTEN.items():
-        if form in own:
-            held = None if day else looks.search(own)
-            by_form[form] = held[0] if held else (day or OTHERWISE).strftime(form)
+    written = day or date_in(own, alone=True) or OTHERWISE
+    by_form = {form: written.strftime(form) for _, form in FORM.findall(own)}
     if not by_form:
         return template
     macro = "{%- macro strftime_now(form) -%}{{ " + json.dumps(by_form) + "[form] }}{%- endmacro -%}\n"

@@ -8,6 +8,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET
 
 from vlmflow.core.progress import Progress, lines_meanwhile
 from vlmflow.lengths.accounts import ShownText
@@ -34,7 +35,8 @@ NAMED = 3
 class CheckedRows:
     """Chooses rows for the check in one pass: the extremes in text and in pictures, and a random draw.
 
-    Among them are rows with and without a system turn, and with and without tools, where there are both.
+    Among them are rows with and without a system turn, with and without tools, and with and without several pictures,
+    where there are both: a template may cut several pictures otherwise than one.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -51,6 +53,7 @@ class CheckedRows:
         elif (place := self._random.randrange(self._seen)) < DRAWN:
             self._drawn[place] = row
         self._extremes.setdefault(f"system turn: {row.system_turn}, tools: {row.tools}", row)
+        self._extremes.setdefault(f"several pictures: {row.pictures is not UNSET}", row)
         for kind in ("text_tokens", "picture_tokens"):
             for name, sign in (("most", 1), ("fewest", -1)):
                 best = self._extremes.get(name + kind)

@@ -12,7 +12,7 @@ class LimitedFile(msgspec.Struct, frozen=True):
     """The file of a published folder that holds the picture limits.
 
     file: its name. proven, published: its SHA-256 in verified/RUN, where it is the base's, and in merged/RUN.
-    limits: those in merged/RUN, in pixels.
+    limits: those in merged/RUN.
     """
 
     file: str

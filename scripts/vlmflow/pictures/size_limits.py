@@ -28,6 +28,10 @@ SIZE, LEAST, MOST, TILES = "size", "min_pixels", "max_pixels", "max_patches"
 """The keys that hold the limits; the second and third, of older files, override the first (transformers 5,
 image_processing_qwen2_vl.py)."""
 
+QWEN = "Qwen"
+"""What the names of Qwen-VL's classes begin with. Others with its keys (GLM-4.1V) give them another meaning, and
+ms-swift limits only Qwen-VL's."""
+
 ADVICE = "take the model with the files that its owner published"
 
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=4096)]
@@ -227,12 +231,13 @@ def _processor(file: Path, text: str, members: Members, whole: dict[str, Any]) -
         for key in ("image_processor_type", "patch_size", "merge_size", SIZE, LEAST, MOST, TILES)
         if key in members
     }
-    if "patch_size" not in values or "merge_size" not in values:
-        key, rule = _rule_of_class(values, whole)
+    kind = str(values.get("image_processor_type", QWEN)).removesuffix("Fast")  # transformers 5 does the same
+    if not kind.startswith(QWEN) or "patch_size" not in values or "merge_size" not in values:
+        key, rule = _rule_of_class(kind, values, whole)
         return Processor(file.name, text, {key: members[key]} if rule else {}, rule)
     try:
         squares = msgspec.convert(values, _Squares)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:
         raise VlmflowError(f"{file}: {error}; they give the pixels of a picture token", ADVICE) from None
     places = {key: members[key] for key in (SIZE, LEAST, MOST) if values.get(key) is not None}
     if SIZE not in places and not {LEAST, MOST} <= places.keys():
@@ -240,13 +245,12 @@ def _processor(file: Path, text: str, members: Members, whole: dict[str, Any]) -
     return Processor(file.name, text, places, Squares(squares.patch_size * squares.merge_size))
 
 
-def _rule_of_class(values: dict[str, Any], whole: dict[str, Any]) -> tuple[str, Lines | Tiles | None]:
+def _rule_of_class(kind: str, values: dict[str, Any], whole: dict[str, Any]) -> tuple[str, Lines | Tiles | None]:
     """Return the key that limits pictures by the code of the processor's class, and how; None if no key does for sure.
 
-    values: of the picture processor's keys. whole: of the whole processor's, which tell the side of a square or the
-    tokens of a tile. The class decides because other classes mean something else by the same keys.
+    kind: the class. values: of the picture processor's keys. whole: of the whole processor's, which tell the side of a
+    square or the tokens of a tile. The class decides because other classes mean something else by the same keys.
     """
-    kind = str(values.get("image_processor_type")).removesuffix("Fast")  # transformers 5 does the same
     try:
         of_whole = msgspec.convert(whole, _Whole)
         if kind == "PixtralImageProcessor" and of_whole.patch_size:
@@ -254,6 +258,6 @@ def _rule_of_class(values: dict[str, Any], whole: dict[str, Any]) -> tuple[str, 
             return SIZE, Lines(of_whole.patch_size * of_whole.spatial_merge_size, size.longest_edge)
         if kind == "GotOcr2ImageProcessor" and of_whole.image_seq_length:
             return TILES, Tiles(of_whole.image_seq_length, msgspec.convert(values.get(TILES), Pixels))
-    except msgspec.ValidationError:  # such as a size with another key
+    except (msgspec.ValidationError, UnicodeError):  # such as a size with another key
         pass
     return "", None

@@ -30,6 +30,7 @@ def vllm_words(
     name: str,
     gpus: int,
     max_length: int,
+    sees: bool,
     limits: ScaleLimits | None,
     port: int,
     adapter: Path | None = None,
@@ -39,8 +40,9 @@ def vllm_words(
     Its key is in VLLM_API_KEY: as an argument (--api-key) every user of the machine would see it.
 
     model: the folder of the model, or of the adapter's base. name: what requests ask for. gpus: how many share the
-    model. max_length: tokens of prompt and answer together. limits: of pictures; None if the model sees none.
-    adapter: the folder of an adapter; requests for `name` then get base + adapter, those for `base` the base alone.
+    model. max_length: tokens of prompt and answer together. sees: whether it takes pictures. limits: of pictures; None
+    if no rule of the model has such. adapter: the folder of an adapter; requests for `name` then get base + adapter,
+    those for `base` the base alone.
 
     Raises VlmflowError if vLLM would refuse the adapter, or serve only a part of it.
     """
@@ -50,11 +52,12 @@ def vllm_words(
     words += ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]  # else it refuses requests with tools
     # Older versions let each web page ask, and /invocations needs no key.
     words += ["--allowed-origins", "[]"]
-    if limits:
+    if sees:
         # Without "video": 0 it reserves memory for a whole video at its start.
         words += ["--limit-mm-per-prompt", json.dumps({"image": RowLimits().max_pictures, "video": 0})]
-        words += ["--mm-processor-kwargs", json.dumps(limits.by_key())]
         words += ["--allowed-media-domains", NO_DOMAIN]
+    if limits:
+        words += ["--mm-processor-kwargs", json.dumps(limits.by_key())]
     if adapter:
         rank = str(_rank_of(adapter, model))
         words += ["--enable-lora", "--lora-modules", f"{name}={adapter}", "--max-lora-rank", rank]

@@ -7,10 +7,10 @@ none (Llama 3.2: 26 Jul 2024).
 """
 
 import sys
-from datetime import datetime, time, timedelta, tzinfo
+from datetime import date, datetime, timedelta, tzinfo
 from typing import Any, Self
 
-from vlmflow.fetch.chat_templates import OTHERWISE, WRITTEN
+from vlmflow.fetch.chat_templates import OTHERWISE, WRITTEN, date_in
 
 HELD_IN = ("prefix", "system_prefix", "prompt", "chat_sep", "suffix", "default_system")
 """The parts of a template (swift.template.TemplateMeta): texts, and lists of texts."""
@@ -26,7 +26,8 @@ def hold_one_date() -> None:
 
     def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
         plain(template, processor, *values, **named)
-        held = _own_day(str(getattr(processor, "chat_template", None) or ""))
+        own = str(getattr(processor, "chat_template", None) or "")
+        held = date_in(own, alone=True) or date_in(own, alone=False) or OTHERWISE
         for part in HELD_IN:
             text = getattr(template.template_meta, part)
             for how in WRITTEN:
@@ -37,27 +38,16 @@ def hold_one_date() -> None:
     Template.__init__ = make
 
 
-def _own_day(chat_template: str) -> datetime:
-    """Return the first date that a chat template holds."""
-    for how, looks in WRITTEN.items():
-        for text in looks.findall(chat_template):
-            try:
-                return datetime.strptime(text, how)
-            except ValueError:  # it looks like one alone
-                continue
-    return datetime.combine(OTHERWISE, time())
-
-
-def _dated(text: Any, today: list[str], date: str) -> Any:
+def _dated(text: Any, today: list[str], held: str) -> Any:
     if isinstance(text, list):
-        return [_dated(each, today, date) for each in text]
+        return [_dated(each, today, held) for each in text]
     if isinstance(text, str):
         for each in today:
-            text = text.replace(each, date)
+            text = text.replace(each, held)
     return text
 
 
-def _show_clocks(day: datetime) -> None:
+def _show_clocks(day: date) -> None:
     """Let the modules of ms-swift's templates read a day from their clock."""
 
     class OnThatDay(datetime):

@@ -68,6 +68,7 @@ def test_another_architecture_is_named(tmp_path: Path) -> None:
         {"text_config": TEXT | {"hidden_size": "wide"}},
         {"text_config": TEXT | {"hidden_size": 1 << 62}},
         {"text_config": "of another file"},
+        {"text_config": TEXT | {"sliding_window": "4"}},
         {"vision_config": {"depth": "many"}},
         {"text_config": TEXT | {"num_attention_heads": 0, "head_dim": None}},
     ],

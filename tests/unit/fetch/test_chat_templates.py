@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of, own_files, require_chat_template
 
@@ -79,7 +80,7 @@ def test_it_begins_as_the_tokenizer_does_and_stops_at_the_end_of_a_turn(tmp_path
 def test_a_model_with_a_template_keeps_it(tmp_path: Path) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / TEMPLATE).write_text("Hi")
-    assert own_files(folder, names(folder), None, "2024-07-26") == {}
+    assert own_files(folder, names(folder), None, None) == {}
     with pytest.raises(VlmflowError, match="has a chat template of its own"):
         own_files(folder, names(folder), "plain", None)
 
@@ -102,3 +103,51 @@ def test_a_template_without_any_date_gets_one(tmp_path: Path, day: str | None, s
     folder = base_model(tmp_path / "m", {})
     (folder / TEMPLATE).write_text('{{ strftime_now("%Y-%m-%d") }}')
     assert rendered(own_files(folder, names(folder), None, day)[TEMPLATE], TALK, prompt=True) == shown
+
+
+def test_each_form_of_a_date_is_written(tmp_path: Path) -> None:
+    """SmolLM3's, Granite's; a year alone, as templates compare it."""
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_text(
+        """{{- strftime_now("%d %B %Y") + "; " + strftime_now( '%B %d, %Y') + "; " + strftime_now("%Y") -}}"""
+    )
+    own = own_files(folder, names(folder), None, "2024-07-26")[TEMPLATE]
+    assert rendered(own, TALK, prompt=True) == "26 July 2024; July 26, 2024; 2024"
+
+
+def test_a_date_within_a_text_is_another_day(tmp_path: Path) -> None:
+    """Mistral Small 3.1 tells where its knowledge ends; the second is what only looks like a date."""
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_text(
+        """{{- "It ends on 2023-10-01, " + ("" or "2024-99-99") + "; today is " + strftime_now("%Y-%m-%d") -}}"""
+    )
+    own = own_files(folder, names(folder), None, None)[TEMPLATE]
+    assert rendered(own, TALK, prompt=True) == "It ends on 2023-10-01, 2024-99-99; today is 2025-01-01"
+
+
+@pytest.mark.parametrize("form", [None, "plain"])
+def test_a_date_that_no_template_writes_is_refused(tmp_path: Path, form: BaseChat | None) -> None:
+    folder = base_model(tmp_path / "m", {})
+    if form is None:
+        (folder / TEMPLATE).write_text("Hi")
+    with pytest.raises(VlmflowError, match=r"models\.NAME\.date: 2024-07-26: the chat template writes no date"):
+        own_files(folder, names(folder), form, "2024-07-26")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", b"[]"),
+        ("processor_config.json", b"3"),
+        ("chat_template.json", b"null"),
+        ("tokenizer.json", b"[]"),
+        ("generation_config.json", b"[]"),
+        (TEMPLATE, b"\xff"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+    folder = base_model(tmp_path / "m", {"<|im_end|>": 7})
+    (folder / name).write_bytes(content)
+    with pytest.raises(VlmflowError, match=name) as raised:
+        own_files(folder, names(folder), "chatml", None)
+    assert "owner published" in raised.value.next_step

@@ -65,6 +65,7 @@ def test_a_model_without_pictures_has_none(tmp_path: Path) -> None:
         (QWEN.replace('"image_mean"', '"size"'), "names the key 'size' twice"),
         (QWEN.replace('"image_mean"', r'"siz\\u0065"'.replace(r"\\", "\\")), "names the key 'size' twice"),
         (QWEN.replace("16,", "0,"), "patch_size"),
+        (QWEN.replace("16,", r'"\ud800",'), "preprocessor_config.json: "),
         (QWEN[:-5], "preprocessor_config.json: "),
         ("[]", "an object must begin at character 1"),
         ("\ufeff{}", "BOM"),
@@ -110,6 +111,16 @@ def test_older_files_have_their_limits_in_pixels(tmp_path: Path) -> None:
     changed = json.loads(found(tmp_path, preprocessor_config=both).limited(limits))
     assert changed["size"] == {"shortest_edge": 3136, "longest_edge": 78400}
     assert changed["max_pixels"] == 78400
+
+
+@pytest.mark.parametrize("kind", ["Glm4vImageProcessor", "PaddleOCRVLImageProcessorFast"])
+def test_the_keys_of_qwen_mean_nothing_in_another_class(tmp_path: Path, kind: str) -> None:
+    """ms-swift would train without the limits that the published folder had."""
+    processor = found(
+        tmp_path, preprocessor_config=QWEN.replace('"image_mean"', f'"image_processor_type": "{kind}", "x"')
+    )
+    assert processor.rule is None
+    assert processor.side is None
 
 
 TILED = '{"image_processor_type": "GotOcr2ImageProcessorFast", "max_patches": 12, "size": {"height": 448}}'

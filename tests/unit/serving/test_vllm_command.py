@@ -34,7 +34,7 @@ def after(words: list[str], option: str) -> str:
 
 
 def test_the_command_has_the_gpus_the_length_and_the_limits() -> None:
-    words = vllm_words(Path("/w/merged/mine"), "mine", 2, 8192, LIMITS, 8000)
+    words = vllm_words(Path("/w/merged/mine"), "mine", 2, 8192, True, LIMITS, 8000)
     assert words[:3] == ["vllm", "serve", "/w/merged/mine"]
     options = ("--host", "--port", "--tensor-parallel-size", "--max-model-len", "--served-model-name")
     assert [after(words, option) for option in options] == ["127.0.0.1", "8000", "2", "8192", "mine"]
@@ -56,19 +56,25 @@ def test_the_command_has_the_gpus_the_length_and_the_limits() -> None:
     ],
 )
 def test_the_limits_are_in_the_words_of_the_processor(limits: ScaleLimits, keys: dict[str, object]) -> None:
-    words = vllm_words(Path("/m"), "mine", 1, 2048, limits, 8000)
+    words = vllm_words(Path("/m"), "mine", 1, 2048, True, limits, 8000)
     assert json.loads(after(words, "--mm-processor-kwargs")) == keys
 
 
 def test_a_text_model_gets_no_options_for_pictures() -> None:
-    assert not [word for word in vllm_words(Path("/m"), "mine", 1, 2048, None, 8000) if "mm" in word]
+    assert not [word for word in vllm_words(Path("/m"), "mine", 1, 2048, False, None, 8000) if "mm" in word]
+
+
+def test_a_model_whose_pictures_have_no_limit_fetches_none_either() -> None:
+    words = vllm_words(Path("/m"), "mine", 1, 2048, True, None, 8000)
+    assert after(words, "--allowed-media-domains").endswith(".invalid")
+    assert "--mm-processor-kwargs" not in words
 
 
 @pytest.mark.parametrize(
     ("ranks", "limit"), [({"r": 16}, "16"), ({"r": 17}, "32"), ({"rank_pattern": {"q": 65}}, "128")]
 )
 def test_base_and_adapter_are_two_models(tmp_path: Path, ranks: dict[str, object], limit: str) -> None:
-    words = vllm_words(base(tmp_path), "mine", 1, 2048, LIMITS, 8000, adapter(tmp_path / "full", **ranks))
+    words = vllm_words(base(tmp_path), "mine", 1, 2048, True, LIMITS, 8000, adapter(tmp_path / "full", **ranks))
     assert after(words, "--served-model-name") == "base"
     assert after(words, "--lora-modules") == f"mine={tmp_path}/full"
     assert after(words, "--max-lora-rank") == limit
@@ -89,4 +95,4 @@ def test_an_adapter_that_vllm_would_not_serve_whole_is_refused(
     tmp_path: Path, key: str, config: dict[str, object], why: str
 ) -> None:
     with pytest.raises(VlmflowError, match=why):
-        vllm_words(base(tmp_path), "mine", 1, 2048, LIMITS, 8000, adapter(tmp_path / "full", key, **config))
+        vllm_words(base(tmp_path), "mine", 1, 2048, True, LIMITS, 8000, adapter(tmp_path / "full", key, **config))
