@@ -35,7 +35,8 @@ ASKED = [
 TALKS: list[list[dict[str, str]]] = [ASKED, [SYSTEM, *ASKED]]
 """The conversations of the table."""
 
-KEYS = "models.NAME.model_type and template"
+TYPE = "models.NAME.model_type"
+KEYS = f"{TYPE} and template"
 
 Block = TypeVar("Block", bound=Settings)
 
@@ -59,6 +60,12 @@ def kind_of(folder: Path, model_type: str, template: str | None) -> tuple[str, s
             f"{folder / CONFIG}: {found}: ms-swift has no kind of model for it that runs train",
             "choose another model, or write the model_type of one with the same architecture (models.NAME.model_type)",
         )
+    if template is not None:
+        kinds = {name: kind for name, kind in kinds.items() if template in kind.templates} or kinds
+        if len(kinds) > 1:
+            raise VlmflowError(
+                f"{folder / CONFIG}: ms-swift has several kinds of models for it", f"write {TYPE}: {' or '.join(kinds)}"
+            )
     candidates = [(name, each) for name, kind in kinds.items() for each in _choice(kind, model_type, template)]
     if len(candidates) > 1 or candidates[0][1] == AUTO:
         candidates = [_that_writes_the_same(folder, [(name, each) for name, each in candidates if each != AUTO])]

@@ -60,6 +60,9 @@ def test_what_is_written_is_not_looked_for(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, "LlamaForCausalLM", None)
     assert kind_of(folder, "llama", "llama3") == ("llama", None)
     assert kind_of(folder, "qwen3_vl", None) == ("qwen3_vl", None)
+    assert kind_of(folder, "auto", "llama3") == ("llama", None), "the kind that has this template"
+    with pytest.raises(VlmflowError, match=r"several kinds .*\n.* write models\.NAME\.model_type: .*llama or "):
+        kind_of(folder, "auto", "default")
 
 
 @pytest.mark.parametrize(
