@@ -1,5 +1,6 @@
 """Describe a base model in a manifest, and link its files, which are in the store or in a local folder."""
 
+import datetime
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def main(
     dequantize: bool = False,
     merged: list[Path] | None = None,
     chat_template: BaseChat | None = None,
-    date: str | None = None,
+    date: datetime.date | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch one model.

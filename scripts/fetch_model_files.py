@@ -1,5 +1,6 @@
 """Fetch a base model's files other than its weights: configuration, tokenizer, picture rule."""
 
+import datetime
 from pathlib import Path
 
 from harness.stage import run_stage
@@ -25,7 +26,7 @@ def main(
     dequantize: bool = False,
     base: list[Path] | None = None,
     chat_template: BaseChat | None = None,
-    date: str | None = None,
+    date: datetime.date | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch them.

@@ -13,7 +13,7 @@ from typing import Any
 
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
+from vlmflow.fetch.owners_files import read_object, read_template, utf8
 
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = (TEMPLATE, "chat_template.json")
@@ -63,13 +63,16 @@ ONE_DATE = re.compile(r"^\{%- macro strftime_now\(form\) -%\}.*?\{%- endmacro -%
 WRITTEN = {"%d %b %Y": re.compile(r"\b\d{2} [A-Z][a-z]{2} \d{4}\b"), "%Y-%m-%d": re.compile(r"\b\d{4}-\d{2}-\d{2}\b")}
 """How chat templates write a date, and what it looks like."""
 
+ASKED = re.compile(rf"""{TODAY}\(\s*(["'])(.*?)\1""")
+"""How they ask for today's."""
+
 
 def chat_template_of(folder: Path) -> str | None:
     """Return the text of a model's own chat template; None if it has none, or several. folder: the model's files."""
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
+        return read_template(folder / TEMPLATE)
     for name in (*TEMPLATES[1:], *WITH_TEMPLATE):
-        if (folder / name).is_file() and isinstance(text := read_json(folder / name).get(TEMPLATE_KEY), str):
+        if (folder / name).is_file() and isinstance(text := read_object(folder / name).get(TEMPLATE_KEY), str):
             return text
     return None
 
@@ -77,7 +80,7 @@ def chat_template_of(folder: Path) -> str | None:
 def has_chat_template(folder: Path) -> bool:
     """Return whether a model has a chat template, or several. folder: the model's files; weights are not needed."""
     return any((folder / name).is_file() for name in TEMPLATES) or any(
-        TEMPLATE_KEY in read_json(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()
+        TEMPLATE_KEY in read_object(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()
     )
 
 
@@ -97,35 +100,42 @@ def require_chat_template(folder: Path) -> None:
         )
 
 
-def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: str | None) -> dict[str, bytes]:
+def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: date | None) -> dict[str, bytes]:
     """Return the files that stages see in place of a model's own, by name.
 
     folder, names: the model's files, those in JSON at least. form, day: the model's settings `chat_template`, `date`.
 
-    Raises VlmflowError if a model with a chat template is to get another.
+    Raises VlmflowError if a model with a chat template is to get another, if its own one writes a date in a form that
+    `day` cannot replace, and for files that are not what they must be.
     """
     if form is None:
         text = chat_template_of(folder) or ""
-        dated = _with_date(text, date.fromisoformat(day) if day else None) if TODAY in text else text
-        return {} if dated == text else {TEMPLATE: dated.encode()}
+        if day and (other := _other_forms(text)):
+            raise VlmflowError(
+                f"{folder}: the model's chat template writes a date as {other[0]!r:.40}, which models.NAME.date cannot "
+                f"replace (it can: {', '.join(WRITTEN)})",
+                "remove models.NAME.date; with template_differs: true the run goes on with today's",
+            )
+        dated = _with_date(text, day) if TODAY in text else text
+        return {} if dated == text else {TEMPLATE: utf8(dated, folder)}
     if has_chat_template(folder):
         raise VlmflowError(
             f"{folder}: the model has a chat template of its own", "remove models.NAME.chat_template: it is used"
         )
-    tokenizer = read_json(folder / "tokenizer.json") if "tokenizer.json" in names else {}
-    files = {TEMPLATE: (_first_token(tokenizer) + FORMS[form]).encode()}
-    end = next((token["id"] for token in _added(tokenizer) if token.get("content") == CHATML_END), None)
-    if form == "chatml" and isinstance(end, int):
+    tokenizer = read_object(folder / "tokenizer.json") if "tokenizer.json" in names else {}
+    files = {TEMPLATE: utf8(_first_token(tokenizer) + FORMS[form], folder / "tokenizer.json")}
+    end = next((token.get("id") for token in _added(tokenizer) if token.get("content") == CHATML_END), None)
+    if form == "chatml" and type(end) is int:
         # Servers stop at the end of a sequence, which this form does not have.
-        config = read_json(folder / GENERATION) if GENERATION in names else {}
+        config = read_object(folder / GENERATION) if GENERATION in names else {}
         files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *_ends(folder, config, end)]}, indent=2).encode()
     return files
 
 
 def _ends(folder: Path, config: dict[str, Any], known: int) -> list[int]:
     """Return the other tokens at which a model stops."""
-    ends = config.get("eos_token_id", read_json(folder / "config.json").get("eos_token_id"))
-    return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int) and end != known]
+    ends = config.get("eos_token_id", read_object(folder / "config.json").get("eos_token_id"))
+    return [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end != known]
 
 
 def _added(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,8 +153,13 @@ def _first_token(tokenizer: dict[str, Any]) -> str:
     for each in [processor, *(within if isinstance(within, list) else [])]:
         match each:
             case {"single": [{"SpecialToken": {"id": str(token)}}, *_]}:
-                return "{{- " + json.dumps(token) + " -}}\n"
+                return "{{- " + json.dumps(token, ensure_ascii=False) + " -}}\n"
     return ""
+
+
+def _other_forms(template: str) -> list[str]:
+    """Return the forms other than `WRITTEN` in which a template asks for today's date."""
+    return [form for _, form in ASKED.findall(template) if form not in WRITTEN]
 
 
 def _with_date(template: str, day: date | None) -> str:
@@ -160,7 +175,7 @@ def _with_date(template: str, day: date | None) -> str:
         if form in own:
             held = None if day else looks.search(own)
             by_form[form] = held[0] if held else (day or OTHERWISE).strftime(form)
-    if not by_form:
+    if not by_form or _other_forms(own):
         return template
     macro = "{%- macro strftime_now(form) -%}{{ " + json.dumps(by_form) + "[form] }}{%- endmacro -%}\n"
     return macro + own

@@ -16,9 +16,9 @@ import msgspec
 from vlmflow.config.model_types import AUTO, TEMPLATE, ModelType, architectures_in, model_types, model_types_for
 from vlmflow.config.settings import Settings
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
 from vlmflow.fetch.chat_templates import WRITTEN, chat_template_of
 from vlmflow.fetch.model_files import CONFIG, shown
+from vlmflow.fetch.owners_files import read_object
 from vlmflow.swift.limited_child import limited
 
 TABLE = Path(__file__).with_name("template_texts.json")
@@ -182,7 +182,7 @@ def _served(own: str, talk: list[dict[str, str]], ends: dict[str, str]) -> list[
 def _ends(folder: Path) -> dict[str, str]:
     """Return a tokenizer's special tokens by their names, as chat templates know them."""
     file = folder / "tokenizer_config.json"
-    config = read_json(file) if file.is_file() else {}
+    config = read_object(file) if file.is_file() else {}
     named = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}

@@ -1,7 +1,10 @@
 """The chat template that stages see of a model."""
 
 import json
+import os
+from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -79,14 +82,14 @@ def test_it_begins_as_the_tokenizer_does_and_stops_at_the_end_of_a_turn(tmp_path
 def test_a_model_with_a_template_keeps_it(tmp_path: Path) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / TEMPLATE).write_text("Hi")
-    assert own_files(folder, names(folder), None, "2024-07-26") == {}
+    assert own_files(folder, names(folder), None, date(2024, 7, 26)) == {}
     with pytest.raises(VlmflowError, match="has a chat template of its own"):
         own_files(folder, names(folder), "plain", None)
 
 
-@pytest.mark.parametrize(("day", "shown"), [(None, "26 Jul 2024"), ("2025-01-02", "02 Jan 2025")])
+@pytest.mark.parametrize(("day", "shown"), [(None, "26 Jul 2024"), (date(2025, 1, 2), "02 Jan 2025")])
 @pytest.mark.parametrize("again", [False, True], ids=["its own", "one that a run has published"])
-def test_a_template_writes_one_date(tmp_path: Path, day: str | None, shown: str, again: bool) -> None:
+def test_a_template_writes_one_date(tmp_path: Path, day: date | None, shown: str, again: bool) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": DATED}))
     if again:
@@ -97,8 +100,63 @@ def test_a_template_writes_one_date(tmp_path: Path, day: str | None, shown: str,
     assert template.count(b"endmacro") == 1
 
 
-@pytest.mark.parametrize(("day", "shown"), [(None, "2025-01-01"), ("2026-01-02", "2026-01-02")])
-def test_a_template_without_any_date_gets_one(tmp_path: Path, day: str | None, shown: str) -> None:
+@pytest.mark.parametrize(("day", "shown"), [(None, "2025-01-01"), (date(2026, 1, 2), "2026-01-02")])
+def test_a_template_without_any_date_gets_one(tmp_path: Path, day: date | None, shown: str) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / TEMPLATE).write_text('{{ strftime_now("%Y-%m-%d") }}')
     assert rendered(own_files(folder, names(folder), None, day)[TEMPLATE], TALK, prompt=True) == shown
+
+
+def test_a_date_in_another_form_stays_today_s(tmp_path: Path) -> None:
+    """A macro for one of the forms would write nothing for the others."""
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_text('{{ strftime_now("%Y-%m-%d") }}, a {{ strftime_now("%A") }}')
+    assert own_files(folder, names(folder), None, None) == {}
+    with pytest.raises(VlmflowError, match=r"writes a date as '%A', which models\.NAME\.date cannot replace"):
+        own_files(folder, names(folder), None, date(2024, 7, 26))
+
+
+@pytest.mark.parametrize("content", [b"[]", b"1", b"null"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        *(("tokenizer_config.json", None), ("processor_config.json", None), ("chat_template.json", None)),
+        *(("tokenizer_config.json", "chatml"), ("processor_config.json", "chatml"), ("tokenizer.json", "chatml")),
+        ("generation_config.json", "chatml"),
+    ],
+)
+def test_a_file_that_is_no_object_is_named(
+    name: str, form: Literal["chatml"] | None, content: bytes, tmp_path: Path
+) -> None:
+    folder = base_model(tmp_path / "m", {"<|im_end|>": 7})
+    (folder / name).write_bytes(content)
+    with pytest.raises(VlmflowError, match=rf"{name}: .* is not a JSON object"):
+        own_files(folder, names(folder), form, None)
+
+
+@pytest.mark.parametrize("token", [{}, {"id": "7"}, {"id": True}])
+def test_a_token_without_a_number_ends_no_turn(token: dict[str, object], tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<|im_end|>"} | token]}))
+    assert set(own_files(folder, names(folder), "chatml", None)) == {TEMPLATE}
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_bytes(b"\xff\xfe")
+    with pytest.raises(VlmflowError, match=r"chat_template\.jinja: is not in UTF-8"):
+        chat_template_of(folder)
+    os.truncate(folder / TEMPLATE, 1 << 40)  # it takes no room on the disk
+    with pytest.raises(VlmflowError, match=r"chat_template\.jinja: has 1,099,511,627,776 bytes"):
+        chat_template_of(folder)
+    (folder / TEMPLATE).unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "\ud800" + DATED}))
+    with pytest.raises(VlmflowError, match="holds a text that cannot be in UTF-8"):
+        own_files(folder, names(folder), None, None)
+
+
+def test_any_character_may_begin_a_text(tmp_path: Path) -> None:
+    """JSON's two escapes for one character above 65,535 are two characters in Jinja, which no UTF-8 has."""
+    folder = base_model(tmp_path / "m", {}, first='<\U0001f600}}">')
+    template = own_files(folder, names(folder), "chatml", None)[TEMPLATE]
+    assert rendered(template, TALK[:1], prompt=False) == '<\U0001f600}}"><|im_start|>user\nHi.<|im_end|>\n'
