@@ -7,6 +7,7 @@ none (Llama 3.2: 26 Jul 2024).
 """
 
 import sys
+from contextlib import suppress
 from datetime import datetime, time, timedelta, tzinfo
 from typing import Any, Self
 
@@ -39,12 +40,10 @@ def hold_one_date() -> None:
 
 def _own_day(chat_template: str) -> datetime:
     """Return the first date that a chat template holds."""
-    for how, looks in WRITTEN.items():
-        for text in looks.findall(chat_template):
-            try:
-                return datetime.strptime(text, how)
-            except ValueError:  # it looks like one alone
-                continue
+    found = ((each.start(), each[0], how) for how, looks in WRITTEN.items() for each in looks.finditer(chat_template))
+    for _, text, how in sorted(found):
+        with suppress(ValueError):  # it may only look like one
+            return datetime.strptime(text, how)
     return datetime.combine(OTHERWISE, time())
 
 

@@ -17,7 +17,7 @@ from vlmflow.config.model_types import AUTO, TEMPLATE, ModelType, architectures_
 from vlmflow.config.settings import Settings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.chat_templates import WRITTEN, chat_template_of
-from vlmflow.fetch.model_files import CONFIG, shown
+from vlmflow.fetch.model_files import CONFIG, architectures_shown
 from vlmflow.fetch.owners_files import read_object
 from vlmflow.swift.limited_child import limited
 
@@ -53,7 +53,7 @@ def kind_of(folder: Path, model_type: str, template: str | None) -> tuple[str, s
     names = model_types_for(architectures_in(folder)) if model_type == AUTO else [model_type]
     kinds = {name: kind for name in names if not (kind := model_types()[name]).refused}
     if not kinds:
-        found = ", ".join(map(shown, architectures_in(folder))) or "no architecture"
+        found = architectures_shown(folder) or "no architecture"
         raise VlmflowError(
             f"{folder / CONFIG}: {found}: ms-swift has no kind of model for it that runs train",
             "choose another model, or write the model_type of one with the same architecture (models.NAME.model_type)",
