@@ -6,7 +6,7 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from harness.stage import run_stage
-from vlmflow.config.model_types import BaseChat
+from vlmflow.config.model_types import BaseChat, Day
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.files import whole_folder
@@ -27,7 +27,7 @@ def main(
     dequantize: bool = False,
     merged: list[Path] | None = None,
     chat_template: BaseChat | None = None,
-    date: str | None = None,
+    date: Day | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch one model.

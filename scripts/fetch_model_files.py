@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.model_types import BaseChat
+from vlmflow.config.model_types import BaseChat, Day
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.core.account import read_account
@@ -25,7 +25,7 @@ def main(
     dequantize: bool = False,
     base: list[Path] | None = None,
     chat_template: BaseChat | None = None,
-    date: str | None = None,
+    date: Day | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch them.

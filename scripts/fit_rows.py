@@ -15,6 +15,7 @@ from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import Counter, TokenCounter
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words
 from vlmflow.lengths.measure import refuse_other_lengths
+from vlmflow.lengths.text_files import text_digests
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
@@ -70,7 +71,8 @@ def main(
     with whole_folder(fitted) as folder, TemporaryDirectory(prefix="vlmflow-fit-") as made:
         scratch = Path(made)
         how = settings.max_length, settings.over_long
-        outcome = fit_rows(data, account, lengths, counter, *how, folder, measured.chat_template, measured.one_sequence)
+        found = measured.chat_template, measured.one_sequence
+        outcome = fit_rows(data, account, lengths, counter, *how, folder, *found, model=text_digests(base.folder))
     logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")
 
 

@@ -1,6 +1,5 @@
 """The base models of the configuration: where each is, and of which kind, as ms-swift names it."""
 
-import datetime
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator
@@ -9,6 +8,7 @@ from vlmflow.config.model_types import (
     AUTO,
     TEMPLATE,
     BaseChat,
+    Day,
     ModelType,
     check_model_type,
     model_types,
@@ -62,7 +62,7 @@ class ModelSettings(Settings):
     """The chat template that a base model gets, which has none of its own: chatml writes the marks <|im_start|> and
     <|im_end|>, plain the lines `### Human:` and `### Assistant:`. The training and the merged folder use the same."""
 
-    date: datetime.date | None = None
+    date: Day | None = None
     """The date (2024-07-26) that a chat template writes in place of today's: in the training, and in the merged
     folder's template. By default the one that the template has for programs without a clock, or 2025-01-01. It is
     refused if the template writes no date."""

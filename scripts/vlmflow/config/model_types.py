@@ -4,14 +4,16 @@ No other module names a kind of model, or a part of one. `scripts/make_swift_nam
 import of ms-swift takes seconds, and the data image does not have it.
 """
 
+import datetime
 import difflib
 import functools
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from pydantic import BeforeValidator
 
 from vlmflow.core.files import read_json
 
@@ -28,6 +30,21 @@ TEMPLATE = "template"
 
 BaseChat = Literal["chatml", "plain"]
 """Ways to write a conversation for a model that was trained on none."""
+
+
+def _day(value: Any) -> datetime.date:
+    """Return a day out of YAML; a number would be seconds, and a year below 1000 would be written without zeros."""
+    try:
+        day = datetime.date.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        day = None
+    if type(day) is not datetime.date or day.year < 1000:
+        raise ValueError(f"{value!r:.40} is not a date; write it as 2024-07-26")
+    return day
+
+
+Day = Annotated[datetime.date, BeforeValidator(_day)]
+"""A date for `models.NAME.date`."""
 
 ModelPart = Literal["vision_tower", "aligner", "language_model"]
 """The parts of a model that sees, as ms-swift names them; the aligner joins the other two."""

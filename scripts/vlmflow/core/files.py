@@ -195,17 +195,6 @@ def read_json(path: Path) -> Any:
         raise VlmflowError(f"{path}: {error}", f"remove {target_of(path)} and run the same command again") from None
 
 
-def read_object(path: Path, next_step: str) -> dict[str, Any]:
-    """Read one JSON file that must hold an object.
-
-    Raises VlmflowError as `read_json` does, and with `next_step` if it holds another value.
-    """
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise VlmflowError(f"{path}: {value!r:.100} is not a JSON object", next_step)
-    return value
-
-
 def target_of(path: Path) -> Path:
     """Return the target that contains a file: its folder if a rule made the folder, else the file itself.
 

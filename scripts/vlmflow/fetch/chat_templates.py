@@ -14,8 +14,7 @@ from typing import Any
 
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_object
-from vlmflow.fetch.quantised import PUBLISHED
+from vlmflow.fetch.owners_files import read_object, read_template, utf8
 
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = (TEMPLATE, "chat_template.json")
@@ -75,24 +74,17 @@ def chat_template_of(folder: Path) -> str | None:
     Raises VlmflowError if a file where it may be cannot be read.
     """
     if (folder / TEMPLATE).is_file():
-        try:
-            return (folder / TEMPLATE).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise VlmflowError(f"{folder / TEMPLATE}: {error}", PUBLISHED) from None
+        return read_template(folder / TEMPLATE)
     for name in (*TEMPLATES[1:], *WITH_TEMPLATE):
-        if (folder / name).is_file() and isinstance(text := _read(folder / name).get(TEMPLATE_KEY), str):
+        if (folder / name).is_file() and isinstance(text := read_object(folder / name).get(TEMPLATE_KEY), str):
             return text
     return None
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return read_object(file, PUBLISHED)
 
 
 def has_chat_template(folder: Path) -> bool:
     """Return whether a model has a chat template, or several. folder: the model's files; weights are not needed."""
     return any((folder / name).is_file() for name in TEMPLATES) or any(
-        TEMPLATE_KEY in _read(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()
+        TEMPLATE_KEY in read_object(folder / name) for name in WITH_TEMPLATE if (folder / name).is_file()
     )
 
 
@@ -130,7 +122,7 @@ def date_in(template: str, *, alone: bool) -> date | None:
     return None
 
 
-def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: str | None) -> dict[str, bytes]:
+def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: date | None) -> dict[str, bytes]:
     """Return the files that stages see in place of a model's own, by name.
 
     folder, names: the model's files, those in JSON at least. form, day: the model's settings `chat_template`, `date`.
@@ -139,32 +131,32 @@ def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: 
     file cannot be read.
     """
     text = chat_template_of(folder) or ""
-    dated = _with_date(text, date.fromisoformat(day) if day else None) if TODAY in text else text
+    dated = _with_date(text, day) if TODAY in text else text
     if day and not ONE_DATE.match(dated):
         raise VlmflowError(
             f"{folder}: models.NAME.date: {day}: the chat template writes no date ({TODAY} with its form)",
             "remove models.NAME.date",
         )
     if form is None:
-        return {} if dated == text else {TEMPLATE: dated.encode()}
+        return {} if dated == text else {TEMPLATE: utf8(dated, folder)}
     if has_chat_template(folder):
         raise VlmflowError(
             f"{folder}: the model has a chat template of its own", "remove models.NAME.chat_template: it is used"
         )
-    tokenizer = _read(folder / "tokenizer.json") if "tokenizer.json" in names else {}
-    files = {TEMPLATE: (_first_token(tokenizer) + FORMS[form]).encode()}
+    tokenizer = read_object(folder / "tokenizer.json") if "tokenizer.json" in names else {}
+    files = {TEMPLATE: utf8(_first_token(tokenizer) + FORMS[form], folder / "tokenizer.json")}
     end = next((token.get("id") for token in _added(tokenizer) if token.get("content") == CHATML_END), None)
-    if form == "chatml" and isinstance(end, int):
+    if form == "chatml" and type(end) is int:
         # Servers stop at the end of a sequence, which this form does not have.
-        config = _read(folder / GENERATION) if GENERATION in names else {}
+        config = read_object(folder / GENERATION) if GENERATION in names else {}
         files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *_ends(folder, config, end)]}, indent=2).encode()
     return files
 
 
 def _ends(folder: Path, config: dict[str, Any], known: int) -> list[int]:
     """Return the other tokens at which a model stops."""
-    ends = config.get("eos_token_id", _read(folder / "config.json").get("eos_token_id"))
-    return [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int) and end != known]
+    ends = config.get("eos_token_id", read_object(folder / "config.json").get("eos_token_id"))
+    return [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end != known]
 
 
 def _added(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -182,7 +174,7 @@ def _first_token(tokenizer: dict[str, Any]) -> str:
     for each in [processor, *(within if isinstance(within, list) else [])]:
         match each:
             case {"single": [{"SpecialToken": {"id": str(token)}}, *_]}:
-                return "{{- " + json.dumps(token) + " -}}\n"
+                return "{{- " + json.dumps(token, ensure_ascii=False) + " -}}\n"
     return ""
 
 

@@ -4,11 +4,14 @@ transformers does the same where it cannot compute in FP8 (5.19, Fp8Dequantize i
 the base has the same bits. It needs no torch, which the image that fetches models does not have.
 """
 
+import fcntl
 import json
+import logging
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -44,6 +47,8 @@ PIECE = 1 << 19
 
 LARGEST = 0x7F7F
 """The bits of the largest number in bfloat16; those above are infinity and NaN."""
+
+logger = logging.getLogger(__name__)
 
 OTHER_MODEL = "use the files that the model's owner published, or the unquantised model"
 
@@ -97,6 +102,26 @@ def dequantised(
     Raises VlmflowError with file and tensor if weights and scales do not fit together, PassingError without disk.
     """
     made = store / DEQUANTISED / digest_of(files)[:16]
+    with _alone(made):
+        return _made_once(made, folder, files, threads)
+
+
+@contextmanager
+def _alone(made: Path) -> Iterator[None]:
+    """Wait for other processes that make the same base: several models of a configuration may be made of one in FP8."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with made.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("%s: another process makes this base; waiting for it", made)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _made_once(
+    made: Path, folder: Path, files: Mapping[str, FileRecord], threads: int
+) -> tuple[Path, dict[str, FileRecord]]:
     if (made / RECORD).is_file():
         recorded = read_account(made / RECORD, dict[str, FileRecord])
         there = hash_files(made, [name for name in recorded if (made / name).is_file()], threads)

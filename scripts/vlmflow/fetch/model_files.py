@@ -56,6 +56,9 @@ MOST_COUNTED = 10_000_000
 MAX_JSON_BYTES = 200_000_000
 """Five times the largest known tokenizer.json; a larger file would fill the memory of a small pod."""
 
+MOST_SHOWN = 200
+"""The most characters of a value that a message shows."""
+
 NAMED = 20
 """The most files that one line of the log names."""
 
@@ -203,12 +206,15 @@ def refuse_code(
 
 
 def _refuse_kind(folder: Path) -> None:
-    found, kinds = architectures_in(folder), kinds_of(folder)
+    found, kinds = architectures_shown(folder), kinds_of(folder)
     if found and all(kind.refused for kind in kinds):
         why = next((str(kind.refused) for kind in kinds), "is of no kind that ms-swift trains")
-        raise VlmflowError(
-            f"{folder / CONFIG}: the model is a {', '.join(map(shown, found))}, which {why}", "choose another model"
-        )
+        raise VlmflowError(f"{folder / CONFIG}: the model is a {found}, which {why}", "choose another model")
+
+
+def architectures_shown(folder: Path) -> str:
+    """Return the architectures that a model's config.json names, for people."""
+    return ", ".join(map(shown, architectures_in(folder)))[:MOST_SHOWN]
 
 
 def _refuse_keys(file: Path) -> None:
@@ -225,7 +231,7 @@ def _refuse_keys(file: Path) -> None:
     for key, value in found:
         told = json.dumps(value)
         raise VlmflowError(
-            f"{file}: {key} = {told[:200]}{'…' if len(told) > 200 else ''}: "
+            f"{file}: {key} = {told[:MOST_SHOWN]}{'…' if len(told) > MOST_SHOWN else ''}: "
             f"{(REFUSED_KEYS | KERNEL_KEYS | COUNTED_KEYS)[key]}",
             PLAIN_COPY,
         )
@@ -241,20 +247,20 @@ def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:
     if not weight_map or not isinstance(weight_map, dict):
         raise VlmflowError(f"{index}: has no weight_map", "use a complete revision of the model")
     for tensor, shard in weight_map.items():
+        entry = f"{index}: weight_map: {shown(tensor)[:MOST_SHOWN]} = {json.dumps(shard)[:MOST_SHOWN]}"
         if not isinstance(shard, str) or "/" in shard or "\\" in shard or ".." in shard:
             raise VlmflowError(
-                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard must be in the model's own "
-                "folder",
+                f"{entry}: a shard must be in the model's own folder",
                 "use a revision that contains its own shards; do not use one that points to other files",
             )
         if not shard.endswith(".safetensors") and shard in names:
             raise VlmflowError(
-                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}: a shard must be a safetensors file",
+                f"{entry}: a shard must be a safetensors file",
                 "use a revision that contains its own shards; do not use one that points to other files",
             )
         if shard not in names and weights:
             raise VlmflowError(
-                f"{index}: weight_map: {shown(tensor)} = {json.dumps(shard)}, which is missing",
+                f"{entry}, which is missing",
                 "use a complete revision of the model",
             )
 

@@ -5,12 +5,10 @@ from typing import Any
 
 from vlmflow.config.model_types import unquantised
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_object
+from vlmflow.fetch.owners_files import PUBLISHED, read_object
 
 KEY, TEXT = "quantization_config", "text_config"
 """The key that describes the quantisation, and the one part of config.json that may have it, too."""
-
-PUBLISHED = "use the files that the model's owner published"
 
 METHOD = "fp8"
 """The one method whose weights can become bfloat16: E4M3, with a scale for each block or matrix (transformers'
@@ -70,7 +68,7 @@ def without_quantisation(file: Path) -> dict[str, Any]:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    config = read_object(file, PUBLISHED)
+    config = read_object(file)
     if not isinstance(config.get(TEXT) or {}, dict):
         raise VlmflowError(f"{file}: {TEXT} = {config[TEXT]!r:.100} is not a JSON object", PUBLISHED)
     return config

@@ -23,6 +23,9 @@ MAX_NUMBER = 1 << 63
 MAX_DIMENSIONS = 32
 """Limits of a tensor's size and dimensions; the product of many larger numbers would take hours."""
 
+MOST_CHARS = 1_000
+"""Of a tensor's name."""
+
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 """The bytes of a number of the types that are read, by the format's names."""
 
@@ -110,8 +113,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
     dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-    if not name.isprintable():  # messages show it
-        raise ValueError(f"tensor {name!r} has control characters in its name")
+    if not name.isprintable() or len(name) > MOST_CHARS:  # messages show it
+        raise ValueError(f"tensor {name!r:.200} has control characters in its name, or more than {MOST_CHARS:,}")
     sound = all(type(number) is int and 0 <= number < MAX_NUMBER for number in [*shape, begin, end])
     if not isinstance(dtype, str) or not sound or len(shape) > MAX_DIMENSIONS or end < begin:
         raise ValueError(f"tensor {name} has a wrong type, shape or place")

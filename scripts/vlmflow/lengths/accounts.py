@@ -125,7 +125,8 @@ class FittedRows(msgspec.Struct, frozen=True):
 
     dataset, form, train_on: as in the data set's own account. max_length: no row has more tokens. chat_template,
     one_sequence: as in the lengths' account. digests: SHA-256 by file name, and as "pictures" the one over all pictures
-    that the rows name (`image_manifest.pictures_digest`).
+    that the rows name (`image_manifest.pictures_digest`). model: `text_files.text_digests` of the model that the rows
+    were measured with; null in an account of before.
     """
 
     dataset: str
@@ -137,6 +138,7 @@ class FittedRows(msgspec.Struct, frozen=True):
     chat_template: ChatTemplate | None = None
     train_on: str = "all"
     one_sequence: bool = False
+    model: dict[str, str] | None = None
 
     @property
     def last_answer_only(self) -> bool:

@@ -81,12 +81,13 @@ def fit_rows(
     folder: Path,
     chat_template: ChatTemplate | None = None,
     one_sequence: bool = False,
+    model: dict[str, str] | None = None,
 ) -> FittedRows:
     """Write the rows of train and val that fit `max_length` tokens into `folder`, and return the account.
 
     stats: the data set's own account. lengths: the lengths file of each split.
     counter: makes the counter that measured them; called only to shorten rows. chat_template, one_sequence: as in
-    their account.
+    their account. model: `text_files.text_digests` of its model.
     folder: gets {train,val}.jsonl; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every row that did not
     fit; account.json. No row is cut: it stays unchanged, loses whole attempts, or is left out. The half of val that
     judges is set aside (`rows.halves`).
@@ -128,6 +129,7 @@ def fit_rows(
         },
         chat_template=chat_template,
         one_sequence=one_sequence,
+        model=model,
     )
     write_account(folder / ACCOUNT, account)
     return account

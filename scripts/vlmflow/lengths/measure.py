@@ -18,7 +18,8 @@ from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MeasuredFiles
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths
 from vlmflow.lengths.by_template import TemplateCounter
-from vlmflow.lengths.count import TOKENIZER, Counter, measure_rows, special_tokens
+from vlmflow.lengths.count import Counter, measure_rows, special_tokens
+from vlmflow.lengths.text_files import text_digests
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
 from vlmflow.pictures.size_limits import processor_of
 from vlmflow.rows.stats import Stats
@@ -157,11 +158,10 @@ def refuse_other_lengths(
 def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> MeasuredFiles:
     """Return the digests of the rows, of the lengths files, and of the model's files that determine lengths."""
     processor = processor_of(model)
-    deciding = [TOKENIZER, *([processor.file] if processor else [])]
     return MeasuredFiles(
         rows,
         {f"{split}.jsonl": sha256_of(file) for split, file in lengths.items()},
-        {name: sha256_of(model / name) for name in deciding},
+        text_digests(model) | ({processor.file: sha256_of(model / processor.file)} if processor else {}),
     )
 
 

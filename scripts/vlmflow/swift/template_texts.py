@@ -16,10 +16,9 @@ import msgspec
 from vlmflow.config.model_types import AUTO, TEMPLATE, ModelType, architectures_in, model_types, model_types_for
 from vlmflow.config.settings import Settings
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_object
 from vlmflow.fetch.chat_templates import WRITTEN, chat_template_of
-from vlmflow.fetch.model_files import CONFIG, shown
-from vlmflow.fetch.quantised import PUBLISHED
+from vlmflow.fetch.model_files import CONFIG, architectures_shown
+from vlmflow.fetch.owners_files import read_object
 from vlmflow.swift.limited_child import limited
 
 TABLE = Path(__file__).with_name("template_texts.json")
@@ -55,7 +54,7 @@ def kind_of(folder: Path, model_type: str, template: str | None) -> tuple[str, s
     names = model_types_for(architectures_in(folder)) if model_type == AUTO else [model_type]
     kinds = {name: kind for name in names if not (kind := model_types()[name]).refused}
     if not kinds:
-        found = ", ".join(map(shown, architectures_in(folder))) or "no architecture"
+        found = architectures_shown(folder) or "no architecture"
         raise VlmflowError(
             f"{folder / CONFIG}: {found}: ms-swift has no kind of model for it that runs train",
             "choose another model, or write the model_type of one with the same architecture (models.NAME.model_type)",
@@ -190,7 +189,7 @@ def _served(own: str, talk: list[dict[str, str]], ends: dict[str, str]) -> list[
 def _ends(folder: Path) -> dict[str, str]:
     """Return a tokenizer's special tokens by their names, as chat templates know them."""
     file = folder / "tokenizer_config.json"
-    config = read_object(file, PUBLISHED) if file.is_file() else {}
+    config = read_object(file) if file.is_file() else {}
     named = {key: value for key, value in config.items() if key.endswith("_token")}
     texts = {key: value.get("content") if isinstance(value, dict) else value for key, value in named.items()}
     return {key: text for key, text in texts.items() if isinstance(text, str)}

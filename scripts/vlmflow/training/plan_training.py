@@ -10,7 +10,8 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines
 from vlmflow.core.printable import counted
-from vlmflow.lengths.fitted import fitted_data
+from vlmflow.lengths.fitted import fitted_data, fitted_rows
+from vlmflow.lengths.text_files import refuse_other_texts
 from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.template_texts import named
@@ -35,6 +36,7 @@ def plan_training(
     refuse_missing(settings.train)
     data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
     base = BaseModel.read(model, settings.model_type)
+    refuse_other_texts(base.folder, fitted_rows(rows).model, rows)
     settings = named(settings, base.folder)
     base = replace(base, model_type=settings.model_type)
     strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)

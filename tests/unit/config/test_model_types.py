@@ -1,12 +1,15 @@
 """What is known of a model by its address alone."""
 
 import copy
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from vlmflow.config.model import Config, check_config
+from vlmflow.config.model_settings import ModelSettings
 from vlmflow.config.model_types import kinds_of, model_types, published_type
 from vlmflow.core.errors import VlmflowError
 
@@ -126,3 +129,15 @@ def test_runs_train_the_kinds_that_transformers_runs() -> None:
     trained = [kind for kind in model_types().values() if kind.refused is None]
     assert len(trained) > 90
     assert sum(bool(kind.parts) for kind in trained) > 40
+
+
+@pytest.mark.parametrize("value", [0, 20240726, 1.5, "26 Jul 2024", "2024-13-01", "0001-01-01", [2024], "\x1b[31m"])
+def test_only_a_date_is_a_date(value: object) -> None:
+    """Pydantic alone takes 0 for 1970-01-01."""
+    with pytest.raises(ValidationError, match="is not a date; write it as 2024-07-26"):
+        ModelSettings.model_validate({"source": "/m", "date": value})
+
+
+@pytest.mark.parametrize("value", ["2024-07-26", date(2024, 7, 26), None])
+def test_a_date_is_read_from_yaml_and_from_texts(value: object) -> None:
+    assert ModelSettings.model_validate({"source": "/m", "date": value}).date == (date(2024, 7, 26) if value else None)

@@ -1,7 +1,10 @@
 """The chat template that stages see of a model."""
 
 import json
+import os
+from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -85,9 +88,9 @@ def test_a_model_with_a_template_keeps_it(tmp_path: Path) -> None:
         own_files(folder, names(folder), "plain", None)
 
 
-@pytest.mark.parametrize(("day", "shown"), [(None, "26 Jul 2024"), ("2025-01-02", "02 Jan 2025")])
+@pytest.mark.parametrize(("day", "shown"), [(None, "26 Jul 2024"), (date(2025, 1, 2), "02 Jan 2025")])
 @pytest.mark.parametrize("again", [False, True], ids=["its own", "one that a run has published"])
-def test_a_template_writes_one_date(tmp_path: Path, day: str | None, shown: str, again: bool) -> None:
+def test_a_template_writes_one_date(tmp_path: Path, day: date | None, shown: str, again: bool) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": DATED}))
     if again:
@@ -98,8 +101,8 @@ def test_a_template_writes_one_date(tmp_path: Path, day: str | None, shown: str,
     assert template.count(b"endmacro") == 1
 
 
-@pytest.mark.parametrize(("day", "shown"), [(None, "2025-01-01"), ("2026-01-02", "2026-01-02")])
-def test_a_template_without_any_date_gets_one(tmp_path: Path, day: str | None, shown: str) -> None:
+@pytest.mark.parametrize(("day", "shown"), [(None, "2025-01-01"), (date(2026, 1, 2), "2026-01-02")])
+def test_a_template_without_any_date_gets_one(tmp_path: Path, day: date | None, shown: str) -> None:
     folder = base_model(tmp_path / "m", {})
     (folder / TEMPLATE).write_text('{{ strftime_now("%Y-%m-%d") }}')
     assert rendered(own_files(folder, names(folder), None, day)[TEMPLATE], TALK, prompt=True) == shown
@@ -111,7 +114,7 @@ def test_each_form_of_a_date_is_written(tmp_path: Path) -> None:
     (folder / TEMPLATE).write_text(
         """{{- strftime_now("%d %B %Y") + "; " + strftime_now( '%B %d, %Y') + "; " + strftime_now("%Y") -}}"""
     )
-    own = own_files(folder, names(folder), None, "2024-07-26")[TEMPLATE]
+    own = own_files(folder, names(folder), None, date(2024, 7, 26))[TEMPLATE]
     assert rendered(own, TALK, prompt=True) == "26 July 2024; July 26, 2024; 2024"
 
 
@@ -131,23 +134,50 @@ def test_a_date_that_no_template_writes_is_refused(tmp_path: Path, form: BaseCha
     if form is None:
         (folder / TEMPLATE).write_text("Hi")
     with pytest.raises(VlmflowError, match=r"models\.NAME\.date: 2024-07-26: the chat template writes no date"):
-        own_files(folder, names(folder), form, "2024-07-26")
+        own_files(folder, names(folder), form, date(2024, 7, 26))
 
 
+@pytest.mark.parametrize("content", [b"[]", b"1", b"null"])
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "form"),
     [
-        ("tokenizer_config.json", b"[]"),
-        ("processor_config.json", b"3"),
-        ("chat_template.json", b"null"),
-        ("tokenizer.json", b"[]"),
-        ("generation_config.json", b"[]"),
-        (TEMPLATE, b"\xff"),
+        *(("tokenizer_config.json", None), ("processor_config.json", None), ("chat_template.json", None)),
+        *(("tokenizer_config.json", "chatml"), ("processor_config.json", "chatml"), ("tokenizer.json", "chatml")),
+        ("generation_config.json", "chatml"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_file_that_is_no_object_is_named(
+    name: str, form: Literal["chatml"] | None, content: bytes, tmp_path: Path
+) -> None:
     folder = base_model(tmp_path / "m", {"<|im_end|>": 7})
     (folder / name).write_bytes(content)
-    with pytest.raises(VlmflowError, match=name) as raised:
-        own_files(folder, names(folder), "chatml", None)
-    assert "owner published" in raised.value.next_step
+    with pytest.raises(VlmflowError, match=rf"{name}: .* is not a JSON object"):
+        own_files(folder, names(folder), form, None)
+
+
+@pytest.mark.parametrize("token", [{}, {"id": "7"}, {"id": True}])
+def test_a_token_without_a_number_ends_no_turn(token: dict[str, object], tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<|im_end|>"} | token]}))
+    assert set(own_files(folder, names(folder), "chatml", None)) == {TEMPLATE}
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_bytes(b"\xff\xfe")
+    with pytest.raises(VlmflowError, match=r"chat_template\.jinja: is not in UTF-8"):
+        chat_template_of(folder)
+    os.truncate(folder / TEMPLATE, 1 << 40)  # it takes no room on the disk
+    with pytest.raises(VlmflowError, match=r"chat_template\.jinja: has 1,099,511,627,776 bytes"):
+        chat_template_of(folder)
+    (folder / TEMPLATE).unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "\ud800" + DATED}))
+    with pytest.raises(VlmflowError, match="holds a text that cannot be in UTF-8"):
+        own_files(folder, names(folder), None, None)
+
+
+def test_any_character_may_begin_a_text(tmp_path: Path) -> None:
+    """JSON's two escapes for one character above 65,535 are two characters in Jinja, which no UTF-8 has."""
+    folder = base_model(tmp_path / "m", {}, first='<\U0001f600}}">')
+    template = own_files(folder, names(folder), "chatml", None)[TEMPLATE]
+    assert rendered(template, TALK[:1], prompt=False) == '<\U0001f600}}"><|im_start|>user\nHi.<|im_end|>\n'

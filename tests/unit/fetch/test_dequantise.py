@@ -1,8 +1,11 @@
 """A bfloat16 base out of FP8: the numbers, the files, and every weight or scale that does not fit."""
 
+import fcntl
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +138,7 @@ TOO_LARGE = "a number that is infinite in bfloat16 with its scale"
         (added(SCALE, "F32", ONES[:2]), rf"{SCALE} has shape \(2, 3\); for \(5, 7\) and blocks of 2 × 3 .* \(3, 3\)"),
         (added(SCALE, "F32", np.ones((), np.float32)), rf"{SCALE} has shape \(\); for"),
         (added(SCALE, "F8_E8M0", np.ones((3, 3), np.uint8)), f"{SCALE} is F8_E8M0; scales must be F32, BF16 or F16"),
+        (added("b" * 1001, "BF16", np.ones(2, np.uint16)), "tensor 'b+ has .* or more than 1,000"),
         (added("b", "F8_E5M2", np.ones(2, np.uint8)), "tensor b is F8_E5M2; only F8_E4M3 can become bfloat16"),
         (added("b", "F8_E4M3", np.ones(2, np.uint8)), r"tensor b is in FP8, but the model has no scale b_scale_inv"),
         (scaled(1, -1), f"{TWO}: tensor {SCALE} holds -1.0; a scale must be a number from 0 on"),
@@ -152,7 +156,7 @@ def test_what_does_not_fit_is_refused_by_name(
     change(shards)
     with pytest.raises(VlmflowError, match=said):
         made_of(write(tmp_path / "m", shards))
-    assert not list((tmp_path / "store" / "bfloat16").glob("*[!t]")), "nothing whole, nothing that a stage could read"
+    assert not list((tmp_path / "store" / "bfloat16").glob("*[!tk]")), "nothing whole, nothing that a stage could read"
 
 
 @pytest.mark.parametrize("shape", [(7,), (0, 7)])
@@ -180,6 +184,21 @@ def test_a_base_is_made_once_and_a_damaged_one_again(tmp_path: Path) -> None:
     (made / TWO).unlink()
     made_of(folder)
     assert (made / TWO).is_file()
+
+
+def test_models_of_one_base_wait_for_each_other(tmp_path: Path) -> None:
+    """Two of a configuration may differ in their date alone, and large models take longer than a writer waits."""
+    folder = write(tmp_path / "m", made_model())
+    made = made_of(folder)
+    shutil.rmtree(made)
+    with ThreadPoolExecutor(1) as pool:
+        with made.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            other = pool.submit(made_of, folder)
+            with pytest.raises(TimeoutError):
+                other.result(0.5)
+            assert not made.exists()
+        assert other.result(60) == made
 
 
 def test_both_stages_give_the_same_base(tmp_path: Path) -> None:

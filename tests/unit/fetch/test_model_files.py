@@ -145,6 +145,17 @@ def test_a_long_value_is_cut(folder: Path) -> None:
     assert len(str(error.value)) < 1_000
 
 
+def test_names_without_end_are_cut(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": ["A\x1b" * 10_000] * 10}))
+    with pytest.raises(VlmflowError, match=r"the model is a A\\x1bA") as caught:
+        refuse_code(folder, ["config.json"])
+    assert len(str(caught.value)) < 1_000
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"w" * 10_000: "x" * 10_000}}))
+    with pytest.raises(VlmflowError, match="which is missing") as caught:
+        refuse_code(folder, [INDEX])
+    assert len(str(caught.value)) < 1_000
+
+
 def test_empty_names_of_code_are_allowed(folder: Path) -> None:
     """A vocabulary may have such a token; null and {} name nothing."""
     (folder / "vocab.json").write_text('{"auto_map": 7, "a": 0}')

@@ -1,5 +1,6 @@
 """A training as it follows from a run's settings, the rows that fit and the base model."""
 
+import shutil
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,10 @@ from made_stats import some_stats
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.fit import fit_rows
+from vlmflow.lengths.text_files import text_digests
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.training.plan_training import plan_training
@@ -19,7 +22,7 @@ from vlmflow.training.plan_training import plan_training
 ROWS = {"train": 88, "val": 3}
 
 
-def fitted(folder: Path) -> Path:
+def fitted(folder: Path, model: dict[str, str] | None = None) -> Path:
     """Let ROWS, without pictures, fit into a run's rows."""
     for split, count in ROWS.items():
         row = ShareGptRow("r", "s", [], [1], [], [Turn("human", "Why?"), Turn("gpt", "So.")])
@@ -31,7 +34,7 @@ def fitted(folder: Path) -> Path:
     data = TrainingData(folder / "train.jsonl", folder / "val.jsonl", folder, "digest", False)
     stats = some_stats(form="conversation", examples=ROWS | {"test": 0})
     files = {split: folder / f"{split}.lengths.jsonl" for split in ROWS}
-    fit_rows(data, stats, files, pytest.fail, 100, "refuse", folder / "fitted")
+    fit_rows(data, stats, files, pytest.fail, 100, "refuse", folder / "fitted", model=model)
     return folder / "fitted"
 
 
@@ -79,3 +82,16 @@ def test_fewer_rows_than_processes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="88 rows for 89 processes"):
         plan_training(block(89), rows, base, tmp_path, [])
     plan_training(block(88), rows, base, tmp_path, [])
+
+
+@pytest.mark.parametrize("change", ["chat_template.jinja", "tokenizer.json", "tokenizer_config.json"])
+def test_a_model_with_other_texts_than_the_lengths_is_refused(change: str, tmp_path: Path) -> None:
+    """ms-swift's chat template is found by them: the training would have other tokens than those that were compared."""
+    base = model(tmp_path)
+    folder = read_model_manifest(base).folder
+    same = text_digests(folder)
+    plan_training(block(1), fitted(tmp_path, same), base, tmp_path, [])
+    shutil.rmtree(tmp_path / "fitted")
+    rows = fitted(tmp_path, same | {change: "other"})
+    with pytest.raises(VlmflowError, match=rf"{change}: is another file than when the lengths of .*fitted were"):
+        plan_training(block(1), rows, base, tmp_path, [])
