@@ -110,7 +110,7 @@ def _layers(folder: Path, asked: Collection[str]) -> _Layers | None:
 def _look(folder: Path, asked: Collection[str]) -> dict[str, Any]:
     from torch.nn import Linear
 
-    from vlmflow.swift.meta_model import meta_model
+    from vlmflow.swift.meta_model import experts_of, meta_model
 
     model = meta_model(folder)
     if model is None:
@@ -120,13 +120,7 @@ def _look(folder: Path, asked: Collection[str]) -> dict[str, Any]:
     names = {_last(name) for name in [*linear, *asked]} - {ALL_LINEAR}
     return {
         "parameters": [name for name, _ in model.named_parameters()],
-        "experts": [
-            f"{place}.{name}"
-            for place, module in model.named_modules()
-            if type(module).__name__.endswith("Experts")  # transformers calls all of them so
-            for name, weight in module.named_parameters(recurse=False)
-            if weight.ndim == 3
-        ],
+        "experts": list(experts_of(model)),
         "linear": linear,
         "taken": [name for name in sorted(names) if _is_taken(model, name)],
     }

@@ -16,7 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from vlmflow.swift.description import describe
 from vlmflow.swift.limited_child import limited
-from vlmflow.swift.meta_model import Loading, meta_model
+from vlmflow.swift.meta_model import Loading, experts_of, meta_model
 
 OF_NO_USE = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$")
 """Tensors of old checkpoints that transformers computes since then (5.19, `_adjust_missing_and_unexpected_keys`)."""
@@ -54,7 +54,7 @@ def _compare(folder: Path, names: Iterable[str]) -> dict[str, Any]:
         for name in found[place]
         if not OF_NO_USE.search(name) and not any(re.search(pattern, name) for pattern in ignored)
     }
-    described = msgspec.to_builtins(describe(model, loading, names))
+    described = msgspec.to_builtins(describe(model, loading, experts_of(model).values(), names))
     return {"missing": sorted(missing), "unneeded": sorted(unneeded), "model": described}
 
 

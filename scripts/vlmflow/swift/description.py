@@ -42,10 +42,11 @@ class Description(msgspec.Struct, frozen=True, omit_defaults=True):
     pictures: str = ""
 
 
-def describe(model: Any, loading: Any, stored: Iterable[str]) -> Description:
+def describe(model: Any, loading: Any, experts: Iterable[Any], stored: Iterable[str]) -> Description:
     """Return what a model on the meta device says of itself.
 
-    loading: where its tensors are loaded (`meta_model.Loading`). stored: the names of the tensors in its files.
+    loading: where its tensors are loaded (`meta_model.Loading`). experts: its weights with a matrix for each expert.
+    stored: the names of the tensors in its files.
     """
     name = type(model).__name__
     kinds = [model_types()[kind] for kind in model_types_for([name])]
@@ -56,13 +57,6 @@ def describe(model: Any, loading: Any, stored: Iterable[str]) -> Description:
     for each in stored:
         operations = loading.conversion(each)[0]
         layouts[_starred(each), _starred(loading.place(each)), tuple(type(one).__name__ for one in operations)] += 1
-    experts = [
-        len(weight)
-        for module in model.modules()
-        if type(module).__name__.endswith("Experts")
-        for weight in module.parameters(recurse=False)
-        if weight.ndim == 3
-    ]
     inputs = inspect.signature(model.forward).parameters
     return Description(
         architecture=name,
@@ -70,7 +64,7 @@ def describe(model: Any, loading: Any, stored: Iterable[str]) -> Description:
         layouts=[Layout(stored, loaded, count, list(how)) for (stored, loaded, how), count in layouts.items()],
         inputs=[one for one, how in inputs.items() if how.kind is not how.VAR_KEYWORD],
         tied=dict(model.all_tied_weights_keys),
-        experts=max(experts, default=0),
+        experts=max(map(len, experts), default=0),
     )
 
 

@@ -41,6 +41,17 @@ def class_of(config: Any) -> Any:
     return next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
 
 
+def experts_of(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of a model that have a matrix for each expert, by their names."""
+    return {
+        f"{place}.{name}": weight
+        for place, module in model.named_modules()
+        if type(module).__name__.endswith("Experts")  # transformers calls all of them so
+        for name, weight in module.named_parameters(recurse=False)
+        if weight.ndim == 3
+    }
+
+
 class Loading:
     """Where transformers loads the tensors of a model's files."""
 
