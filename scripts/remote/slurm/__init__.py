@@ -1,0 +1,1 @@
+"""Runs each job of the workflow as a job of Slurm."""
