@@ -217,16 +217,16 @@ test: .venv/dev.stamp env-track env-search ## lint, and all tests except those o
 test-remote: .venv/dev.stamp ## the unit tests of scripts/remote
 	$(BIN)/python tests/run.py remote
 
-test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; operators on a cluster; all mutations; bench
-	PYTHONPATH=tests/helpers $(BIN)/python -m pytest -p models_page --ignore tests/cluster -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
-	$(BIN)/python -m pytest tests/cluster -m slow --durations 25
+test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; Slurm's faults and operators on a cluster; all mutations; bench
+	PYTHONPATH=tests/helpers $(BIN)/python -m pytest -p models_page --ignore tests/cluster --ignore tests/slurm -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
+	$(BIN)/python -m pytest tests/slurm tests/cluster -m slow --durations 25
 	$(BIN)/python tests/mutations/run.py
 	$(BIN)/python tests/bench/bench.py
 
 mutations: .venv/dev.stamp env-track env-search ## break the code in the places of tests/mutations; a test must notice each: make mutations [NAMES="NAME …"]
 	@$(call split,NAMES); $(BIN)/python tests/mutations/run.py "$${NAMES[@]}"
 
-test-cluster: .venv/dev.stamp ## the tests on a real Kubernetes: their own (Debian, root), or that of KUBECONFIG
+test-cluster: .venv/dev.stamp ## the tests on a real Slurm and a real Kubernetes of their own (Debian, root), or on that of KUBECONFIG
 	$(BIN)/python tests/run.py cluster
 
 test-all: test test-cluster ## the tests on a cluster too

@@ -16,7 +16,7 @@ from hypothesis import settings
 import session_folder
 import warm_programs
 from vlmflow.swift import limited_child
-from workflow_runs import ROOT, RUN, make_demo_folder, snakemake
+from workflow_runs import ROOT, RUN, copy_folder, make_demo_folder, snakemake
 
 # A shell starts background processes with these signals ignored, and our processes would inherit that; tests of Ctrl-C
 # need them.
@@ -152,6 +152,36 @@ def text_run() -> Path:
     from text_run import run_without_pictures  # which imports torch
 
     return made_once("text_run", run_without_pictures)
+
+
+@pytest.fixture(scope="session")
+def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a demo folder in which nothing has run."""
+    return make_demo_folder(tmp_path_factory.mktemp("demo") / "fresh")
+
+
+@pytest.fixture(scope="session")
+def local_runs(fresh_demo: Path) -> tuple[Path, Path]:
+    """Run on this machine what other tests run on clusters; returns the folders of `demo` and `here`."""
+    from cluster.cluster_workflow import THREADS  # which imports what only these tests need
+    from cluster.nodes_workflow import ONE_NODE
+
+    folder = session_folder.folder()
+    server = warm_programs.start(folder, Path(sys.executable))
+    try:
+        warm_programs.wait_for(folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VLMFLOW_WARM", str(folder))
+            patch.setenv("PYTHONPATH", str(warm_programs.HANDING_OVER))
+            demo = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
+            snakemake(demo, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
+            here = copy_folder(demo, fresh_demo.with_name("here"))
+            only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
+            snakemake(here, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
+    finally:
+        server.terminate()
+        server.wait()
+    return demo, here
 
 
 def made_once(name: str, fill: Callable[[Path], str]) -> Path:

@@ -128,15 +128,15 @@ def parts_of(what: str) -> list[list[Part]]:
     if what == "cluster":
         path = os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/helpers", "scripts"))
         build = Part("build", [sys.executable, "-m", "cluster", "build"], {"PYTHONPATH": path})
-        return [[build], [pytest("pods", 0, tests / "cluster", "-vv", "--durations", 40)]]
+        return [[build], [pytest("jobs", 0, tests / "slurm", tests / "cluster", "-vv", "--durations", 40)]]
     if what == "check":
         quick = ("--ignore", remote, "-m", "not slow and not lengthy", "--hypothesis-profile", "quick")
         return [[lint, pytest("unit", 5, tests / "unit", *without, *quick, light=True)]]
-    light = (tests, "--ignore", tests / "cluster", "--ignore", tests / "stages", *without)
+    elsewhere = [word for name in ("cluster", "slurm", "stages") for word in ("--ignore", tests / name)]
     return [
         [
             pytest("stages", 2, tests / "stages", *heavy, "--durations", 20),
-            pytest("unit", 2, *light, "--durations", 20, light=True),
+            pytest("unit", 2, tests, *elsewhere, *without, "--durations", 20, light=True),
             lint,
         ]
     ]

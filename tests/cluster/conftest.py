@@ -2,28 +2,24 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import session_folder
-import warm_programs
 from cluster import everything, machine
 from cluster.cluster import Cluster
-from cluster.cluster_workflow import THREADS, TOKEN, ClusterWorkflow
+from cluster.cluster_workflow import TOKEN, ClusterWorkflow
 from cluster.deployment import deployed_on_first_node
 from cluster.kubectl import Kubectl
-from cluster.nodes_workflow import ONE_NODE
 from cluster.paths import KUBECONFIG, STATE
-from workflow_runs import RUN, checkout, copy_folder, make_demo_folder, snakemake
+from workflow_runs import RUN, checkout
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of faults first, which leave room for the local run, and those that stop the cluster last."""
-    order = {"test_executor.py": -1, "test_left_clean.py": 1}
-    items.sort(key=lambda item: order.get(item.path.name, 0))
+    order = {"test_executor.py": 1, "test_left_clean.py": 3}
+    items.sort(key=lambda item: order.get(item.path.name, 2) if item.path.parent == Path(__file__).parent else 0)
 
 
 @pytest.fixture(scope="session")
@@ -50,33 +46,6 @@ def any_cluster(request: pytest.FixtureRequest) -> Kubectl:
     if given and Path(given) != KUBECONFIG:
         return Kubectl(Path(given))
     return request.getfixturevalue("cluster")
-
-
-@pytest.fixture(scope="session")
-def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a demo folder in which nothing has run."""
-    return make_demo_folder(tmp_path_factory.mktemp("demo") / "fresh")
-
-
-@pytest.fixture(scope="session")
-def local_runs(fresh_demo: Path) -> tuple[Path, Path]:
-    """Run on this machine what other tests run on the cluster; returns the folders of `demo` and `here`."""
-    folder = session_folder.folder()
-    server = warm_programs.start(folder, Path(sys.executable))
-    try:
-        warm_programs.wait_for(folder)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VLMFLOW_WARM", str(folder))
-            patch.setenv("PYTHONPATH", str(warm_programs.HANDING_OVER))
-            demo = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
-            snakemake(demo, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
-            here = copy_folder(demo, fresh_demo.with_name("here"))
-            only = ["--allowed-rules", "train_model", "--forcerun", "train_model"]
-            snakemake(here, "--config", ONE_NODE, *only, "--", f"checkpoints/{RUN}/full")
-    finally:
-        server.terminate()
-        server.wait()
-    return demo, here
 
 
 @pytest.fixture(scope="session")

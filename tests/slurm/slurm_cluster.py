@@ -18,6 +18,7 @@ from string import Template
 from typing import Any
 
 import debian
+from cluster import cgroups
 from cluster.locks import alone
 from cluster.paths import CACHE
 from cluster.processes import children
@@ -44,19 +45,23 @@ GPUS = 2
 MAJOR = 240
 """Their major number, the first of those for local use (Linux, Documentation/admin-guide/devices.txt)."""
 
-HIERARCHIES = ("cpuset", "devices", "freezer", "memory")
+HIERARCHIES = ("devices", "freezer", "memory")
 """What proctrack/cgroup and task/cgroup need of control groups, version 1."""
-MOUNT = Path("/sys/fs/cgroup")
 
 
 def why_not() -> str | None:
     """Say in one line why Slurm cannot run on this machine, None if it can."""
     if not debian.is_debian() or os.geteuid() != 0:
         return "the tests' Slurm needs a Debian machine, and root"
-    lacking = [name for name in HIERARCHIES if not os.access(MOUNT / name / "cgroup.procs", os.W_OK)]
+    lacking = [name for name in HIERARCHIES if not os.access(cgroups.MOUNT / name / "cgroup.procs", os.W_OK)]
     if lacking:
-        return f"the tests' Slurm needs control groups of version 1; {MOUNT} lacks {', '.join(lacking)}"
+        return f"the tests' Slurm needs control groups of version 1; {cgroups.MOUNT} lacks {', '.join(lacking)}"
     return None
+
+
+def _group(node: str) -> str:
+    """Return a node's name below cgroups.PARENT, where a node of the tests' Kubernetes may have the same name."""
+    return f"slurm-{node}"
 
 
 class Host:
@@ -77,14 +82,17 @@ class Host:
         assert self.holder is not None, f"{self.name} is not running"
         return children(self.holder.pid)[0]
 
-    def boot(self) -> None:
-        """Make its namespaces. They end with this process, also if that is killed."""
+    def boot(self, group: str = "") -> None:
+        """Make its namespaces. They end with this process, also if that is killed.
+
+        group: the control group that it takes for the machine's root.
+        """
         ready = FOLDER / "run" / f"{self.name}.ready"
         ready.unlink(missing_ok=True)
         spaces = ("--mount", "--net", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--propagation", "private")
         with (FOLDER / "log" / f"{self.name}.log").open("ab") as log:
             self.holder = subprocess.Popen(
-                ["unshare", *spaces, "bash", str(SOURCES / "host.sh"), self.name, str(FOLDER)],
+                ["unshare", *spaces, "bash", str(SOURCES / "host.sh"), self.name, str(FOLDER), group],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -140,12 +148,14 @@ class SlurmCluster:
         return {**os.environ, "PATH": path, "SLURM_CONF": str(FOLDER / "etc" / "slurm.conf")}
 
     def up(self) -> None:
-        """Start it, and wait until both nodes can run jobs; other tests wait until it is down.
+        """Start it, and wait until both nodes can run jobs, unless it is up; other tests wait until it is down.
 
         Installs the Debian packages that are missing. Raises VlmflowError if the machine cannot run it.
         """
         if reason := why_not():
             raise VlmflowError(reason, "run it on another machine")
+        if self.hosts[CONTROLLER].running:
+            return
         debian.install(PACKAGES, CACHE / "apt.log")
         self.held.enter_context(alone("slurm"))
         try:
@@ -197,14 +207,15 @@ class SlurmCluster:
     def start_node(self, name: str) -> None:
         """Start a node that is not there."""
         node = self.hosts[name]
-        node.boot()
+        cgroups.make(_group(name))
+        node.boot(_group(name))
         _connect(node, self.hosts[CONTROLLER])
         node.start("slurmd")
 
     def kill_node(self, name: str) -> None:
         """Lose a node, as in a power failure; Slurm notices it SlurmdTimeout later."""
         self.hosts[name].kill()
-        _remove_control_groups(name)
+        cgroups.remove(_group(name))
 
     def wait_for_node(self, name: str, state: str, limit: float = 60) -> None:
         """Wait until Slurm says of a node that it is IDLE, MIXED, ALLOCATED or DOWN."""
@@ -317,7 +328,7 @@ def _connect(node: Host, controller: Host) -> None:
     def gone() -> bool:
         with contextlib.suppress(VlmflowError):
             controller.run("ip", "link", "delete", node.name)
-        return node.name not in [link["ifname"] for link in json.loads(controller.run("ip", "-j", "link"))]
+        return node.name not in _links(controller.run("ip", "-j", "link"))
 
     wait_for(f"the earlier link to {node.name} is gone", gone, pause=0.01)
     peer = ("type", "veth", "peer", "name", "eth0", "netns", node.pid)
@@ -327,23 +338,15 @@ def _connect(node: Host, controller: Host) -> None:
     node.run("ip", "link", "set", "eth0", "up")
 
 
+def _links(text: str) -> set[str]:
+    return {link["ifname"] for link in json.loads(text)}
+
+
 def _remove_remains() -> None:
     """Remove what processes that have ended, or were killed, left."""
     for name in NODES:
-        _remove_control_groups(name)
+        cgroups.remove(_group(name))
     with contextlib.suppress(VlmflowError):  # gone with the controller, or just going
         run("ip", "link", "delete", LINK)
-    wait_for(f"the link {LINK} is gone", lambda: not Path("/sys/class/net", LINK).exists(), pause=0.01)
+    wait_for(f"the link {LINK} is gone", lambda: LINK not in _links(run("ip", "-j", "link")), pause=0.01)
     shutil.rmtree(FOLDER, ignore_errors=True)
-
-
-def _remove_control_groups(node: str) -> None:
-    groups = [group / f"slurm_{node}" for group in MOUNT.iterdir()]
-
-    def gone() -> bool:
-        for folder in (folder for group in groups for folder, _, _ in os.walk(group, topdown=False)):
-            with contextlib.suppress(OSError):  # busy for a moment after the last process has ended
-                os.rmdir(folder)
-        return not any(group.exists() for group in groups)
-
-    wait_for(f"the control groups of {node} are gone", gone, limit=10, pause=0.01)
