@@ -10,22 +10,13 @@ from kubernetes.utils.quantity import parse_quantity
 from remote.cluster.api import Object
 from remote.cluster.pod_templates import GPU_RESOURCE
 from remote.doctor.findings import Finding
+from remote.rule_job import deciding_keys
 from vlmflow.config.model import Config
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.printable import counted
 
 MB = 1_000_000
-
-ASKED_BY = {
-    **dict.fromkeys(
-        ("train_smoke", "train_model"),
-        "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
-    ),
-    "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
-}
-OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
-"""The keys that decide what a rule requests, by rules."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> F
     reasons = Counter(fault for fault in faults if fault)
     why = "; ".join(f"{counted(count, 'node')}: {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
-        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} set what it requests "
+        f"{deciding_keys(ask.rule, need.run)} set what it requests "
         '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
         f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
     )
