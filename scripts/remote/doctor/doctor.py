@@ -14,8 +14,8 @@ from remote.cluster.group_kinds import KINDS, check_served
 from remote.cluster.instance import named, selector
 from remote.cluster.pod_templates import NAMES, pod_templates
 from remote.doctor import inside, needs, objects, rbac
-from remote.doctor.findings import Finding
 from remote.doctor.probe import Answer, Probe
+from remote.findings import Finding
 from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
 

@@ -1,15 +1,21 @@
 """Compares what the configuration's runs request with the cluster's nodes and quotas."""
 
 import math
+import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
+from snakemake.settings.types import ResourceSettings, StorageSettings
 
 from remote.cluster.api import Object
 from remote.cluster.pod_templates import GPU_RESOURCE
-from remote.doctor.findings import Finding
+from remote.findings import Finding
+from remote.planned_jobs import MANY, planned_jobs
 from remote.rule_job import deciding_keys
 from vlmflow.config.model import Config
 from vlmflow.config.source import HubSource, parse_source
@@ -59,6 +65,34 @@ class Need:
     def gpus(self) -> int:
         """The most GPUs that a pod of the run requests, all on one node."""
         return max(ask.gpus for ask in self.asks)
+
+
+def planned_asks(snakefile: Path, files: Iterable[Path], target: str, max_threads: int | None = None) -> list[Ask]:
+    """Return what the rules request that make `target` from nothing, each different request once.
+
+    files: configuration files over config.yaml, in their order. max_threads: as Snakemake's --max-threads.
+
+    Raises VlmflowError with Snakemake's message if it refuses the workflow or its configuration.
+    """
+    with tempfile.TemporaryDirectory() as empty:
+        # As on a cluster: local sources may be on volumes that only pods have.
+        storage = StorageSettings(default_storage_provider="fs", default_storage_prefix=f"{empty}/targets")
+        resources = ResourceSettings(cores=MANY, nodes=1, max_threads=max_threads)
+        asks = set(planned_jobs(snakefile, files, target, Path(empty), resources, storage, _ask))
+        return sorted(asks, key=lambda ask: (ask.rule, ask.mem_mb))
+
+
+def _ask(job: Any) -> Ask:
+    amounts = job.resources
+    return Ask(
+        job.rule.name,
+        int(job.threads),
+        int(amounts.get("mem_mb") or 0),
+        int(amounts.get("disk_mb") or 0),
+        int(amounts.get("gpu") or 0),
+        str(amounts.get("pod_template") or "default"),
+        int(amounts.get("nodes") or 1),
+    )
 
 
 def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
