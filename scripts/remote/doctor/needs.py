@@ -18,7 +18,6 @@ from remote.findings import Finding
 from remote.planned_jobs import MANY, planned_jobs
 from remote.rule_job import deciding_keys
 from vlmflow.config.model import Config
-from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.printable import counted
 
@@ -100,13 +99,6 @@ def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
     run = settings.runs[name]
     weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
     return Need(name, run.processes, weights_mb, tuple(asks), run.nodes)
-
-
-def hub_sources(settings: Config, runs: list[str]) -> list[str]:
-    """Return the addresses that some runs fetch from the hub, sorted."""
-    models = [settings.models[settings.runs[run].model].source for run in runs]
-    files = [address for run in runs for address in settings.datasets[settings.runs[run].dataset].all_addresses]
-    return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
 
 
 def gpu_resource(template: Object) -> str:

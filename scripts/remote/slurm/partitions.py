@@ -20,6 +20,8 @@ STATES = {
 }
 """What follows from each state of a partition but UP."""
 
+GROUP = "the group"
+
 
 @dataclass(frozen=True)
 class Node:
@@ -79,18 +81,21 @@ class Asked:
     account: str | None = None
 
     @classmethod
-    def of(cls, job: Any) -> Self:
-        """Read these from a job of Snakemake. GPUs may be asked for by `gpu`, or by `gres`, as `gpu:a100:2`."""
+    def of(cls, job: Any, gpu_model: str | None) -> Self:
+        """Read these from a job of Snakemake, or from a group of jobs that share one.
+
+        gpu_model: `slurm.gpu_model` of the configuration. A rule may ask for GPUs by `gres`, too, as `gpu:a100:2`.
+        """
         amounts = job.resources
         by_gres = gpus_in(str(amounts.get("gres") or ""))
         comes_again = int(amounts.get("warning_seconds") or 0) > 0
         return cls(
-            job.name,
+            f"{GROUP} {job.groupid}" if job.is_group() else job.name,
             getattr(job, "wildcards_dict", {}).get("run", ""),
             int(job.threads),
             int(amounts.get("mem_mb") or 0),
             int(amounts.get("gpu") or sum(by_gres.values())),
-            amounts.get("gpu_model") or next(filter(None, by_gres), None),
+            gpu_model or next(filter(None, by_gres), None),
             int(amounts.get("nodes") or 1),
             None if comes_again else int(amounts.get("runtime") or 0) or None,
             tuple(filter(None, str(amounts.get("slurm_partition") or "").split(","))),
@@ -222,7 +227,7 @@ def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset
     who = f"{asked.rule}, run {asked.run}" if asked.run else asked.rule
     default = tuple(name for name, one in found.items() if one.is_default)
     named = asked.partitions or default
-    key = f"`slurm_partition` of {asked.rule} in set-resources, or default-resources, in profiles/slurm/config.yaml"
+    key = f"`slurm_partition` of {asked.rule} in set-resources, or default-resources, of your profile"
     if not named:
         return f"{who}: it names no partition, and Slurm has no default one: set {key} to one of {', '.join(found)}"
     for name in named:
@@ -232,7 +237,7 @@ def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset
             return f"{who}: there is no partition {name}: {guess}Set {key} to one of {', '.join(found)}"
     if asked.account and of_user is not None and asked.account.lower() not in of_user:
         return (
-            f"{who}: you have no account {asked.account}: set `slurm_account` in profiles/slurm/config.yaml "
+            f"{who}: you have no account {asked.account}: set `slurm_account` in your profile "
             f"to one of {', '.join(sorted(of_user))}"
         )
     reasons = {name: why_not(found[name], asked) for name in named}
@@ -241,17 +246,23 @@ def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset
     why = "; ".join(f"partition {name}: {reason}" for name, reason in reasons.items())
     others = [name for name, one in found.items() if why_not(one, asked) is None]
     other = f"Set {key} to {' or '.join(others)}" if others else "No other partition can hold it"
-    return f"{who}, {why}. {other}; or ask for less: {deciding_keys(asked.rule, asked.run)}"
+    return f"{who}, {why}. {other}; or ask for less: {_keys(asked)}"
+
+
+def _keys(asked: Asked) -> str:
+    if asked.rule.startswith(GROUP):
+        return "--max-threads, set-threads and set-resources of its rules, or slurm.together without it"
+    return deciding_keys(asked.rule, asked.run)
 
 
 def refuse_what_fits_nowhere(
-    jobs: Iterable[Any], found: Mapping[str, Partition], of_user: frozenset[str] | None
+    jobs: Iterable[Any], found: Mapping[str, Partition], of_user: frozenset[str] | None, gpu_model: str | None
 ) -> None:
     """Raise VlmflowError with a line for each job of Snakemake that no partition it names can ever hold.
 
-    found: what `partitions` returns. of_user: what `accounts` returns.
+    found: what `partitions` returns. of_user: what `accounts` returns. gpu_model: `slurm.gpu_model`.
     """
-    lines = dict.fromkeys(filter(None, (why_in_none(Asked.of(job), found, of_user) for job in jobs)))
+    lines = dict.fromkeys(filter(None, (why_in_none(Asked.of(job, gpu_model), found, of_user) for job in jobs)))
     if lines:
         cause = "\n".join(["Slurm could never start these jobs:", *(f"  {line}" for line in lines)])
         raise VlmflowError(cause, "`make doctor ON=slurm` looks at all of the workflow's rules; see docs/slurm.md")

@@ -18,6 +18,7 @@ from remote.doctor.needs import Ask, Need, planned_asks
 from remote.doctor.probe import Answer
 from remote.findings import Finding
 from remote.folder_findings import check_folder
+from remote.planned_jobs import hub_sources
 from vlmflow.config.model import check_config
 from workflow_runs import ROOT
 
@@ -70,7 +71,7 @@ def test_the_requests_of_runs_come_from_the_configuration() -> None:
     settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
     need = needs.need_of(settings, "qwen3vl-fire", [TRAIN, MERGE])
     assert (need.processes, need.weights_mb, need.gpus) == (4, 17_500, 4)
-    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in needs.hub_sources(settings, ["qwen3vl-fire"])
+    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in hub_sources(settings, ["qwen3vl-fire"])
 
 
 def test_a_node_that_has_all_can_hold_a_run() -> None:

@@ -124,24 +124,30 @@ def test_why_a_partition_can_never_hold_a_job(
 
 def job(rule: str, threads: int = 1, **resources: Any) -> SimpleNamespace:
     """What is read of a job of Snakemake."""
-    return SimpleNamespace(name=rule, threads=threads, resources=resources, wildcards_dict={"run": "mine"})
+    return SimpleNamespace(
+        name=rule,
+        threads=threads,
+        resources=resources,
+        wildcards_dict={"run": "mine"},
+        is_group=lambda: False,
+    )
 
 
 def test_what_a_job_asks_is_read_from_its_resources() -> None:
     train = job("train_model", 8, gpu=2, mem_mb=9, runtime=600, warning_seconds=180, slurm_partition="a,b", nodes=2)
-    assert Asked.of(train) == Asked("train_model", "mine", 8, 9, 2, None, 2, None, ("a", "b"))
+    assert Asked.of(train, "h100") == Asked("train_model", "mine", 8, 9, 2, "h100", 2, None, ("a", "b"))
     by_gres = job("evaluate", gres="gpu:a100:4", runtime=60, slurm_account="vision")
-    assert Asked.of(by_gres) == Asked("evaluate", "mine", 1, 0, 4, "a100", minutes=60, account="vision")
+    assert Asked.of(by_gres, None) == Asked("evaluate", "mine", 1, 0, 4, "a100", minutes=60, account="vision")
 
 
 def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -> None:
     fitting = job("fit_rows", 2, mem_mb=4_000, runtime=60)
     training = job("train_model", 2, mem_mb=4_000, gpu=1, runtime=9_999, warning_seconds=180, slurm_partition="gpu")
-    refuse_what_fits_nowhere([fitting, training], small, None)
+    refuse_what_fits_nowhere([fitting, training], small, None, None)
     large = job("train_model", 2, mem_mb=256_000, slurm_partition="gpu")
     long = job("evaluate", runtime=240, slurm_partition="gpu")
     with pytest.raises(VlmflowError) as refusal:
-        refuse_what_fits_nowhere([fitting, large, large, long], small, None)
+        refuse_what_fits_nowhere([fitting, large, large, long], small, None, None)
     lines = refusal.value.cause.splitlines()
     assert [line.partition(",")[0].strip() for line in lines[1:]] == ["train_model", "evaluate"]
     assert (
