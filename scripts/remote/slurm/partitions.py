@@ -64,8 +64,8 @@ class Partition:
 class Asked:
     """What a job asks of Slurm.
 
-    threads, mem_mb, gpus: of each of its nodes. model: of the GPUs, None for any. minutes: its time limit; None without
-    one, and for a job that saves before its end and comes again, whose limit follows from its partition. partitions:
+    threads, mem_mb, gpus: of each of its nodes. model: of the GPUs, None for any. minutes: its limit, None without one.
+    warning: seconds before its end at which it is told to save and to come again; 0 for a job that cannot. partitions:
     those that it names, any of which may run it; () for Slurm's default one. account: None for the user's default one.
     """
 
@@ -77,6 +77,7 @@ class Asked:
     model: str | None = None
     nodes: int = 1
     minutes: int | None = None
+    warning: int = 0
     partitions: tuple[str, ...] = ()
     account: str | None = None
 
@@ -88,7 +89,6 @@ class Asked:
         """
         amounts = job.resources
         by_gres = gpus_in(str(amounts.get("gres") or ""))
-        comes_again = int(amounts.get("warning_seconds") or 0) > 0
         return cls(
             f"{GROUP} {job.groupid}" if job.is_group() else job.name,
             getattr(job, "wildcards_dict", {}).get("run", ""),
@@ -97,7 +97,8 @@ class Asked:
             int(amounts.get("gpu") or sum(by_gres.values())),
             gpu_model or next(filter(None, by_gres), None),
             int(amounts.get("nodes") or 1),
-            None if comes_again else int(amounts.get("runtime") or 0) or None,
+            int(amounts.get("runtime") or 0) or None,
+            int(amounts.get("warning_seconds") or 0),
             tuple(filter(None, str(amounts.get("slurm_partition") or "").split(","))),
             amounts.get("slurm_account") or None,
         )
@@ -183,14 +184,14 @@ def gpus_in(gres: str) -> dict[str, int]:
 def why_not(partition: Partition, asked: Asked) -> str | None:
     """Return in words why a partition can never hold what a job asks for, even when all its nodes are empty.
 
-    None if it can.
+    None if it can. A time limit is no reason for a job that saves and comes again.
     """
     if partition.state != "UP":
         return STATES.get(partition.state, f"its state is {partition.state}")
     if not partition.nodes:
         return "it has no nodes"
     longest = partition.max_minutes
-    if asked.minutes is not None and longest is not None and asked.minutes > longest:
+    if asked.minutes is not None and longest is not None and asked.minutes > longest and not asked.warning:
         return f"{counted(asked.minutes, 'minute')}; its limit is {longest:,}"
     if partition.max_nodes is not None and asked.nodes > partition.max_nodes:
         return f"{counted(asked.nodes, 'node')}; a job may have {partition.max_nodes:,} there"

@@ -100,6 +100,7 @@ def test_gpus_are_counted_by_model(gres: str, gpus: dict[str, int]) -> None:
         ("gpu", Asked("x", "", 1, 1, 3), "3 GPUs on one node; its largest node has 2"),
         ("gpu", Asked("x", "", 1, 1, 1, "a100"), "1 GPU of a100 on one node; its nodes have none"),
         ("gpu", Asked("x", "", 1, 1, minutes=121), "121 minutes; its limit is 120"),
+        ("gpu", Asked("x", "", 1, 1, minutes=121, warning=180), None),
         (
             "gpu",
             Asked("x", "", 1, 1, nodes=3),
@@ -135,7 +136,7 @@ def job(rule: str, threads: int = 1, **resources: Any) -> SimpleNamespace:
 
 def test_what_a_job_asks_is_read_from_its_resources() -> None:
     train = job("train_model", 8, gpu=2, mem_mb=9, runtime=600, warning_seconds=180, slurm_partition="a,b", nodes=2)
-    assert Asked.of(train, "h100") == Asked("train_model", "mine", 8, 9, 2, "h100", 2, None, ("a", "b"))
+    assert Asked.of(train, "h100") == Asked("train_model", "mine", 8, 9, 2, "h100", 2, 600, 180, ("a", "b"))
     by_gres = job("evaluate", gres="gpu:a100:4", runtime=60, slurm_account="vision")
     assert Asked.of(by_gres, None) == Asked("evaluate", "mine", 1, 0, 4, "a100", minutes=60, account="vision")
 
