@@ -68,7 +68,8 @@ def planned_jobs(
                 plan.dag.update_groups()
                 return [read(job) for job in plan.dag.get_jobs_or_groups()]
         except SystemExit as refusal:
-            raise VlmflowError(str(refusal), "fix it; snakemake -n shows the same message") from None
+            cause, _, step = str(refusal).partition("\n  what to do: ")
+            raise VlmflowError(cause, step or "fix it; snakemake -n shows the same message") from None
 
 
 def hub_sources(settings: Config, runs: list[str]) -> list[str]:

@@ -52,6 +52,8 @@ def main(files: list[Path], profile: str, runs: list[str], folder: Path, as_json
     unknown = [run for run in runs if run not in settings.runs]
     if unknown:
         raise VlmflowError(f"--run: unknown run {unknown[0]}", f"use one of {', '.join(settings.runs)}")
+    if not folder.is_dir():
+        raise VlmflowError(f"--directory {folder}: no such folder", "name the working directory of your runs")
     refuse_without_slurm()
     colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     findings = []
@@ -77,7 +79,7 @@ def read_profile(profile: str, files: list[Path]) -> Any:
     except SystemExit:
         raise VlmflowError(
             f"--profile {profile}: {said.getvalue().strip().splitlines()[-1]}",
-            "name your copy of the folder profiles/slurm: make doctor ON=slurm ARGS='--profile FOLDER'",
+            "name your copy of the folder profiles/slurm by --profile",
         ) from None
     if options.executor != "slurm":
         raise VlmflowError(

@@ -185,7 +185,9 @@ def _temporary(partition: str, said: FirstNode) -> Finding:
     what, folder = f"TMPDIR in {partition}", printable(said.temporary)
     if said.temporary_fault:
         step = "name a folder with a shorter path on the nodes' own disks: export TMPDIR=/tmp before snakemake"
-        return Finding(what, "fail", f"{folder}: trainers cannot make sockets: {printable(said.temporary_fault)}", step)
+        return Finding(
+            what, "fail", f"{folder}: no place for trainers' sockets: {printable(said.temporary_fault)}", step
+        )
     found = f"{folder} has {said.temporary_mb / 1000:,.0f} GB free, /dev/shm {said.shared_memory_mb / 1000:,.0f} GB"
     if min(said.temporary_mb, said.shared_memory_mb) < LITTLE_MB:
         step = "trainers pass rows through /dev/shm, and write little into TMPDIR: name another one, if it fills up"
