@@ -53,8 +53,9 @@ def test_bad_input_is_refused_in_one_line(
 
 def test_the_plan_has_the_jobs_of_slurm_with_the_profiles_resources(tmp_path: Path) -> None:
     """Stages that fetch run on the login node, and those that make data share a job."""
+    (tmp_path / "sample" / "pictures").mkdir(parents=True)
+    (tmp_path / "tiny-model").mkdir()
     for file in ("tiny-model/model.safetensors", "sample/FIRE-train-100K.json", "sample/FIRE-test.json"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text())
     profile["set-resources"]["train_model"] |= {"slurm_partition": "a100,h100"}
