@@ -138,9 +138,8 @@ def _look(place: Path) -> dict[str, str]:
 def _no_signal() -> str:
     came = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: came.set())
-    step = f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"
     try:
-        ask("scancel", "--signal=TERM", step)
+        ask("scancel", "--signal=TERM", os.environ["SLURM_JOB_ID"])  # to its steps, not to its script
     except SlurmError as error:
         return error.cause
     return "" if came.wait(ANSWER_SECONDS) else f"no signal came within {ANSWER_SECONDS} s"

@@ -246,14 +246,14 @@ def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset
         return None
     why = "; ".join(f"partition {name}: {reason}" for name, reason in reasons.items())
     others = [name for name, one in found.items() if why_not(one, asked) is None]
-    other = f"Set {key} to {' or '.join(others)}" if others else "No other partition can hold it"
-    return f"{who}, {why}. {other}; or ask for less: {_keys(asked)}"
+    other = f"Set {key} to {' or '.join(others)}, or" if others else "No other partition can hold it;"
+    return f"{who}, {why}. {other} ask for less: {_keys(asked)}"
 
 
 def _keys(asked: Asked) -> str:
     if asked.rule.startswith(GROUP):
-        return "--max-threads, set-threads and set-resources of its rules, or slurm.together without it"
-    return deciding_keys(asked.rule, asked.run)
+        return "max-threads, set-threads and set-resources of your profile, or slurm.together without it"
+    return f"{deciding_keys(asked.rule, asked.run)}; for cores also max-threads of your profile"
 
 
 def refuse_what_fits_nowhere(

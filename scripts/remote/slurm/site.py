@@ -89,13 +89,13 @@ def check_run(
 
 def check_time(ask: Asked, partition: Partition) -> Finding:
     """Say in how many jobs a training runs that saves before each time limit and comes again."""
-    what = f"time of {ask.rule}" + (f", {ask.run}" if ask.run else "")
+    what, run = f"time of {ask.rule}", f"run {ask.run}: " if ask.run else ""
     limit, wanted = partition.max_minutes, ask.minutes or 0
     if limit is None or wanted <= limit:
         there = "no limit" if limit is None else f"{limit:,}"
-        return Finding(what, "ok", f"{counted(wanted, 'minute')}; partition {partition.name} has {there}")
+        return Finding(what, "ok", f"{run}{counted(wanted, 'minute')}; partition {partition.name} has {there}")
     useful = limit - math.ceil((ask.warning + EARLY_SECONDS) / 60)
-    found = f"{counted(wanted, 'minute')}; partition {partition.name} ends jobs after {limit:,}"
+    found = f"{run}{counted(wanted, 'minute')}; partition {partition.name} ends jobs after {limit:,}"
     if useful < 1:
         step = f"name a partition with a longer limit: jobs are told to save {ask.warning} s before it"
         return Finding(what, "fail", f"{found}, which leaves no time to train", step)

@@ -156,7 +156,7 @@ def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -
     )
     assert "runs.mine.nodes, processes, device, train.dataloader_workers and resources" in lines[1]
     assert "240 minutes; its limit is 120. Set `slurm_partition` of evaluate" in lines[2]
-    assert "to cpu; or ask for less: " in lines[2]
+    assert "to cpu, or ask for less: " in lines[2]
 
 
 @pytest.mark.parametrize(

@@ -99,16 +99,16 @@ def test_a_run_fits_or_each_refusal_is_a_finding() -> None:
     large = Asked("merge_weights", "mine", 8, 90_000)
     (refused,) = check_run("mine", [TRAIN, large, large], found, None)
     assert refused.found == "merge_weights, run mine, partition cpu: 8 cores on one node; its largest node has 2"
-    assert refused.next_step.startswith("No other partition can hold it; or ask for less: the rule's own threads")
+    assert refused.next_step.startswith("No other partition can hold it; ask for less: the rule's own threads")
 
 
 @pytest.mark.parametrize(
     ("limit", "state", "words"),
     [
-        (None, "ok", "2,880 minutes; partition gpu has no limit"),
-        (2_880, "ok", "2,880 minutes; partition gpu has 2,880"),
-        (120, "ok", "2,880 minutes; partition gpu ends jobs after 120: 25 jobs, one after the other"),
-        (4, "fail", "2,880 minutes; partition gpu ends jobs after 4, which leaves no time to train"),
+        (None, "ok", "run mine: 2,880 minutes; partition gpu has no limit"),
+        (2_880, "ok", "run mine: 2,880 minutes; partition gpu has 2,880"),
+        (120, "ok", "run mine: 2,880 minutes; partition gpu ends jobs after 120: 25 jobs, one after the other"),
+        (4, "fail", "run mine: 2,880 minutes; partition gpu ends jobs after 4, which leaves no time to train"),
     ],
 )
 def test_a_training_above_the_time_limit_becomes_several_jobs(limit: int | None, state: str, words: str) -> None:
