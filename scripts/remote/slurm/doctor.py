@@ -7,8 +7,10 @@ import argparse
 import contextlib
 import io
 import os
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,11 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from remote.findings import Finding, as_json, as_line, is_ready
 from remote.planned_jobs import MANY, hub_sources, planned_jobs
+from remote.rule_job import RuleJob
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
-from remote.slurm.partitions import Asked, Partition, accounts, partitions
+from remote.slurm.partitions import Asked, Partition, accounts, partitions, why_in_none
 from remote.slurm.probe import Probe, check_answer, folders_of
+from remote.slurm.request import sbatch_words
 from remote.slurm.site import (
     check_accounting,
     check_accounts,
@@ -89,9 +93,18 @@ def read_profile(profile: str, files: list[Path]) -> Any:
     return options
 
 
-def planned_asks(options: Any, settings: Config, run: str, folder: Path) -> list[Asked]:
-    """Return what the jobs of Slurm ask for that make a run from nothing; stages that run here are none of them."""
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job of Slurm. ask: what it asks for. words: the call of sbatch that submits it."""
+
+    ask: Asked
+    words: tuple[str, ...]
+
+
+def planned(options: Any, settings: Config, run: str, folder: Path) -> list[PlannedJob]:
+    """Return the jobs of Slurm that make a run from nothing; stages that run here are none of them."""
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
+    own = plugin.get_settings(options)
     resources = ResourceSettings(
         cores=MANY,
         nodes=1,
@@ -101,13 +114,44 @@ def planned_asks(options: Any, settings: Config, run: str, folder: Path) -> list
         overwrite_threads=options.set_threads,
     )
 
-    def read(job: Any) -> Asked | None:
-        return None if job.is_local else Asked.of(job, settings.slurm.gpu_model)
+    def read(job: Any) -> PlannedJob | None:
+        if job.is_local:
+            return None
+        ask, model = Asked.of(job, settings.slurm.gpu_model), settings.slurm.gpu_model
+        words = sbatch_words(
+            job,
+            RuleJob.of(job),
+            "",
+            gpus_by=settings.slurm.gpus,
+            gpu_model=model,
+            minutes=None if ask.warning else ask.minutes,
+            log=Path(os.devnull),
+            workdir=str(folder),
+            account=f"-A {shlex.quote(ask.account)}" if ask.account else "",
+            partition=f"-p {shlex.quote(','.join(ask.partitions))}" if ask.partitions else "",
+            settings=own,
+        )
+        return PlannedJob(ask, tuple(words))
 
-    snakefile, executor = ROOT / "Snakefile", (plugin, plugin.get_settings(options))
-    target = f"merged/{run}"
-    found = planned_jobs(snakefile, options.configfile, target, folder, resources, StorageSettings(), read, executor)
-    return [ask for ask in found if ask is not None]
+    snakefile, target = ROOT / "Snakefile", f"merged/{run}"
+    storage, executor = StorageSettings(), (plugin, own)
+    found = planned_jobs(snakefile, options.configfile, target, folder, resources, storage, read, executor)
+    return [job for job in found if job is not None]
+
+
+def check_submission(jobs: Iterable[PlannedJob]) -> Finding:
+    """Let sbatch judge jobs without submitting them: accounts, limits of users, and how GPUs are asked for."""
+    refusals: dict[str, list[str]] = {}
+    for job in {job.words: job for job in jobs}.values():
+        try:
+            ask(*job.words, "--test-only", script="#!/bin/sh\n")
+        except SlurmError as error:
+            refusals.setdefault(error.cause, []).append(job.ask.rule)
+    if refusals:
+        found = "; ".join(f"{', '.join(rules)}: {said}" for said, rules in refusals.items())
+        step = "slurm.gpus says how GPUs are asked for; account, qos and constraint are resources in your profile"
+        return Finding("sbatch --test-only", "fail", found, step)
+    return Finding("sbatch --test-only", "ok", "Slurm would take every job of these runs")
 
 
 def look(options: Any, settings: Config, runs: list[str], folder: Path, patience: float) -> Iterator[Finding]:
@@ -118,7 +162,8 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
         yield Finding("Slurm", "fail", error.cause, "`scontrol ping` must say UP; ask the site's administrators")
         return
     of_user = accounts()
-    plans = {run: planned_asks(options, settings, run, folder) for run in runs}
+    jobs = {run: planned(options, settings, run, folder) for run in runs}
+    plans = {run: [job.ask for job in several] for run, several in jobs.items()}
     default = tuple(name for name, one in found.items() if one.is_default)
     used: dict[str, list[Asked]] = {}
     for one in (one for plan in plans.values() for one in plan):
@@ -133,6 +178,8 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
         yield check_partition(found[name])
     for run, plan in plans.items():
         yield from check_run(run, plan, found, of_user)
+    fitting = [job for several in jobs.values() for job in several if why_in_none(job.ask, found, of_user) is None]
+    yield check_submission(fitting)
     yield from check_settings(config)
     for name, asks in used.items():
         savers = [one for one in asks if one.warning]

@@ -220,34 +220,31 @@ def _why_no_node(nodes: tuple[Node, ...], asked: Asked) -> str | None:
     return f"{together} on {where}; its nodes with all of that: {holding:,}"
 
 
-def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset[str] | None) -> str | None:
-    """Return why none of the partitions that a job names can ever hold it, with what to do; None if one can.
+def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset[str] | None) -> tuple[str, str] | None:
+    """Return why none of the partitions that a job names can ever hold it, and what to do; None if one can.
 
     found: all partitions, by name. of_user: the user's accounts, None if unknown.
     """
     who = f"{asked.rule}, run {asked.run}" if asked.run else asked.rule
-    default = tuple(name for name, one in found.items() if one.is_default)
-    named = asked.partitions or default
+    named = asked.partitions or tuple(name for name, one in found.items() if one.is_default)
     key = f"`slurm_partition` of {asked.rule} in set-resources, or default-resources, of your profile"
     if not named:
-        return f"{who}: it names no partition, and Slurm has no default one: set {key} to one of {', '.join(found)}"
+        return f"{who}: it names no partition, and Slurm has no default one", f"set {key} to one of {', '.join(found)}"
     for name in named:
         if name not in found:
             near = difflib.get_close_matches(name, found, 1)
-            guess = f"did you mean {near[0]}? " if near else ""
-            return f"{who}: there is no partition {name}: {guess}Set {key} to one of {', '.join(found)}"
+            guess = f": did you mean {near[0]}?" if near else ""
+            return f"{who}: there is no partition {name}{guess}", f"set {key} to one of {', '.join(found)}"
     if asked.account and of_user is not None and asked.account.lower() not in of_user:
-        return (
-            f"{who}: you have no account {asked.account}: set `slurm_account` in your profile "
-            f"to one of {', '.join(sorted(of_user))}"
-        )
+        step = f"set `slurm_account` in your profile to one of {', '.join(sorted(of_user))}"
+        return f"{who}: you have no account {asked.account}", step
     reasons = {name: why_not(found[name], asked) for name in named}
     if None in reasons.values():
         return None
     why = "; ".join(f"partition {name}: {reason}" for name, reason in reasons.items())
     others = [name for name, one in found.items() if why_not(one, asked) is None]
-    other = f"Set {key} to {' or '.join(others)}, or" if others else "No other partition can hold it;"
-    return f"{who}, {why}. {other} ask for less: {_keys(asked)}"
+    other = f"set {key} to {' or '.join(others)}, or" if others else "no other partition can hold it:"
+    return f"{who}, {why}", f"{other} ask for less: {_keys(asked)}"
 
 
 def _keys(asked: Asked) -> str:
@@ -263,7 +260,7 @@ def refuse_what_fits_nowhere(
 
     found: what `partitions` returns. of_user: what `accounts` returns. gpu_model: `slurm.gpu_model`.
     """
-    lines = dict.fromkeys(filter(None, (why_in_none(Asked.of(job, gpu_model), found, of_user) for job in jobs)))
-    if lines:
-        cause = "\n".join(["Slurm could never start these jobs:", *(f"  {line}" for line in lines)])
+    refusals = dict.fromkeys(filter(None, (why_in_none(Asked.of(job, gpu_model), found, of_user) for job in jobs)))
+    if refusals:
+        cause = "\n".join(["Slurm could never start these jobs:", *(f"  {why}: {step}" for why, step in refusals)])
         raise VlmflowError(cause, "`make doctor ON=slurm` looks at all of the workflow's rules; see docs/slurm.md")

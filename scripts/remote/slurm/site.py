@@ -74,10 +74,7 @@ def check_run(
 ) -> list[Finding]:
     """Check that a partition can hold every job of a run. asks: those of its jobs."""
     refusals = dict.fromkeys(filter(None, (why_in_none(ask, found, of_user) for ask in asks)))
-    findings = []
-    for refusal in refusals:
-        why, _, step = refusal.partition(". ")
-        findings.append(Finding(f"run {run}", "fail", why, step or "see docs/slurm.md"))
+    findings = [Finding(f"run {run}", "fail", why, step) for why, step in refusals]
     if not findings:
         largest = max(asks, key=lambda ask: (ask.gpus, ask.mem_mb, ask.nodes))
         words = f"{counted(largest.threads, 'core')}, {largest.mem_mb / 1000:,.0f} GB"

@@ -152,28 +152,29 @@ def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -
     lines = refusal.value.cause.splitlines()
     assert [line.partition(",")[0].strip() for line in lines[1:]] == ["train_model", "evaluate"]
     assert (
-        "partition gpu: 256,000 MB of memory on one node; its largest node has 16,000. No other partition" in lines[1]
+        "partition gpu: 256,000 MB of memory on one node; its largest node has 16,000: no other partition" in lines[1]
     )
     assert "runs.mine.nodes, processes, device, train.dataloader_workers and resources" in lines[1]
-    assert "240 minutes; its limit is 120. Set `slurm_partition` of evaluate" in lines[2]
+    assert "240 minutes; its limit is 120: set `slurm_partition` of evaluate" in lines[2]
     assert "to cpu, or ask for less: " in lines[2]
 
 
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked("x", "", 1, 1, partitions=("gpus",)), "there is no partition gpus: did you mean gpu? Set"),
+        (Asked("x", "", 1, 1, partitions=("gpus",)), "x: there is no partition gpus: did you mean gpu?"),
         (Asked("x", "", 1, 1, partitions=("urgent", "cpu")), None),
-        (Asked("x", "", 1, 1, account="bio"), "you have no account bio: set `slurm_account`"),
+        (Asked("x", "", 1, 1, account="bio"), "x: you have no account bio"),
         (Asked("x", "", 1, 1, account="Vision"), None),
     ],
 )
 def test_unknown_partitions_and_accounts_are_named(small: dict[str, Partition], asked: Asked, said: str | None) -> None:
-    why = why_in_none(asked, small, frozenset({"vision"}))
-    assert why is None if said is None else why and said in why
+    refusal = why_in_none(asked, small, frozenset({"vision"}))
+    assert (refusal and refusal[0]) == said
 
 
 def test_without_a_default_partition_one_must_be_named(large: dict[str, Partition]) -> None:
-    why = why_in_none(Asked("x", "", 1, 1), large, None)
-    assert why is not None
-    assert "it names no partition, and Slurm has no default one" in why
+    refusal = why_in_none(Asked("x", "", 1, 1), large, None)
+    assert refusal is not None
+    assert refusal[0] == "x: it names no partition, and Slurm has no default one"
+    assert refusal[1].endswith("to one of CPU nodes (amd), a100")
