@@ -243,7 +243,7 @@ def why_in_none(asked: Asked, found: Mapping[str, Partition], of_user: frozenset
         return None
     why = "; ".join(f"partition {name}: {reason}" for name, reason in reasons.items())
     others = [name for name, one in found.items() if why_not(one, asked) is None]
-    other = f"set {key} to {' or '.join(others)}, or" if others else "no other partition can hold it:"
+    other = f"set {key} to {' or '.join(others)}, or" if others else "no other partition can hold it;"
     return f"{who}, {why}", f"{other} ask for less: {_keys(asked)}"
 
 

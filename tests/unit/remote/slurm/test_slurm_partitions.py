@@ -152,7 +152,7 @@ def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -
     lines = refusal.value.cause.splitlines()
     assert [line.partition(",")[0].strip() for line in lines[1:]] == ["train_model", "evaluate"]
     assert (
-        "partition gpu: 256,000 MB of memory on one node; its largest node has 16,000: no other partition" in lines[1]
+        "partition gpu: 256,000 MB of memory on one node; its largest node has 16,000: no other partition can" in lines[1]
     )
     assert "runs.mine.nodes, processes, device, train.dataloader_workers and resources" in lines[1]
     assert "240 minutes; its limit is 120: set `slurm_partition` of evaluate" in lines[2]

@@ -99,7 +99,7 @@ def test_a_run_fits_or_each_refusal_is_a_finding() -> None:
     large = Asked("merge_weights", "mine", 8, 90_000)
     (refused,) = check_run("mine", [TRAIN, large, large], found, None)
     assert refused.found == "merge_weights, run mine, partition cpu: 8 cores on one node; its largest node has 2"
-    assert refused.next_step.startswith("no other partition can hold it: ask for less: the rule's own threads")
+    assert refused.next_step.startswith("no other partition can hold it; ask for less: the rule's own threads")
 
 
 @pytest.mark.parametrize(
