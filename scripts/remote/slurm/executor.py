@@ -85,6 +85,12 @@ class SlurmExecutor(Executor):
         account = job.resources.get("slurm_account")
         yield f" -A {shlex.quote(str(account))}" if account else ""
 
+    def get_job_args(self, job: Any) -> str:
+        """Let the job's Snakemake use the cores and the memory that the job has; not all nodes show it only those."""
+        has = self._rule_job_of(job)
+        memory = f" --resources mem_mb={has.mem_mb}" if has.mem_mb else ""
+        return f"{super().get_job_args(job)} --cores {has.threads}{memory}"
+
     def additional_general_args(self) -> str:
         """Return nothing: the job's Snakemake runs its stage itself, without the plugin's executor for steps."""
         return ""
@@ -95,7 +101,6 @@ class SlurmExecutor(Executor):
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.default_int_handler)
-        self._main_event_loop = asyncio.get_running_loop()
         for job in jobs:
             self._submit_job(job)
 
@@ -234,6 +239,13 @@ class SlurmExecutor(Executor):
         verdict.unlink(missing_ok=True)
         return True
 
+    def print_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **more: Any) -> None:
+        """Print why a job failed; of several stages in one job Snakemake would print each, without the reason."""
+        if job_info.job.is_group():
+            self.logger.error(f"{msg}".strip())
+        else:
+            super().print_job_error(job_info, msg=msg, **more)
+
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
         self._ending = True
@@ -276,14 +288,17 @@ class SlurmExecutor(Executor):
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = RuleJob.of(job)
-        rule = job.name if job.is_group() else rule_job.rule
-        return replace(rule_job, rule=rule, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
+        if job.is_group():  # it needs no node with room for all of its stages at once: its Snakemake has so much for all
+            threads = max(one.threads for one in job.jobs)
+            mem_mb = max(RuleJob.of(one).mem_mb for one in job.jobs)
+            rule_job = replace(rule_job, rule=job.groupid, threads=threads, mem_mb=mem_mb)
+        return replace(rule_job, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
 
     def _info(self, job: Any, number: str) -> SubmittedJobInfo:
         return SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": self._log_of(job, number)})
 
     def _log_of(self, job: Any, number: str) -> Path:
-        return Path(self.slurm_logdir) / f"rule_{job.name}" / f"{number}.log"
+        return Path(self.slurm_logdir) / (job.groupid if job.is_group() else job.name) / f"{number}.log"
 
     def _say(self, text: str) -> None:
         """Say something once, not at each look."""
@@ -294,7 +309,7 @@ class SlurmExecutor(Executor):
 
 def _words(job: Any) -> str:
     """Return the job, for people."""
-    return f"{job.name} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
+    return f"{job.groupid} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
 
 
 def _warning(job: Any) -> int:
