@@ -8,10 +8,10 @@ import pytest
 from remote.cluster.client import Refused
 from remote.kubernetes import waiting
 from remote.kubernetes.job_shape import RuleJob
-from remote.kubernetes.stage_log import cause, newest_progress
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import Waiting
 from remote.kubernetes.watch import Watch
+from remote.stage_log import cause, newest_progress
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
 
