@@ -17,12 +17,12 @@ from remote.cluster.api import Api
 from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
 from remote.cluster.pod_group import named, node_of, with_pods
 from remote.kubernetes.clean_end import end_all
-from remote.kubernetes.job_shape import RuleJob
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import explain
 from remote.kubernetes.watch import Watch
+from remote.rule_job import RuleJob
 
 pytestmark = pytest.mark.slow
 

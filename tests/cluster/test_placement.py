@@ -17,10 +17,11 @@ from cluster.paths import STATE
 from cluster.shell import wait_for
 from remote.cluster.pod_group import GROUP, named
 from remote.cluster.pod_templates import pod_templates
-from remote.kubernetes.job_shape import RuleJob, shape
+from remote.kubernetes.job_shape import shape
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.templates import Template, read_template
 from remote.kubernetes.waiting import explain
+from remote.rule_job import RuleJob
 
 NAMESPACE = "vlmflow-placement"
 A100, RACK = "nvidia.com/a100", "topology.kubernetes.io/rack"

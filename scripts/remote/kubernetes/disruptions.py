@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from remote.cluster.api import Object
 from remote.cluster.client import Refused
 from remote.cluster.pod_group import named
-from remote.kubernetes.job_shape import RuleJob
 from remote.kubernetes.namespace import Namespace, is_refusal
 from remote.kubernetes.outcome import Outcome
 from remote.kubernetes.watch import Watch
+from remote.rule_job import RuleJob
 
 MOST = 20
 """Disruptions in a row after which a Job is recreated; one more fails it: something removes whatever is created."""

@@ -16,11 +16,11 @@ from remote.cluster.client import Refused, connect
 from remote.ended import Ended
 from remote.kubernetes.disruptions import Disruptions
 from remote.kubernetes.executor import HardenedExecutor
-from remote.kubernetes.job_shape import RuleJob
 from remote.kubernetes.namespace import Namespace, is_refusal
 from remote.kubernetes.outcome import Outcome, not_created
 from remote.kubernetes.patient_watch import PatientWatch
 from remote.kubernetes.watch import Watch
+from remote.rule_job import RuleJob
 from vlmflow.core.errors import VlmflowError
 
 

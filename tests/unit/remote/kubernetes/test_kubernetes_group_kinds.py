@@ -20,12 +20,12 @@ from remote.kubernetes.clean_end import end_all, refuse_strangers
 from remote.kubernetes.disruptions import Disruptions
 from remote.kubernetes.executor import HardenedExecutor
 from remote.kubernetes.group_outcome import judge_pods, newest_seen
-from remote.kubernetes.job_shape import RuleJob
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, terminated
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import explain
 from remote.kubernetes.watch import Watch
+from remote.rule_job import RuleJob
 from unit.remote.kubernetes.test_kubernetes_groups import NOW, pod, shaped
 from vlmflow.config.model import ClusterSettings
 from vlmflow.core.errors import VlmflowError

@@ -10,12 +10,13 @@ from remote.cluster.pod_group import GROUP, named, node_of, nodes_of, service_of
 from remote.cluster.pod_templates import template_in
 from remote.kubernetes.disruptions import Disruptions, Made
 from remote.kubernetes.group_outcome import judge_pods
-from remote.kubernetes.job_shape import RuleJob, shape
+from remote.kubernetes.job_shape import shape
 from remote.kubernetes.outcome import Outcome
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.templates import read_template
 from remote.kubernetes.waiting import explain
 from remote.kubernetes.watch import Watch
+from remote.rule_job import RuleJob
 from vlmflow.core.errors import VlmflowError
 from workflow_runs import ROOT
 

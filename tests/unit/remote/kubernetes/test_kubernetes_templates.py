@@ -11,9 +11,10 @@ import yaml
 
 from forked_snakemake import called
 from remote.cluster.pod_templates import template_in
-from remote.kubernetes.job_shape import RuleJob, label_value, shape
+from remote.kubernetes.job_shape import label_value, shape
 from remote.kubernetes.strategic_merge import merge
 from remote.kubernetes.templates import check_files, choose, read_template, read_templates
+from remote.rule_job import RuleJob
 from vlmflow.core.errors import VlmflowError
 from workflow_runs import ROOT, VERSION, clone
 

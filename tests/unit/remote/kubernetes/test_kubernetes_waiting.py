@@ -7,10 +7,10 @@ import pytest
 
 from remote.cluster.client import Refused
 from remote.kubernetes import waiting
-from remote.kubernetes.job_shape import RuleJob
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import Waiting
 from remote.kubernetes.watch import Watch
+from remote.rule_job import RuleJob
 from remote.stage_log import cause, newest_progress
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
