@@ -39,6 +39,7 @@ rule train_smoke:
         gpu=resources.train_gpus,
         gpu_manufacturer="nvidia",
         scale=0,
+        warning_seconds=180,  # on Slurm: so long before its end it is told to save
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=120,

@@ -42,6 +42,7 @@ rule trial:
         gpu=resources.of_search(resources.train_gpus),
         gpu_manufacturer="nvidia",
         scale=0,
+        warning_seconds=180,  # on Slurm: so long before its end it is told to save
         mem_mb=resources.of_search(resources.train_mem),
         disk_mb=resources.of_search(resources.train_disk),
         runtime=resources.of_search(resources.train_runtime),

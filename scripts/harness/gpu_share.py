@@ -1,7 +1,8 @@
 """Gives each job of this machine GPUs of its own: Snakemake counts GPUs, and every program takes the first ones.
 
 A GPU is held by a lock on a file, so also among several calls of Snakemake by one user, until the stage's process ends.
-In a pod the node has already chosen them.
+In a pod the node has already chosen them. So has Slurm: in each of its jobs the first GPU has the number 0, so one
+job's locks are not another's.
 """
 
 import fcntl
@@ -79,7 +80,8 @@ def _folder() -> Path:
 
     Raises VlmflowError if another user made it.
     """
-    folder = Path(tempfile.gettempdir(), f"vlmflow-gpus-{os.getuid()}-{socket.gethostname()}")
+    job = f"-{number}" if (number := os.environ.get("SLURM_JOB_ID", "")).isdigit() else ""
+    folder = Path(tempfile.gettempdir(), f"vlmflow-gpus-{os.getuid()}-{socket.gethostname()}{job}")
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise VlmflowError(f"{folder}: belongs to another user", "remove it, or set TMPDIR to a folder of your own")

@@ -11,7 +11,7 @@ from typing import Any
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
-from harness import ancient_inputs, search_targets, stale_lock, staleness
+from harness import ancient_inputs, light_stages, place, search_targets, stale_lock, staleness
 from harness.plan_notes import notes
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
 from vlmflow.config.data_settings import RAW_SPLITS
@@ -55,6 +55,8 @@ def install(workflow: Any, settings: Config, when_nothing_is_to_do: Callable[[],
         stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
         search_targets.install(workflow, settings)
+        if place.on_slurm():
+            light_stages.arrange(workflow, settings)
         look_at_code = staleness.install(workflow)
         ancient_inputs.install(workflow.dag)
         build_dag()
@@ -119,8 +121,8 @@ def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
 
 def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
     """Refuse a planned training on this machine's CPU with more processes than cores."""
-    if workflow.storage_registry.default_storage_provider is not None:
-        return  # the jobs run elsewhere
+    if place.jobs_leave(workflow):
+        return
     cores = available_cpu_count()
     for job in workflow.dag.needrun_jobs():
         if job.rule.name in TRAINING:
@@ -161,8 +163,8 @@ def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> No
 
 def _refuse_a_long_temporary_folder(workflow: Any) -> None:
     """Refuse jobs on this machine whose processes could make no sockets in its folder for temporary files."""
-    if workflow.storage_registry.default_storage_provider is not None:
-        return  # the jobs run elsewhere
+    if place.jobs_leave(workflow):
+        return
     if any(job.rule.name in TRAINING for job in workflow.dag.needrun_jobs()):
         try:
             refuse_long_temporary_folder()
@@ -172,8 +174,8 @@ def _refuse_a_long_temporary_folder(workflow: Any) -> None:
 
 def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
     """Refuse a planned training for which this machine lacks a package, a compiler or a newer driver."""
-    if workflow.storage_registry.default_storage_provider is not None:
-        return  # the jobs run elsewhere
+    if place.jobs_leave(workflow):
+        return
     for run in {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
         try:
             if settings.runs[run].device == "cuda":

@@ -1,8 +1,10 @@
-"""Refuses relative paths if jobs run in pods: bulk data needs a place that all pods share."""
+"""Refuses relative paths if jobs do not see this folder, as in pods: bulk data needs a place that all of them share."""
 
 import sys
 from pathlib import Path
 from typing import Any
+
+from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import Config
@@ -19,7 +21,7 @@ def refuse_relative_stores(workflow: Any, settings: Config) -> None:
 
     A pod's working directory disappears with the pod: what is stored there is lost without an error.
     """
-    if workflow.local_exec or not workflow.is_main_process:
+    if SharedFSUsage.INPUT_OUTPUT in workflow.storage_settings.shared_fs_usage or not workflow.is_main_process:
         return
     relative = [f"{key}: {place} is relative to the working directory" for key, place in relative_places(settings)]
     if relative:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from harness.place import jobs_leave
 from vlmflow.config.model import Config
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.source import base_run
@@ -25,8 +26,8 @@ class RuleResources:
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._runs: dict[str, RunSettings] = settings.runs
         self._searches, self._models = settings.search, settings.models
-        storage = workflow.storage_settings.default_storage_provider
-        self._in_objects, self._in_pods = storage == "s3", storage is not None
+        self._in_objects = workflow.storage_settings.default_storage_provider == "s3"
+        self._workflow = workflow
 
     def of_search(self, resource: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A resource of a rule with wildcard `search`: that of its run."""
@@ -41,8 +42,8 @@ class RuleResources:
         return self._runs[wildcards.run].resources.train_runtime
 
     def train_nodes(self, wildcards: Any) -> int:
-        """The pods of a training, each with the rule's other resources; on one machine there is one of it."""
-        return self._runs[wildcards.run].nodes if self._in_pods else 1
+        """The nodes of a training, each with the rule's other resources; on one machine there is one of it."""
+        return self._runs[wildcards.run].nodes if jobs_leave(self._workflow) else 1
 
     def train_threads(self, wildcards: Any) -> int:
         """The trainers, and the processes that load rows for each of them."""
@@ -53,9 +54,9 @@ class RuleResources:
         return self._trainers(wildcards) if self._runs[wildcards.run].device == "cuda" else 0
 
     def _trainers(self, wildcards: Any) -> int:
-        """The trainers of a pod, or all of them on one machine."""
+        """The trainers of a node, or all of them on one machine."""
         run = self._runs[wildcards.run]
-        return run.processes if self._in_pods else run.ranks
+        return run.processes if jobs_leave(self._workflow) else run.ranks
 
     def train_template(self, wildcards: Any) -> str:
         """The pod template of a training."""

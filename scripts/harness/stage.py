@@ -32,10 +32,10 @@ import pydantic
 from harness import gpu_share
 from harness.messages import complete_commands
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
 from vlmflow.core.printable import printable_lines
 from vlmflow.core.process import descends_from, die_with_parent
-from vlmflow.core.stage_end import FAILURE, NOT_AGAIN, VERDICT
+from vlmflow.core.stage_end import FAILURE, NOT_AGAIN, SAVED, VERDICT
 
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
@@ -56,17 +56,20 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
         values, log = _from_rule(main, job)
     _log_to(log)
     try:
+        _refuse_second_process()
         if job and job.rule in TRAINING:
             refuse_long_temporary_folder()
         gpu_share.take(int(job.resources.get("gpu") or 0) if job else 0)
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:
-        if not isinstance(error, PassingError):
-            _say_not_again()
+        if isinstance(error, InterruptedTrainingError):
+            _say({SAVED: error.saved})
+        elif not isinstance(error, PassingError):
+            _say(NOT_AGAIN)
         _fail(_named(str(error), job), log, job)
     except pydantic.ValidationError as error:
         faults = (f"{'.'.join(map(str, fault['loc']))}: {fault['input']!r}: {fault['msg']}" for fault in error.errors())
-        _say_not_again()
+        _say(NOT_AGAIN)
         _fail("\n".join(faults) + "\n  what to do: see --help for this script's arguments", log, job)
     except KeyboardInterrupt:
         _fail("interrupted", log, job)
@@ -187,10 +190,20 @@ def _log_to(log: Path | None) -> None:
         logger.addHandler(file)
 
 
-def _say_not_again() -> None:
+def _say(verdict: dict[str, bool]) -> None:
     if VERDICT in os.environ:
         with suppress(OSError):  # it only saves attempts
-            Path(os.environ[VERDICT]).write_text(json.dumps(NOT_AGAIN))
+            Path(os.environ[VERDICT]).write_text(json.dumps(verdict))
+
+
+def _refuse_second_process() -> None:
+    """Refuse to be the second process of one job of Slurm: both would make the same files."""
+    if int(os.environ.get("SLURM_PROCID") or 0) > 0:
+        raise VlmflowError(
+            f"this is process {os.environ['SLURM_PROCID']} of job {os.environ.get('SLURM_JOB_ID')}: Slurm has started "
+            "this stage more than once",
+            "let the job have one task (srun --ntasks=1)",
+        )
 
 
 def _fail(text: str, log: Path | None, job: Any) -> None:

@@ -20,11 +20,15 @@ def tell_stages(workflow: Any, settings: Config) -> None:
     os.environ[LEVEL] = settings.integrity
     os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
     os.environ[NAMED] = " ".join(settings.environment)
-    os.environ[CALL] = shlex.join(_options(workflow))
-    os.environ[CONFIG] = shlex.join(_shown(workflow, Path(file).absolute()) for file in workflow.overwrite_configfiles)
     storage = workflow.storage_settings
+    in_pod = workflow.remote_exec and storage.default_storage_provider is not None
+    if in_pod or not workflow.remote_exec:  # a job on a shared file system has them from the call itself
+        os.environ[CALL] = shlex.join(_options(workflow))
+        os.environ[CONFIG] = shlex.join(
+            _shown(workflow, Path(file).absolute()) for file in workflow.overwrite_configfiles
+        )
     for name, place in ((TARGETS, storage.default_storage_prefix), (LOCAL, storage.local_storage_prefix)):
-        os.environ[name] = str(place) if workflow.remote_exec else ""
+        os.environ[name] = str(place) if in_pod else ""
 
 
 def _options(workflow: Any) -> list[str]:

@@ -4,6 +4,7 @@ This is the only module through which the workflow reaches `remote`, and only if
 runs jobs elsewhere, or by a default storage.
 """
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -14,6 +15,7 @@ from harness import (
     before_start,
     end_of_run,
     failures,
+    place,
     plan,
     quick_start,
     screen,
@@ -28,8 +30,11 @@ from harness.refuse_relative_stores import refuse_relative_stores
 from harness.resources import RuleResources
 from vlmflow.config.model import Config
 
-EXECUTORS = {"kubernetes": "remote.kubernetes.executor"}
+EXECUTORS = {"kubernetes": "remote.kubernetes.executor", "slurm": "remote.slurm.executor"}
 """Our own executors: the module of each, by the plugin whose settings it has and which it replaces (`install`)."""
+
+IN_SLURM = "VLMFLOW_SLURM_ENDS"
+"""The variable that only jobs of the executor for Slurm have (`remote.slurm.in_job`)."""
 
 
 def before_rules(workflow: Any, settings: Config) -> Config:
@@ -40,6 +45,8 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     min_version("9.27")
     if workflow.remote_exec:  # a pod runs a job, and no `onstart`
         quick_start.leave_out_what_nobody_uses()
+        if IN_SLURM in os.environ:
+            import_module("remote.slurm.in_job").install(workflow)
     stage.let_stages_end_with_this_process()
     failures.install()
     stage_environment.tell_stages(workflow, settings)
@@ -87,6 +94,7 @@ def _install_executors(workflow: Any, settings: Config) -> None:
     """
     registry = ExecutorPluginRegistry()
     for name in filter(registry.is_installed, EXECUTORS):
+        place.note_executor(registry.get_plugin(name), name)
         if workflow.storage_settings.shared_fs_usage:
             _install_when_made(registry.get_plugin(name), name, workflow, settings)
         else:

@@ -24,6 +24,9 @@ from vlmflow.core.integrity import Integrity
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of an environment variable, or the beginning of names before a `*`."""
 
+LightStages = Literal["fetch", "data", "pages"]
+"""Kinds of stages that need no GPU and little time; `harness.light_stages` has the rules of each."""
+
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted"),
     *("estimates", "checkpoints", "work", "verified", "eval", "answers", "search"),
@@ -90,11 +93,36 @@ class ClusterSettings(Settings):
     hash_pictures). The results are the same bytes for any number. A changed number makes these stages run again."""
 
 
+class SlurmSettings(Settings):
+    """How jobs are given to Slurm (docs/slurm.md). A changed value makes nothing run again."""
+
+    gpus: Literal["gpus", "gpus-per-node", "gres"] = "gpus"
+    """How the site wants GPUs to be asked for: `--gpus=2`, `--gpus-per-node=2`, or `--gres=gpu:2`. A run on several
+    nodes asks per node also with `gpus`."""
+
+    gpu_model: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] | None = None
+    """The kind of GPU, as the site names it (`sinfo -o %G`): `a100` makes `--gres=gpu:a100:2`."""
+
+    here: list[LightStages] = ["fetch", "pages"]
+    """The light stages that run where Snakemake runs. fetch: those that download, because compute nodes of many sites
+    reach no network; data: from raw rows to the estimate of a run; pages: reports and what they sum up."""
+
+    together: list[LightStages] = ["data"]
+    """The light stages of which connected ones share one job of Slurm. Those in neither list have jobs of their own."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if twice := sorted(set(self.here) & set(self.together)):
+            raise ValueError(f"here and together both name {twice[0]}: a stage runs in one place")
+        return self
+
+
 class Config(Settings):
     """The whole configuration: `config.yaml`, overridden by `--configfile` and `--config`."""
 
     stores: StoreSettings = StoreSettings()
     cluster: ClusterSettings = ClusterSettings()
+    slurm: SlurmSettings = SlurmSettings()
 
     integrity: Integrity = "quick"
     """How a stage checks that pictures, rows, model and adapter are still what an earlier stage recorded. quick: it

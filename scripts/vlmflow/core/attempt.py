@@ -8,3 +8,6 @@ OTHER_NODE = "vlmflow.training.other_node"
 
 PORT = 29500
 """Where the nodes of a cluster meet: torchrun's own default."""
+
+PORT_OF = "VLMFLOW_PORT"
+"""The variable with another port, where nodes may be shared with other trainings."""

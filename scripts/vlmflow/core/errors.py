@@ -23,3 +23,11 @@ class PassingError(VlmflowError):
 
     Every other VlmflowError would occur again, so a cluster does not retry its job.
     """
+
+
+class InterruptedTrainingError(PassingError):
+    """A training that a signal ended before its target. saved: whether it saved progress since it started."""
+
+    def __init__(self, cause: str, next_step: str, saved: bool) -> None:
+        super().__init__(cause, next_step)
+        self.saved = saved

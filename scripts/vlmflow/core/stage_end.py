@@ -7,11 +7,15 @@ FAILURE = "the stage failed: "
 """The start of the last lines of a failed stage's log; Snakemake's process prints these lines again at its end."""
 
 VERDICT = "VLMFLOW_VERDICT"
-"""The environment variable with the file that a pod's stage writes NOT_AGAIN into: the container's termination message,
-which the API server shows in the pod's status. Snakemake, which runs the stage, passes on only exit code 1."""
+"""The environment variable with the file into which a stage that runs elsewhere writes its verdict; in a pod it is the
+container's termination message, which the API server shows in the pod's status. Snakemake, which runs the stage, passes
+on only exit code 1."""
 
 NOT_AGAIN = {"again": False}
 """The verdict of a stage whose failure would repeat: a closed gate, a refused row or setting."""
+
+SAVED = "saved"
+"""The key of the verdict of a training that was interrupted: whether it saved progress since it started."""
 
 SHOWN_BYTES = 1 << 20
 """How much of a log's end is read."""

@@ -153,7 +153,7 @@ class Group:
 
     def _endpoint(self) -> str:
         if not self.is_local:
-            return f"{os.environ[attempt.NODE_0]}:{attempt.PORT}"
+            return f"{os.environ[attempt.NODE_0]}:{os.environ.get(attempt.PORT_OF, attempt.PORT)}"
         with socket.create_server(("127.0.0.1", 0)) as free:
             return f"127.0.0.1:{free.getsockname()[1]}"
 

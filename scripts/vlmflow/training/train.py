@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.swift.arguments import Training
 from vlmflow.training.bad_steps import refuse_bad_step
@@ -60,10 +60,10 @@ def train(
     training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
 
     Raises TrainingFailedError if the trainers fail, or a step has spoiled the training (TooLargeError if a GPU ran out
-    of memory, and it is not resumed); OutOfHoursError if they ended
-    because their hours were over, or have none to begin with; PassingError if they ended before their target
-    (TrainersDiedError if nobody asked them to); VlmflowError if this machine cannot train, or a checkpoint cannot be
-    read.
+    of memory, and it is not resumed); OutOfHoursError if they ended because their hours were over, or have none to
+    begin with; InterruptedTrainingError if they saved and ended before their target; PassingError if they ended without
+    saving (TrainersDiedError if nobody asked them to); VlmflowError if this machine cannot train, or a checkpoint
+    cannot be read.
     """
     refuse_slow_torch(importlib.metadata.version("torch"))
     folder = RunFolder(runs / training.digest())
@@ -82,7 +82,7 @@ def _train(
     patience = training.settings.early_stop_after
     with _failures_of_the_training():
         refuse_bad_step(folder, training.data.train, what)
-    last = _newest(training, folder)
+    begun = last = _newest(training, folder)
     over = training.hours is not None and training.hours <= 0
     if last is not None and last.ended(patience, training.stop_at):
         log.info(f"{what}: already trained to step {last.step} ({folder.path})")
@@ -105,13 +105,15 @@ def _train(
                 "give it more hours: it resumes there",
             )
         if last is None:
-            raise PassingError(
+            raise InterruptedTrainingError(
                 f"{what}: the training was interrupted before its first checkpoint",
                 "run the same command again: it trains from step 0",
+                saved=False,
             )
-        raise PassingError(
+        raise InterruptedTrainingError(
             f"{what}: the training was interrupted, with step {last.step} of {last.target}",
             "run the same command again: it resumes there",
+            saved=begun is None or last.step > begun.step,
         )
     if last.best is None:
         raise TrainingFailedError(

@@ -1,0 +1,132 @@
+"""What a job asks of Slurm: the words of sbatch, and the script that runs the job's Snakemake."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
+
+from remote.rule_job import RuleJob
+from remote.slurm import node
+from remote.slurm.queue import OURS
+
+SCRIPTS = Path(__file__).resolve().parents[2]
+
+
+class _Resources(dict[str, Any]):
+    """Resources by key and by attribute, as the plugin reads them."""
+
+    __getattr__ = dict.__getitem__
+
+
+def sbatch_words(
+    job: Any,
+    rule_job: RuleJob,
+    comment: str,
+    *,
+    gpus_by: str,
+    gpu_model: str | None,
+    minutes: int | None,
+    log: Path,
+    workdir: str,
+    account: str,
+    partition: str,
+    settings: Any,
+) -> list[str]:
+    """Return the call of sbatch, without its script.
+
+    comment: see `comment_of`. gpus_by, gpu_model: `slurm.gpus` and `slurm.gpu_model` of the configuration. minutes: the
+    time limit, None for the partition's. log: the file of its output, with %j for the job's number. account, partition:
+    options as the plugin writes them. settings: the plugin's.
+
+    Raises WorkflowError if a resource is not as the plugin wants it.
+    """
+    validate_slurm_extra(job)
+    resources = _Resources(dict(job.resources))
+    resources |= {"mem_mb": rule_job.mem_mb or None, "runtime": minutes, "nodes": rule_job.nodes}
+    if rule_job.nodes > 1 and not rule_job.gpus:
+        resources["tasks"] = rule_job.nodes
+    params = {
+        "run_uuid": name_of(rule_job),
+        "slurm_logfile": log,
+        "comment_str": comment,
+        "account": account,
+        "partition": partition,
+        "workdir": workdir,
+    }
+    plain = SimpleNamespace(resources=resources, threads=rule_job.threads, name=job.name)
+    words = shlex.split(get_submit_command(plain, params, settings))
+    words += ["--open-mode=append", "--requeue"]  # a job that comes again has its log before it
+    if rule_job.nodes > 1:
+        words.append("--ntasks-per-node=1")
+    if gres := resources.get("gres"):
+        words.append(f"--gres={gres}")
+    if rule_job.gpus:
+        words.append(_gpus(rule_job, gpus_by, gpu_model))
+    if (warning := resources.get("warning_seconds")) and "--signal" not in str(resources.get("slurm_extra") or ""):
+        words.append(f"--signal=TERM@{int(warning)}")
+    return words
+
+
+def _gpus(rule_job: RuleJob, by: str, model: str | None) -> str:
+    """Return the request for GPUs: in the site's dialect, for each node if there are several."""
+    number = f"{model}:{rule_job.gpus}" if model else str(rule_job.gpus)
+    if by == "gres":
+        return f"--gres=gpu:{number}"
+    return f"--gpus-per-node={number}" if by == "gpus-per-node" or rule_job.nodes > 1 else f"--gpus={number}"
+
+
+def script(command: str, python: str, rule_job: RuleJob) -> str:
+    """Return the batch script, which runs the job's Snakemake as the first process of a step: signals reach that one.
+
+    command: the plugin's, for a shell. python: the interpreter in it. On several nodes, `remote.slurm.node` runs it on
+    the first, and an agent of the training on each other one.
+    """
+    before, _, snakemake = command.partition(f"{python} -m snakemake")
+    srun = ["srun", f"--nodes={rule_job.nodes}", f"--ntasks={rule_job.nodes}", "--ntasks-per-node=1"]
+    srun += [f"--cpus-per-task={rule_job.threads}", "--cpu-bind=none"]
+    if rule_job.nodes > 1:
+        agent = [python, "-m", node.__name__, rule_job.runs, str(rule_job.threads)]
+        srun += ["--kill-on-bad-exit=1", "env", f"PYTHONPATH={SCRIPTS}", *agent]
+    return f"#!/bin/sh\n{before} exec {shlex.join(srun)} {python} -m snakemake{snakemake}\n"
+
+
+def name_of(rule_job: RuleJob) -> str:
+    """Return a job's name in the queue."""
+    return ":".join([rule_job.rule, *(["_".join(rule_job.wildcards.values())] if rule_job.wildcards else [])])
+
+
+def comment_of(job: Any, workdir: str) -> str:
+    """Return the comment by which a later call finds a job that still runs: OURS and three digests.
+
+    They are those of the working directory; of the rules and wildcards; and of all that the job would make, from what,
+    and how.
+    """
+    members = sorted(job.jobs, key=_key) if job.is_group() else [job]
+    parts = [[_key(one), sorted(map(str, one.params)), _inputs(one), sorted(map(str, one.output))] for one in members]
+    asked = [job.threads, *(job.resources.get(name) for name in ("gpu", "nodes"))]
+    return " ".join([OURS, folder_digest(workdir), _digest([_key(one) for one in members]), _digest([parts, asked])])
+
+
+def folder_digest(workdir: str) -> str:
+    """Return the digest of a working directory."""
+    return _digest(workdir)
+
+
+def _key(job: Any) -> str:
+    return " ".join([job.rule.name, *(f"{name}={value}" for name, value in sorted(job.wildcards_dict.items()))])
+
+
+def _inputs(job: Any) -> list[list[Any]]:
+    """Return a job's input files, with the times of those that exist."""
+    files: Sequence[str] = sorted(map(str, job.input))
+    return [[file, Path(file).lstat().st_mtime_ns if Path(file).exists() else None] for file in files]
+
+
+def _digest(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
