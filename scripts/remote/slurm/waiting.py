@@ -54,7 +54,7 @@ HELD = {
 
 NEVER = {
     "PartitionTimeLimit": "its time limit is above that of its partition: take another partition, or a shorter "
-    "`train_runtime`",
+    "`resources.train_runtime`",
     "PartitionNodeLimit": "its partition allows no job of so many nodes: take another partition, or other `nodes`",
     "PartitionConfig": "it is above a limit of its partition: `scontrol show partition` shows the limits",
     "BadConstraints": "no node of its partition has what it asks for: `make doctor ON=slurm` shows what each can hold",
