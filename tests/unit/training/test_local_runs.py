@@ -51,6 +51,11 @@ def test_a_training_is_found_while_a_process_holds_its_folder(folder: RunFolder,
         assert run.doing == "starting", "the events are those of the session before"
     with folder.held({}):
         assert len(local_runs(store)) == 1, "the look takes no lock away"
+        lock = folder.path / "lock"
+        lock.write_text("process 1 on another-node")
+        assert local_runs(store) == []
+        lock.write_text("")
+        assert [run.holder for run in local_runs(store)] == ["another process"]
 
 
 def test_settings_of_another_version_hide_no_training(folder: RunFolder, tmp_path: Path) -> None:
