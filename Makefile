@@ -183,7 +183,7 @@ doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: m
 	  slurm) $(REMOTE).slurm.doctor "$${ARGS[@]}";; \
 	  *) echo "make: ON is kubernetes or slurm" >&2; exit 2;; esac
 
-status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
+status: .venv/data.stamp ## show what trains here and runs in Slurm or the cluster, with its progress or what it waits for
 	@$(configured); $(BIN)/python scripts/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env

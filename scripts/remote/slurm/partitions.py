@@ -10,6 +10,7 @@ from typing import Any, Self
 from remote.rule_job import deciding_keys
 from remote.slurm.commands import SlurmError, ask
 from remote.slurm.queue import seconds
+from remote.slurm.request import rule_job_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 
@@ -87,17 +88,17 @@ class Asked:
 
         gpu_model: `slurm.gpu_model` of the configuration. A rule may ask for GPUs by `gres`, too, as `gpu:a100:2`.
         """
-        amounts = job.resources
+        amounts, asked = job.resources, rule_job_of(job)
         by_gres = gpus_in(str(amounts.get("gres") or ""))
         return cls(
             f"{GROUP} {job.groupid}" if job.is_group() else job.name,
             getattr(job, "wildcards_dict", {}).get("run", ""),
-            int(job.threads),
-            int(amounts.get("mem_mb") or 0),
-            int(amounts.get("gpu") or sum(by_gres.values())),
+            asked.threads,
+            asked.mem_mb,
+            asked.gpus or sum(by_gres.values()),
             gpu_model or next(filter(None, by_gres), None),
-            int(amounts.get("nodes") or 1),
-            int(amounts.get("runtime") or 0) or None,
+            asked.nodes,
+            asked.runtime or None,
             int(amounts.get("warning_seconds") or 0),
             tuple(filter(None, str(amounts.get("slurm_partition") or "").split(","))),
             amounts.get("slurm_account") or None,
