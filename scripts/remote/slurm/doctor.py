@@ -21,11 +21,10 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from remote.findings import Finding, as_json, as_line, is_ready
 from remote.planned_jobs import MANY, hub_sources, planned_jobs
-from remote.rule_job import RuleJob
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from remote.slurm.partitions import Asked, Partition, accounts, partitions, why_in_none
 from remote.slurm.probe import Probe, check_answer, folders_of
-from remote.slurm.request import sbatch_words
+from remote.slurm.request import rule_job_of, sbatch_words
 from remote.slurm.site import (
     check_accounting,
     check_accounts,
@@ -120,7 +119,7 @@ def planned(options: Any, settings: Config, run: str, folder: Path) -> list[Plan
         ask, model = Asked.of(job, settings.slurm.gpu_model), settings.slurm.gpu_model
         words = sbatch_words(
             job,
-            RuleJob.of(job),
+            rule_job_of(job),
             "",
             gpus_by=settings.slurm.gpus,
             gpu_model=model,

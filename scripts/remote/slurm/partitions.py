@@ -84,12 +84,13 @@ class Asked:
 
     @classmethod
     def of(cls, job: Any, gpu_model: str | None) -> Self:
-        """Read these from a job of Snakemake, or from a group of jobs that share one.
+        """Read these from a job of Snakemake, or from a group of jobs that share one: of its largest, and its longest.
 
         gpu_model: `slurm.gpu_model` of the configuration. A rule may ask for GPUs by `gres`, too, as `gpu:a100:2`.
         """
         amounts, asked = job.resources, rule_job_of(job)
         by_gres = gpus_in(str(amounts.get("gres") or ""))
+        members = job.jobs if job.is_group() else [job]
         return cls(
             f"{GROUP} {job.groupid}" if job.is_group() else job.name,
             getattr(job, "wildcards_dict", {}).get("run", ""),
@@ -98,7 +99,7 @@ class Asked:
             asked.gpus or sum(by_gres.values()),
             gpu_model or next(filter(None, by_gres), None),
             asked.nodes,
-            asked.runtime or None,
+            max(int(one.resources.get("runtime") or 0) for one in members) or None,
             int(amounts.get("warning_seconds") or 0),
             tuple(filter(None, str(amounts.get("slurm_partition") or "").split(","))),
             amounts.get("slurm_account") or None,

@@ -127,6 +127,8 @@ def job(rule: str, threads: int = 1, **resources: Any) -> SimpleNamespace:
     """What is read of a job of Snakemake."""
     return SimpleNamespace(
         name=rule,
+        rules=[rule],
+        params=SimpleNamespace(run_store="stores/runs"),
         threads=threads,
         resources=resources,
         wildcards_dict={"run": "mine"},
@@ -141,6 +143,19 @@ def test_what_a_job_asks_is_read_from_its_resources() -> None:
     assert Asked.of(by_gres, None) == Asked("evaluate", "mine", 1, 0, 4, "a100", minutes=60, account="vision")
 
 
+def test_a_group_asks_for_its_largest_and_its_longest_stage() -> None:
+    members = [job("fit_rows", 4, mem_mb=4_000, runtime=60), job("mix_rows", 1, mem_mb=8_000, runtime=30)]
+    group = SimpleNamespace(
+        groupid="data",
+        rules=["fit_rows", "mix_rows"],
+        jobs=members,
+        threads=5,
+        resources={"mem_mb": 12_000, "runtime": 90, "slurm_partition": "cpu"},
+        is_group=lambda: True,
+    )
+    assert Asked.of(group, None) == Asked("the group data", "", 4, 8_000, minutes=60, partitions=("cpu",))
+
+
 def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -> None:
     fitting = job("fit_rows", 2, mem_mb=4_000, runtime=60)
     training = job("train_model", 2, mem_mb=4_000, gpu=1, runtime=9_999, warning_seconds=180, slurm_partition="gpu")
@@ -152,7 +167,8 @@ def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -
     lines = refusal.value.cause.splitlines()
     assert [line.partition(",")[0].strip() for line in lines[1:]] == ["train_model", "evaluate"]
     assert (
-        "partition gpu: 256,000 MB of memory on one node; its largest node has 16,000: no other partition can" in lines[1]
+        "partition gpu: 256,000 MB of memory on one node; its largest node has 16,000: no other partition can"
+        in lines[1]
     )
     assert "runs.mine.nodes, processes, device, train.dataloader_workers and resources" in lines[1]
     assert "240 minutes; its limit is 120: set `slurm_partition` of evaluate" in lines[2]
