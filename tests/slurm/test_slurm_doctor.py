@@ -1,6 +1,7 @@
 """`make doctor ON=slurm` on a login node."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.shell import wait_for
 from slurm.slurm_cluster import SlurmCluster
 from workflow_runs import ROOT
 
@@ -26,21 +28,29 @@ def work(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def doctor(slurm: SlurmCluster, work: Path, *words: str, **changes: Any) -> dict[str, dict[str, str]]:
+def call(work: Path, *words: str) -> list[str]:
+    files = [str(ROOT / "profiles/demo/run.yaml"), str(work / "changes.yaml")]
+    own = ["--json", "--profile", str(work / "mine"), "--directory", str(work), "--run", "qwen3vl-fire"]
+    return [sys.executable, "-m", "remote.slurm.doctor", *own, "--configfile", *files, *words]
+
+
+def environment(cluster: SlurmCluster) -> dict[str, str]:
+    return {**cluster.environment, "PYTHONPATH": str(ROOT / "scripts"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+
+
+def probes(cluster: SlurmCluster) -> int:
+    """Return how many jobs of a doctor wait or run."""
+    return cluster.run("squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING").count("vlmflow-doctor")
+
+
+def doctor(cluster: SlurmCluster, work: Path, *words: str, **changes: Any) -> dict[str, dict[str, str]]:
     """Return its findings by what they are of. changes: of the configuration."""
     (work / "changes.yaml").write_text(yaml.safe_dump(changes))
-    files = [str(ROOT / "profiles/demo/run.yaml"), str(work / "changes.yaml")]
-    call = [sys.executable, "-m", "remote.slurm.doctor", "--json", "--profile", str(work / "mine")]
-    done = subprocess.run(
-        [*call, "--run", "qwen3vl-fire", "--directory", str(work), "--configfile", *files, *words],
-        env={**slurm.environment, "PYTHONPATH": str(ROOT / "scripts"), "HF_ENDPOINT": "http://127.0.0.1:9"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = json.loads(done.stdout or f'"{done.stderr}"')
+    done = subprocess.run(call(work, *words), env=environment(cluster), capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    said = json.loads(done.stdout)
     assert done.returncode == (0 if said["ready"] else 1)
-    assert "vlmflow-doctor" not in slurm.run("squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING")
+    assert probes(cluster) == 0
     assert list(work.glob(".doctor-*")) == []
     return {finding["what"]: finding for finding in said["checks"]}
 
@@ -87,21 +97,14 @@ def test_what_a_cluster_lacks_is_named(slurm: SlurmCluster, work: Path) -> None:
     assert "Connection refused" in wrong["hub from cpu"]
 
 
-def test_a_busy_cluster_and_an_outage_are_told(slurm: SlurmCluster, work: Path) -> None:
+def test_a_job_that_waits_is_told_and_ends_with_ctrl_c(slurm: SlurmCluster, work: Path) -> None:
     for node in ("node-a", "node-b"):
         slurm.wait_for_job(slurm.submit("sleep 60", "--exclusive", f"--nodelist={node}"), "RUNNING")
-    waiting = faults(doctor(slurm, work, "--patience", "2"), "warn")
-    assert waiting["jobs in cpu"] == "not seen from inside: it still waits after 2 s (Resources)"
-    slurm.stop_controller()
-    findings = doctor_without_queue(slurm, work)
-    assert findings.startswith("FAIL  Slurm")
-    assert "Unable to contact slurm controller" in findings
-
-
-def doctor_without_queue(slurm: SlurmCluster, work: Path) -> str:
-    """Return what it prints while Slurm does not answer."""
-    words = [sys.executable, "-m", "remote.slurm.doctor", "--profile", work / "mine", "--directory", work]
-    environment = {**slurm.environment, "PYTHONPATH": str(ROOT / "scripts")}
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    return done.stdout
+    waiting = faults(doctor(slurm, work, "--patience", "1"), "warn")
+    assert waiting["jobs in cpu"].startswith("not seen from inside: it still waits after 1 s: ")
+    with subprocess.Popen(call(work), env=environment(slurm), stdout=subprocess.DEVNULL) as running:
+        wait_for("its jobs wait", lambda: probes(slurm) == 2)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert probes(slurm) == 0
+    assert list(work.glob(".doctor-*")) == []

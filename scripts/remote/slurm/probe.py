@@ -19,6 +19,7 @@ from remote.slurm.commands import SlurmError, ask
 from remote.slurm.on_node import FirstNode
 from remote.slurm.partitions import Partition
 from remote.slurm.queue import jobs
+from remote.slurm.waiting import explain, will_not_start
 from vlmflow.core.printable import counted, printable
 
 SCRIPTS = Path(__file__).resolve().parents[2]
@@ -94,8 +95,10 @@ class Probe:
             return Answer(fault=self._fault)
         until = time.monotonic() + patience
         while (job := jobs().get(self._job)) is not None and job.is_active:
+            if job.state == "PENDING" and will_not_start(job.reason):
+                return Answer(fault=f"its job never starts: {explain(job.reason)}")
             if job.state == "PENDING" and time.monotonic() > until:
-                return Answer(fault=f"it still waits after {patience:.0f} s ({job.reason})", waits=True)
+                return Answer(fault=f"it still waits after {patience:.0f} s: {explain(job.reason)}", waits=True)
             time.sleep(PAUSE)
         state = job.state if job is not None else "gone from the queue"
         return self._read(state)
@@ -129,7 +132,7 @@ def check_answer(partition: str, answer: Answer, names: Mapping[Path, str], node
     if said is None:
         step = (
             "checkout, .venv and working directory must be on a file system that all nodes share, under the same path; "
-            "if sbatch refused the job, its words say why"
+            "if Slurm refused the job, its words say why"
         )
         return [Finding(what, "fail", answer.fault, step)]
     node = printable(said.node)
