@@ -127,6 +127,8 @@ def job(rule: str, threads: int = 1, **resources: Any) -> SimpleNamespace:
     """What is read of a job of Snakemake."""
     return SimpleNamespace(
         name=rule,
+        rules=[rule],
+        params=SimpleNamespace(run_store="stores/runs"),
         threads=threads,
         resources=resources,
         wildcards_dict={"run": "mine"},
