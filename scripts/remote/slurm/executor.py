@@ -317,7 +317,7 @@ class SlurmExecutor(Executor):
         return SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": self._log_of(job, number)})
 
     def _log_of(self, job: Any, number: str) -> Path:
-        folder = Path(self.slurm_logdir)
+        folder: Path = self.slurm_logdir
         return folder / (job.groupid if job.is_group() else job.name) / f"{number}.log"
 
     def _say(self, text: str) -> None:
