@@ -1,11 +1,9 @@
 """What the tests' cluster needs from the machine, and the Debian packages that it installs if they are missing."""
 
 import os
-import shutil
-from pathlib import Path
 
+import debian
 from cluster.paths import CACHE, STATE
-from cluster.shell import run
 from vlmflow.core.errors import VlmflowError
 
 PACKAGES = {
@@ -28,8 +26,7 @@ LONGEST_SOCKET_PATH = 107  # unix(7)
 
 def why_not() -> str | None:
     """Say in one line why the cluster cannot run on this machine, None if it can."""
-    release = Path("/etc/os-release")
-    if not release.exists() or "ID=debian" not in release.read_text().splitlines():
+    if not debian.is_debian():
         return "the tests' cluster needs a Debian machine (or set KUBECONFIG to a cluster of your own)"
     if os.geteuid() != 0:
         return "the tests' cluster needs root (or set KUBECONFIG to a cluster of your own)"
@@ -44,11 +41,4 @@ def prepare() -> None:
     """Install the Debian packages that are missing. Raises VlmflowError if the cluster cannot run here."""
     if reason := why_not():
         raise VlmflowError(reason, "run it as root on Debian, or on a cluster of your own through KUBECONFIG")
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    os.environ["PATH"] = path
-    missing = sorted({package for program, package in PACKAGES.items() if not shutil.which(program, path=path)})
-    if missing:
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        CACHE.mkdir(parents=True, exist_ok=True)
-        run("apt-get", "update", log=CACHE / "apt.log", env=quiet)
-        run("apt-get", "install", "--yes", "--no-install-recommends", *missing, log=CACHE / "apt.log", env=quiet)
+    debian.install(PACKAGES, CACHE / "apt.log")

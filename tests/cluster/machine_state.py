@@ -25,6 +25,7 @@ CHANGING_SYSCTLS = ("compact_memory", "drop_caches", "stat_refresh")
 
 def machine_state() -> dict[str, object]:
     """Return processes, mounts, links, routes, firewall rules, cgroups, sysctls and folders."""
+    groups = [folder for folder, _, _ in os.walk("/sys/fs/cgroup")]
     return {
         "processes": sorted(_processes()),
         "mounts": sorted(Path("/proc/self/mounts").read_text().splitlines()),
@@ -33,7 +34,7 @@ def machine_state() -> dict[str, object]:
         "routes": run("ip", "route"),
         "rules": run("nft", "list", "ruleset"),
         "network namespaces": sorted(_network_namespaces()),
-        "cgroups": sorted(folder for folder, _, _ in os.walk("/sys/fs/cgroup") if "vlmflow" in folder),
+        "cgroups": sorted(group for group in groups if "vlmflow" in group or "slurm" in group),
         "sysctls": _sysctls(),
         "folders": [folder for folder in FOLDERS if Path(folder).exists()],
     }

@@ -7,12 +7,14 @@ import select
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from filelock import FileLock
+
+import debian
 
 FLAGS = (
     "--headless",
@@ -36,12 +38,8 @@ def chromium() -> str:
     Without a browser the test is skipped; under CI it fails.
     """
     if not shutil.which("chromium") and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-        # Tests run in parallel, and apt-get fails at once if another one is running.
-        with FileLock(Path(tempfile.gettempdir()) / "vlmflow-chromium.lock"):
-            for words in (["update"], ["install", "--yes", "--no-install-recommends", "chromium"]):
-                if not shutil.which("chromium"):
-                    subprocess.run(["apt-get", *words], capture_output=True, env=quiet, check=False)
+        with suppress(subprocess.CalledProcessError):
+            debian.install({"chromium": "chromium"}, Path(tempfile.gettempdir()) / "vlmflow-apt.log")
     if found := shutil.which("chromium"):
         return found
     reason = "there is no Chromium: apt install chromium"

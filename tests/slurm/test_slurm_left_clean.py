@@ -1,0 +1,37 @@
+"""The machine is the same after Slurm as before. Run last (conftest.py), because it stops it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from cluster.machine_state import machine_state
+from cluster.shell import wait_for
+from slurm.slurm_cluster import FOLDER, LINK, SlurmCluster
+
+
+def test_slurm_leaves_nothing_behind(session_slurm: SlurmCluster) -> None:
+    session_slurm.down()
+    before = machine_state()
+    assert LINK not in before["links"]
+    session_slurm.up()
+    session_slurm.run("srun", "--gpus=1", "true")
+    session_slurm.wait_for_job(session_slurm.submit("srun sleep 1000"), "RUNNING")
+    assert machine_state() != before
+    session_slurm.down()
+    assert machine_state() == before
+    assert not FOLDER.exists()
+
+
+def test_what_a_killed_run_left_goes_with_the_next(session_slurm: SlurmCluster) -> None:
+    session_slurm.down()
+    before = machine_state()
+    stays = [sys.executable, "-m", "slurm", "srun", "--gpus=1", "--mem=100", "sleep", "1000"]
+    with subprocess.Popen(stays, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}) as run:
+        wait_for("its job runs", lambda: any("job_1" in group for group in machine_state()["cgroups"]))
+        run.send_signal(signal.SIGKILL)
+    wait_for("its processes have ended", lambda: machine_state()["processes"] == before["processes"])
+    assert machine_state() != before
+    session_slurm.up()
+    session_slurm.down()
+    assert machine_state() == before
