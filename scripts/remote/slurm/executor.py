@@ -7,6 +7,7 @@ jobs end, never takes an unanswered query for an answer, finds the jobs of an ea
 import asyncio
 import shlex
 import signal
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
@@ -23,8 +24,9 @@ from remote.rule_job import RuleJob
 from remote.slurm import in_job
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from remote.slurm.ended import GONE, ended_of
+from remote.slurm.partitions import Asked, accounts, partitions, refuse_what_fits_nowhere
 from remote.slurm.queue import OURS, jobs
-from remote.slurm.request import comment_of, folder_digest, sbatch_words, script
+from remote.slurm.request import comment_of, folder_digest, rule_job_of, sbatch_words, script
 from vlmflow.core.errors import VlmflowError
 
 FIRST_PAUSE, LONGEST_PAUSE = 3.0, 30.0
@@ -49,6 +51,18 @@ def install(workflow: Any, settings: Any) -> None:
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
 
 
+def refuse_plan(workflow: Any, settings: Any) -> None:
+    """End the process if Slurm could never start a planned job; an exception would print the Snakefile's traceback."""
+    if workflow.remote_execution_settings is None:
+        return  # the doctor's plan, which nobody runs
+    try:
+        refuse_without_slurm()
+        sent = [job for job in workflow.dag.needrun_jobs() if not workflow.is_local(job.rule)]
+        refuse_what_fits_nowhere(sent, partitions(), accounts(), settings.slurm.gpu_model)
+    except VlmflowError as error:
+        sys.exit(str(error))
+
+
 class SlurmExecutor(Executor):
     """Runs every job in a job of Slurm.
 
@@ -68,6 +82,7 @@ class SlurmExecutor(Executor):
         self._said = ""
         try:
             refuse_without_slurm()
+            self._site = partitions()
             ours = (OURS, folder_digest(self.workflow.workdir_init))
             earlier = [job for job in jobs().values() if job.is_active and job.words[:2] == ours]
             self._earlier = {job.words[2]: job for job in earlier if len(job.words) > 2}
@@ -85,6 +100,12 @@ class SlurmExecutor(Executor):
         account = job.resources.get("slurm_account")
         yield f" -A {shlex.quote(str(account))}" if account else ""
 
+    def get_job_args(self, job: Any) -> str:
+        """Let the job's Snakemake use the cores and the memory that the job has; not all nodes show it only those."""
+        has = self._rule_job_of(job)
+        memory = f" --resources mem_mb={has.mem_mb}" if has.mem_mb else ""
+        return f"{super().get_job_args(job)} --cores {has.threads}{memory}"
+
     def additional_general_args(self) -> str:
         """Return nothing: the job's Snakemake runs its stage itself, without the plugin's executor for steps."""
         return ""
@@ -95,7 +116,6 @@ class SlurmExecutor(Executor):
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.default_int_handler)
-        self._main_event_loop = asyncio.get_running_loop()
         for job in jobs:
             self._submit_job(job)
 
@@ -135,7 +155,7 @@ class SlurmExecutor(Executor):
             comment,
             gpus_by=self.config.gpus,
             gpu_model=self.config.gpu_model,
-            minutes=rule_job.runtime or None,
+            minutes=self._minutes(job, rule_job),
             log=log,
             workdir=self.workflow.workdir_init,
             account=next(iter(self.get_account_arg(job))),
@@ -228,11 +248,18 @@ class SlurmExecutor(Executor):
             self._submitted[str(info.external_jobid)] = info
             return False
         else:
-            why = self._attempts.after(job, _words(job), RuleJob.of(job).mem_mb, ended)
+            why = self._attempts.after(job, _words(job), rule_job_of(job).mem_mb, ended)
             log = info.aux["slurm_logfile"]
             self.report_job_error(info, msg=f"{_words(job)}: {why} (job {number})\n", aux_logs=[str(log)])
         verdict.unlink(missing_ok=True)
         return True
+
+    def print_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **more: Any) -> None:
+        """Print why a job failed; of several stages in one job Snakemake would print each, without the reason."""
+        if job_info.job.is_group():
+            self.logger.error(f"{msg}".strip())
+        else:
+            super().print_job_error(job_info, msg=msg, **more)
 
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
@@ -275,15 +302,23 @@ class SlurmExecutor(Executor):
                 raise
 
     def _rule_job_of(self, job: Any) -> RuleJob:
-        rule_job = RuleJob.of(job)
-        rule = job.name if job.is_group() else rule_job.rule
-        return replace(rule_job, rule=rule, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
+        rule_job = rule_job_of(job)
+        return replace(rule_job, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
+
+    def _minutes(self, job: Any, rule_job: RuleJob) -> int | None:
+        """Return the time limit of a job; one that comes again takes several of its partition's, if it needs more."""
+        named = Asked.of(job, None).partitions or [name for name, one in self._site.items() if one.is_default]
+        limits = [limit for name in named if name in self._site and (limit := self._site[name].max_minutes)]
+        if rule_job.runtime and limits and (_warning(job) or job.is_group()):
+            return min(rule_job.runtime, *limits)
+        return rule_job.runtime or None
 
     def _info(self, job: Any, number: str) -> SubmittedJobInfo:
         return SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": self._log_of(job, number)})
 
     def _log_of(self, job: Any, number: str) -> Path:
-        return Path(self.slurm_logdir) / f"rule_{job.name}" / f"{number}.log"
+        folder = Path(self.slurm_logdir)
+        return folder / (job.groupid if job.is_group() else job.name) / f"{number}.log"
 
     def _say(self, text: str) -> None:
         """Say something once, not at each look."""
@@ -294,7 +329,7 @@ class SlurmExecutor(Executor):
 
 def _words(job: Any) -> str:
     """Return the job, for people."""
-    return f"{job.name} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
+    return f"{job.groupid} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
 
 
 def _warning(job: Any) -> int:
