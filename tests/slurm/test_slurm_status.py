@@ -62,7 +62,7 @@ def test_a_job_is_shown_with_its_progress_or_why_it_waits(slurm: SlurmCluster, t
     [
         ("PartitionTimeLimit", ["--partition=gpu", "--time=1000"]),
         ("PartitionNodeLimit", ["--nodes=3"]),
-        ("PartitionConfig", ["--ntasks=5"]),
+        ("PartitionConfig", ["--cpus-per-task=8"]),
     ],
 )
 def test_what_slurm_takes_though_it_never_starts(slurm: SlurmCluster, reason: str, asked: list[str]) -> None:
