@@ -19,7 +19,8 @@ LONG = f"echo '{PROGRESS}'; echo a warning; sleep 60"
 def status(slurm: SlurmCluster, folder: Path) -> list[str]:
     """Return what it prints: of this machine, then of Slurm."""
     words = [sys.executable, ROOT / "scripts" / "status.py", "any", "--directory", folder]
-    environment = {**slurm.environment, "KUBECONFIG": str(folder / "none")}
+    habits = {"SQUEUE_PARTITION": "urgent", "SLURM_TIME_FORMAT": "relative"}
+    environment = {**slurm.environment, **habits, "KUBECONFIG": str(folder / "none")}
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
