@@ -16,6 +16,7 @@ NAMES ?=
 STEP ?=
 CONFIG ?=
 NAMESPACE ?= vlmflow
+ON ?= kubernetes
 PORT ?=
 TARGET ?=
 FROM ?=
@@ -35,7 +36,7 @@ YES :=
 
 # What a person writes is data: no shell and no make reads it. Recipes take it from the environment ("$$RUN"), and all
 # other variables are fixed by `override`.
-override GIVEN := PYTHON FIRE DATASET RUN ARGS FOLDER NAMES STEP CONFIG NAMESPACE PORT TARGET FROM TO PICTURE ASK \
+override GIVEN := PYTHON FIRE DATASET RUN ARGS FOLDER NAMES STEP CONFIG NAMESPACE ON PORT TARGET FROM TO PICTURE ASK \
   FEEDBACK SHAPE MINUTES OUT CUDA ADAPTER GPUS PUBLIC YES
 $(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
 
@@ -177,10 +178,12 @@ pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into p
 override REMOTE := PYTHONPATH=scripts $(BIN)/python -m remote
 override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
 
-doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor ARGS="--json"
-	@$(configured); $(REMOTE).doctor --namespace "$$NAMESPACE" "$${ARGS[@]}"
+doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor [ON=slurm] ARGS="--json"
+	@$(configured); case "$$ON" in kubernetes) $(REMOTE).doctor --namespace "$$NAMESPACE" "$${ARGS[@]}";; \
+	  slurm) $(REMOTE).slurm.doctor "$${ARGS[@]}";; \
+	  *) echo "make: ON is kubernetes or slurm" >&2; exit 2;; esac
 
-status: .venv/data.stamp ## show what trains on this machine and runs in the cluster, with its progress or what it waits for
+status: .venv/data.stamp ## show what trains here and runs in Slurm or the cluster, with its progress or what it waits for
 	@$(configured); $(BIN)/python scripts/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env

@@ -1,6 +1,6 @@
-"""Show what trains on this machine, and what runs in a cluster: make status."""
+"""Show what trains on this machine, and what runs in Slurm and Kubernetes: make status."""
 
-from remote.kubernetes.status import main
+from remote.status import main
 from vlmflow.training.local_runs import local_runs
 
 if __name__ == "__main__":

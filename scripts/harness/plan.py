@@ -41,7 +41,12 @@ def run_of(settings: Config, job: Any) -> str:
     return settings.search[search].run if search else str(job.wildcards.run)
 
 
-def install(workflow: Any, settings: Config, when_nothing_is_to_do: Callable[[], None]) -> None:
+def install(
+    workflow: Any,
+    settings: Config,
+    refuse_elsewhere: Callable[[Any, Config], None],
+    when_nothing_is_to_do: Callable[[], None],
+) -> None:
     """Add our checks to Snakemake's own planning, which has no hooks; also one for a call that has nothing to do.
 
     The checks end the process, because an exception would print a traceback. Jobs run Snakemake too; there this does
@@ -67,6 +72,7 @@ def install(workflow: Any, settings: Config, when_nothing_is_to_do: Callable[[],
         _refuse_trainers_without_packages(workflow, settings)
         _refuse_missing_roots(workflow, settings)
         _refuse_a_missing_environment(workflow)
+        refuse_elsewhere(workflow, settings)
         if workflow.dryrun:
             _say_what_is_trained(workflow, settings)
             _look_past_the_lock(workflow)

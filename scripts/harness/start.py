@@ -55,7 +55,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     if workflow.is_main_process:
         screen.install(workflow)
         _install_executors(workflow, settings)
-    plan.install(workflow, settings, lambda: after_success(workflow, settings))
+    plan.install(workflow, settings, _refuse_plan, lambda: after_success(workflow, settings))
     return settings
 
 
@@ -81,6 +81,12 @@ def after_success(workflow: Any, settings: Config) -> None:
 def after_failures(workflow: Any) -> None:
     """Print at the end of the process why stages failed."""
     failures.show_at_the_end(workflow, lambda log: str(_stored().text_of(log)))
+
+
+def _refuse_plan(workflow: Any, settings: Config) -> None:
+    """Refuse jobs that the scheduler of the call could never start."""
+    if place.on_slurm():
+        import_module(EXECUTORS["slurm"]).refuse_plan(workflow, settings)
 
 
 def _stored() -> Any:

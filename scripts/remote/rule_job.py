@@ -5,6 +5,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+ASKED_BY = {
+    **dict.fromkeys(
+        ("train_smoke", "train_model"),
+        "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
+    ),
+    "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
+}
+OTHERS_ASK = "the rule's own threads and resources (set-threads, set-resources), and runs.{run}.resources"
+"""The keys that decide what a rule requests, by rules."""
+
+
+def deciding_keys(rule: str, run: str) -> str:
+    """Return the keys that decide what the jobs of a rule request, for people. run: "" if unknown."""
+    return ASKED_BY.get(rule, OTHERS_ASK).format(run=run or "NAME")
+
 
 @dataclass(frozen=True)
 class RuleJob:

@@ -1,6 +1,11 @@
-"""What this package knows of a training that runs elsewhere than in a cluster; the library fills it in."""
+"""The trainings of this machine. The library finds them; here they are shown."""
 
+import time
+from collections.abc import Sequence
 from typing import Protocol
+
+from remote.columns import in_columns
+from vlmflow.core.progress import clock
 
 
 class Training(Protocol):
@@ -29,3 +34,13 @@ class Training(Protocol):
     @property
     def progress(self) -> str:
         """Its newest step and figures, in a line; "" before the first loss."""
+
+
+def lines(trainings: Sequence[Training]) -> list[str]:
+    """Return a line for each training, in columns: run and stage, what it does, its age, its process, its progress."""
+    return in_columns(
+        [
+            [f"{one.run} {one.stage}", one.doing, clock(time.time() - one.since), one.holder, one.progress]
+            for one in trainings
+        ]
+    )

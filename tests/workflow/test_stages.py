@@ -8,7 +8,7 @@ import pytest
 from snakemake.io import strip_wildcard_constraints
 
 from harness.plan import LOOKING, TRAINING
-from remote.doctor.needs import ASKED_BY
+from remote.rule_job import ASKED_BY
 from rules import read_rules
 from vlmflow.config.model import TARGETS
 from workflow_runs import ROOT

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from remote.cluster.client import connect
 from remote.doctor.doctor import Doctor
-from remote.doctor.findings import as_json, as_line, is_ready
-from remote.doctor.needs import need_of
-from remote.doctor.planned_jobs import planned_asks
+from remote.doctor.needs import need_of, planned_asks
+from remote.findings import as_json, as_line, is_ready
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError

@@ -14,8 +14,9 @@ from remote.cluster.group_kinds import KINDS, check_served
 from remote.cluster.instance import named, selector
 from remote.cluster.pod_templates import NAMES, pod_templates
 from remote.doctor import inside, needs, objects, rbac
-from remote.doctor.findings import Finding
 from remote.doctor.probe import Answer, Probe
+from remote.findings import Finding
+from remote.planned_jobs import hub_sources
 from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
 
@@ -45,7 +46,7 @@ class Doctor:
         self._api = Api(client(), namespace)
         self._needs = needs_of_runs
         self._groups = settings.cluster.multi_node
-        self._hub = needs.hub_sources(settings, [need.run for need in needs_of_runs])
+        self._hub = hub_sources(settings, [need.run for need in needs_of_runs])
         self._locks = locks
         self._patience = patience
         self._templates: dict[str, Object] = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from packaging.markers import Marker
 
-from remote.doctor.findings import Finding
+from remote.findings import Finding
 
 LOCKED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+))?", re.MULTILINE)
 

@@ -1,19 +1,22 @@
 """Checks that probes make inside the cluster: images, volumes, clocks, and processes that train together."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from remote import folder_trials
 from remote.cluster.api import Api, Object
 from remote.cluster.pod_group import NODE
-from remote.doctor.findings import Finding
 from remote.doctor.image_packages import check_image
 from remote.doctor.needs import Need, gpu_resource
 from remote.doctor.probe import Answer, Probe
+from remote.findings import Finding
+from remote.folder_findings import check_folder
 from vlmflow.core.attempt import NODE_0, PORT
 
-IN_POD, DDP_TRIAL = (Path(__file__).with_name(name).read_text() for name in ("in_pod.py", "ddp_trial.py"))
+IN_POD = Path(folder_trials.__file__).read_text()
+DDP_TRIAL = Path(__file__).with_name("ddp_trial.py").read_text()
 """Programs that a pod's Python gets as text, because its image has none of our files."""
 
 FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
@@ -24,7 +27,7 @@ LARGEST_SKEW = 30.0
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What `in_pod.py` prints: what a pod sees of itself.
+    """What `folder_trials.py` prints: what a pod sees of itself.
 
     user: the user's number. time: the pod's clock, in seconds since 1970. python: its version ("3.12.1").
     folders: for each folder in its arguments, the errors by trial; {} without errors. packages: versions by name.
@@ -55,6 +58,10 @@ class TrialTraining(msgspec.Struct, frozen=True):
     between_nodes: float = 0.0
 
 
+UNWRITABLE = (
+    "chown the folder to 1000:1000 if its volume ignores fsGroup (hostPath, NFS), or set fsGroup in the pod templates"
+)
+
 SMALL = {"cpu": "250m", "memory": "512Mi", "ephemeral-storage": "256Mi"}
 
 NEW_DRIVER = "the image's CUDA 13 needs NVIDIA driver 580 or newer on the node: update it"
@@ -66,26 +73,6 @@ HINTS = {
     "OOMKilled": "the trial exceeded its memory limit, or the node ran out of memory: look at the node's other pods",
     "the pod sees": "the GPU device plugin gave fewer GPUs than requested: look at its pods",
 }
-
-
-TRIALS: dict[str, tuple[Literal["warn", "fail"], str, str]] = {
-    "write": (
-        "fail",
-        "cannot write",
-        "volumes that ignore fsGroup (hostPath, NFS): chown the folder to 1000:1000; others: set fsGroup in the pod "
-        "templates",
-    ),
-    "flock": (
-        "fail",
-        "cannot lock files",
-        "two trainers could write one run folder: mount Lustre with -o flock, NFS without nolock; FUSE file systems "
-        "without locks do not work",
-    ),
-    "rename": ("fail", "cannot rename a folder", "targets get their names by renaming: use a POSIX file system"),
-    "symlink": ("fail", "cannot make links", "the picture store consists of links: use a POSIX file system"),
-    "hard_link": ("warn", "cannot make hard links", "nothing, if the disk has room: merged weights are copied instead"),
-}
-"""The trials of in_pod.py on a volume: the state if one fails, what that means, and what to do."""
 
 
 def look_inside(api: Api, template: Object, lock: Path, name: str) -> Probe[Surroundings]:
@@ -138,17 +125,10 @@ def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Finding]:
     said = answer.said
     checks = [check_image(answer.image, said.python, said.packages, lock)]
     for folder, wrong in said.folders.items():
-        checks.append(_usable(folder, wrong, said.user))
+        checks.append(check_folder(f"volume {folder}", wrong, said.user, UNWRITABLE))
     if said.folders:
         checks.append(check_clock(said.time, answer))
     return checks
-
-
-def _usable(folder: str, wrong: dict[str, str], user: int) -> Finding:
-    for trial, (state, words, step) in TRIALS.items():
-        if trial in wrong:
-            return Finding(f"volume {folder}", state, f"user {user} {words}: {wrong[trial]}", step)
-    return Finding(f"volume {folder}", "ok", f"writable as user {user}, with locks, links and renamed folders")
 
 
 def check_from_elsewhere(answer: Answer[Surroundings], first: str) -> Finding:

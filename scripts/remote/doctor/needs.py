@@ -1,31 +1,27 @@
 """Compares what the configuration's runs request with the cluster's nodes and quotas."""
 
 import math
+import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
+from snakemake.settings.types import ResourceSettings, StorageSettings
 
 from remote.cluster.api import Object
 from remote.cluster.pod_templates import GPU_RESOURCE
-from remote.doctor.findings import Finding
+from remote.findings import Finding
+from remote.planned_jobs import MANY, planned_jobs
+from remote.rule_job import deciding_keys
 from vlmflow.config.model import Config
-from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.printable import counted
 
 MB = 1_000_000
-
-ASKED_BY = {
-    **dict.fromkeys(
-        ("train_smoke", "train_model"),
-        "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
-    ),
-    "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
-}
-OTHERS_ASK = "the rule's own threads and resources, and runs.{run}.resources,"
-"""The keys that decide what a rule requests, by rules."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +66,39 @@ class Need:
         return max(ask.gpus for ask in self.asks)
 
 
+def planned_asks(snakefile: Path, files: Iterable[Path], target: str, max_threads: int | None = None) -> list[Ask]:
+    """Return what the rules request that make `target` from nothing, each different request once.
+
+    files: configuration files over config.yaml, in their order. max_threads: as Snakemake's --max-threads.
+
+    Raises VlmflowError with Snakemake's message if it refuses the workflow or its configuration.
+    """
+    with tempfile.TemporaryDirectory() as empty:
+        # As on a cluster: local sources may be on volumes that only pods have.
+        storage = StorageSettings(default_storage_provider="fs", default_storage_prefix=f"{empty}/targets")
+        resources = ResourceSettings(cores=MANY, nodes=1, max_threads=max_threads)
+        asks = set(planned_jobs(snakefile, files, target, Path(empty), resources, storage, _ask))
+        return sorted(asks, key=lambda ask: (ask.rule, ask.mem_mb))
+
+
+def _ask(job: Any) -> Ask:
+    amounts = job.resources
+    return Ask(
+        job.rule.name,
+        int(job.threads),
+        int(amounts.get("mem_mb") or 0),
+        int(amounts.get("disk_mb") or 0),
+        int(amounts.get("gpu") or 0),
+        str(amounts.get("pod_template") or "default"),
+        int(amounts.get("nodes") or 1),
+    )
+
+
 def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
     """Return what a run of the configuration requests. asks: those of its rules."""
     run = settings.runs[name]
     weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
     return Need(name, run.processes, weights_mb, tuple(asks), run.nodes)
-
-
-def hub_sources(settings: Config, runs: list[str]) -> list[str]:
-    """Return the addresses that some runs fetch from the hub, sorted."""
-    models = [settings.models[settings.runs[run].model].source for run in runs]
-    files = [address for run in runs for address in settings.datasets[settings.runs[run].dataset].all_addresses]
-    return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
 
 
 def gpu_resource(template: Object) -> str:
@@ -127,7 +144,7 @@ def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> F
     reasons = Counter(fault for fault in faults if fault)
     why = "; ".join(f"{counted(count, 'node')}: {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
-        f"{ASKED_BY.get(ask.rule, OTHERS_ASK).format(run=need.run)} set what it requests "
+        f"{deciding_keys(ask.rule, need.run)} set what it requests "
         '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
         f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
     )

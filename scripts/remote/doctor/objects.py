@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from remote.cluster.api import Object
 from remote.cluster.pod_templates import CONTAINER, NAMES, TemplatesFound, container_of
-from remote.doctor.findings import Finding
+from remote.findings import Finding
 
 APPLY = "kubectl apply -k k8s/overlays/NAME"
 STATE_CLAIM = "controller-state"

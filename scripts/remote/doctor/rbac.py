@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from remote.cluster.api import Api, Object
-from remote.doctor.findings import Finding
+from remote.findings import Finding
 
 
 @dataclass(frozen=True)

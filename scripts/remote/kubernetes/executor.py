@@ -34,9 +34,9 @@ from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, not_created
 from remote.kubernetes.ownership import commit_of, owner_of
 from remote.kubernetes.patient_watch import PatientWatch
-from remote.kubernetes.stage_log import cause
 from remote.kubernetes.watch import Watch
 from remote.rule_job import RuleJob
+from remote.stage_log import cause
 from remote.storage import pod_folder
 from vlmflow.core.errors import VlmflowError
 

@@ -17,10 +17,10 @@ from remote.ended import Ended
 from remote.kubernetes.group_outcome import judge_pods, newest_seen
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, taken_by
-from remote.kubernetes.stage_log import LINES, newest_progress
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import Waiting, explain
 from remote.rule_job import RuleJob
+from remote.stage_log import LINES, newest_progress
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before the reason is printed."""

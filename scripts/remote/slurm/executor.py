@@ -7,6 +7,7 @@ jobs end, never takes an unanswered query for an answer, finds the jobs of an ea
 import asyncio
 import shlex
 import signal
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
@@ -23,8 +24,11 @@ from remote.rule_job import RuleJob
 from remote.slurm import in_job
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from remote.slurm.ended import GONE, ended_of
+from remote.slurm.ending import end_jobs
+from remote.slurm.news import News
+from remote.slurm.partitions import Asked, accounts, partitions, refuse_what_fits_nowhere
 from remote.slurm.queue import OURS, jobs
-from remote.slurm.request import comment_of, folder_digest, sbatch_words, script
+from remote.slurm.request import comment_of, folder_digest, rule_job_of, sbatch_words, script
 from vlmflow.core.errors import VlmflowError
 
 FIRST_PAUSE, LONGEST_PAUSE = 3.0, 30.0
@@ -49,6 +53,18 @@ def install(workflow: Any, settings: Any) -> None:
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
 
 
+def refuse_plan(workflow: Any, settings: Any) -> None:
+    """End the process if Slurm could never start a planned job; an exception would print the Snakefile's traceback."""
+    if workflow.remote_execution_settings is None:
+        return  # the doctor's plan, which nobody runs
+    try:
+        refuse_without_slurm()
+        sent = [job for job in workflow.dag.needrun_jobs() if not workflow.is_local(job.rule)]
+        refuse_what_fits_nowhere(sent, partitions(), accounts(), settings.slurm.gpu_model)
+    except VlmflowError as error:
+        sys.exit(str(error))
+
+
 class SlurmExecutor(Executor):
     """Runs every job in a job of Slurm.
 
@@ -66,8 +82,10 @@ class SlurmExecutor(Executor):
         self._missing: dict[str, int] = {}
         self._times: dict[str, int] = {}
         self._said = ""
+        self._news = News(self.logger.info)
         try:
             refuse_without_slurm()
+            self._site = partitions()
             ours = (OURS, folder_digest(self.workflow.workdir_init))
             earlier = [job for job in jobs().values() if job.is_active and job.words[:2] == ours]
             self._earlier = {job.words[2]: job for job in earlier if len(job.words) > 2}
@@ -85,6 +103,12 @@ class SlurmExecutor(Executor):
         account = job.resources.get("slurm_account")
         yield f" -A {shlex.quote(str(account))}" if account else ""
 
+    def get_job_args(self, job: Any) -> str:
+        """Let the job's Snakemake use the cores and the memory that the job has; not all nodes show it only those."""
+        has = self._rule_job_of(job)
+        memory = f" --resources mem_mb={has.mem_mb}" if has.mem_mb else ""
+        return f"{super().get_job_args(job)} --cores {has.threads}{memory}"
+
     def additional_general_args(self) -> str:
         """Return nothing: the job's Snakemake runs its stage itself, without the plugin's executor for steps."""
         return ""
@@ -95,7 +119,6 @@ class SlurmExecutor(Executor):
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
                 signal.signal(number, signal.default_int_handler)
-        self._main_event_loop = asyncio.get_running_loop()
         for job in jobs:
             self._submit_job(job)
 
@@ -121,7 +144,7 @@ class SlurmExecutor(Executor):
             self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it: {earlier.state}")
             return self._info(job, earlier.id)
         self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, whose input or settings differ")
-        self._end({earlier.id: _warning(job)})
+        end_jobs({earlier.id: _warning(job)}, self.logger.info)
         return None
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
@@ -135,7 +158,7 @@ class SlurmExecutor(Executor):
             comment,
             gpus_by=self.config.gpus,
             gpu_model=self.config.gpu_model,
-            minutes=rule_job.runtime or None,
+            minutes=self._minutes(job, rule_job),
             log=log,
             workdir=self.workflow.workdir_init,
             account=next(iter(self.get_account_arg(job))),
@@ -183,6 +206,7 @@ class SlurmExecutor(Executor):
             if job is not None and job.is_active:
                 youngest = min(youngest, FIRST_PAUSE + job.used / 20)
                 self._missing.pop(number, None)
+                self._news.tell(_words(info.job), job, info.aux["slurm_logfile"])
                 yield info
                 continue
             state = job.state if job is not None else await self._state_of_forgotten(info)
@@ -228,62 +252,41 @@ class SlurmExecutor(Executor):
             self._submitted[str(info.external_jobid)] = info
             return False
         else:
-            why = self._attempts.after(job, _words(job), RuleJob.of(job).mem_mb, ended)
+            why = self._attempts.after(job, _words(job), rule_job_of(job).mem_mb, ended)
             log = info.aux["slurm_logfile"]
             self.report_job_error(info, msg=f"{_words(job)}: {why} (job {number})\n", aux_logs=[str(log)])
         verdict.unlink(missing_ok=True)
         return True
 
+    def print_job_error(self, job_info: SubmittedJobInfo, msg: str | None = None, **more: Any) -> None:
+        """Print why a job failed; of several stages in one job Snakemake would print each, without the reason."""
+        if job_info.job.is_group():
+            self.logger.error(f"{msg}".strip())
+        else:
+            super().print_job_error(job_info, msg=msg, **more)
+
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
         self._ending = True
-        self._end({number: _warning(info.job) for number, info in self._submitted.items()})
-
-    def _end(self, warnings: dict[str, int]) -> None:
-        """End jobs for good. warnings: how many seconds each has to save, by its number; 0 if it saves nothing."""
-        if not warnings:
-            return
-        savers = [number for number, seconds in warnings.items() if seconds]
-        try:
-            for number in warnings:  # they do not ask to come again, and waiting ones do not start
-                self._try("scontrol", "update", f"JobId={number}", "Requeue=0")
-            self._try("scancel", "--state=PENDING", *warnings)
-            running = {number for number, job in jobs().items() if number in warnings and job.state == "RUNNING"}
-            if told := [number for number in savers if number in running]:
-                self.logger.info(f"Trainers save a checkpoint and end: {len(told)} jobs. Ctrl-C ends them at once.")
-                self._try("scancel", "--signal=TERM", *told)
-            self._try("scancel", *(set(warnings) - set(told)))
-            give_up = time.monotonic() + max((warnings[number] for number in told), default=0)
-            while told and time.monotonic() < give_up:
-                time.sleep(1)
-                queue = jobs()
-                told = [number for number in told if number in queue and queue[number].is_active]
-            self._try("scancel", *told)
-        except KeyboardInterrupt:
-            self._try("scancel", *warnings)
-        except SlurmError as error:
-            self.logger.warning(f"Slurm does not answer, and jobs may still run: {error.cause}")
-
-    def _try(self, *words: str) -> None:
-        """Run a command that fails for a job which has just ended. Raises SlurmError in an outage."""
-        if words[-1].startswith("-") or words == ("scancel",):
-            return  # no job
-        try:
-            ask(*words)
-        except SlurmError as error:
-            if error.outage:
-                raise
+        end_jobs({number: _warning(info.job) for number, info in self._submitted.items()}, self.logger.info)
 
     def _rule_job_of(self, job: Any) -> RuleJob:
-        rule_job = RuleJob.of(job)
-        rule = job.name if job.is_group() else rule_job.rule
-        return replace(rule_job, rule=rule, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
+        rule_job = rule_job_of(job)
+        return replace(rule_job, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
+
+    def _minutes(self, job: Any, rule_job: RuleJob) -> int | None:
+        """Return the time limit of a job; one that comes again takes several of its partition's, if it needs more."""
+        named = Asked.of(job, None).partitions or [name for name, one in self._site.items() if one.is_default]
+        limits = [limit for name in named if name in self._site and (limit := self._site[name].max_minutes)]
+        if rule_job.runtime and limits and (_warning(job) or job.is_group()):
+            return min(rule_job.runtime, *limits)
+        return rule_job.runtime or None
 
     def _info(self, job: Any, number: str) -> SubmittedJobInfo:
         return SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": self._log_of(job, number)})
 
     def _log_of(self, job: Any, number: str) -> Path:
-        return Path(self.slurm_logdir) / f"rule_{job.name}" / f"{number}.log"
+        return Path(self.slurm_logdir, job.groupid if job.is_group() else job.name, f"{number}.log")
 
     def _say(self, text: str) -> None:
         """Say something once, not at each look."""
@@ -294,7 +297,7 @@ class SlurmExecutor(Executor):
 
 def _words(job: Any) -> str:
     """Return the job, for people."""
-    return f"{job.name} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
+    return f"{job.groupid} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
 
 
 def _warning(job: Any) -> int:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,6 +95,16 @@ def script(command: str, python: str, rule_job: RuleJob) -> str:
         agent = [python, "-m", node.__name__, rule_job.runs, str(rule_job.threads)]
         srun += ["--kill-on-bad-exit=1", "env", f"PYTHONPATH={SCRIPTS}", *agent]
     return f"#!/bin/sh\n{before} exec {shlex.join(srun)} {python} -m snakemake{snakemake}\n"
+
+
+def rule_job_of(job: Any) -> RuleJob:
+    """Return what a job asks for. Several stages in one job need no room for all at once: their Snakemake knows it."""
+    rule_job = RuleJob.of(job)
+    if not job.is_group():
+        return rule_job
+    members = [RuleJob.of(one) for one in job.jobs]
+    most = {name: max(getattr(one, name) for one in members) for name in ("threads", "mem_mb")}
+    return replace(rule_job, rule=job.groupid, **most)
 
 
 def name_of(rule_job: RuleJob) -> str:

@@ -1,5 +1,6 @@
 """The trainings that run on this machine, from their run folders."""
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,10 +34,14 @@ class LocalRun:
 def local_runs(store: Path) -> list[LocalRun]:
     """Return the trainings whose run folder a process of this machine holds, by run and stage.
 
+    On file systems whose locks hold between machines, those of others are left out by what is written in the lock.
+
     store: the folder of all run folders (stores.runs).
     """
     folders = [RunFolder(lock.parent) for lock in sorted(store.glob("*/*/*/lock"))]
-    return [_run_in(folder, holder) for folder in folders if (holder := folder.holder()) is not None]
+    held = [(folder, holder) for folder in folders if (holder := folder.holder()) is not None]
+    here = socket.gethostname()
+    return [_run_in(folder, holder) for folder, holder in held if holder.partition(" on ")[2] in ("", here)]
 
 
 def _run_in(folder: RunFolder, holder: str) -> LocalRun:

@@ -219,7 +219,7 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "run",
             {},
-            "unknown key; allowed: stores, cluster, integrity, environment, models, datasets, picture_sources, runs, "
+            "unknown key; allowed: stores, cluster, slurm, integrity, environment, models, datasets, picture_sources, runs, "
             "search; nearest known key: runs",
         ),
         ("environment", ["*"], "'*' is not allowed"),

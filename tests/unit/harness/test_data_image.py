@@ -54,7 +54,7 @@ def test_commands_of_the_data_environment_import_no_package_of_training() -> Non
     scripts = set()
     for target in re.findall(r"^\w+: \.venv/data\.stamp.*(?:\n\t.*)+", (ROOT / "Makefile").read_text(), re.MULTILINE):
         scripts |= {*re.findall(r"scripts/(\w+)\.py", target)}
-    scripts |= {"remote.doctor.__main__", "remote.cluster.controller", "remote.storage.s3_get"}
+    scripts |= {"remote.doctor.__main__", "remote.slurm.doctor", "remote.cluster.controller", "remote.storage.s3_get"}
     assert {"status", "track_run"} <= scripts
     import_without_training(scripts)
 

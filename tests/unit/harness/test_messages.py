@@ -32,7 +32,11 @@ def told(
         basedir=str(ROOT),
         overwrite_configfiles=files,
         remote_exec=prefix is not None,
-        storage_settings=SimpleNamespace(default_storage_prefix=prefix, local_storage_prefix=Path("/outputs/.pods/p1")),
+        storage_settings=SimpleNamespace(
+            default_storage_provider=prefix and prefix.partition(":")[0],
+            default_storage_prefix=prefix,
+            local_storage_prefix=Path("/outputs/.pods/p1"),
+        ),
         config_settings=SimpleNamespace(config_args=config or []),
     )
     tell_stages(workflow, Config(models={}, datasets={}, runs={}))

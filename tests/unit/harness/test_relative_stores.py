@@ -2,6 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from harness.refuse_relative_stores import refuse_relative_stores, relative_places
 from vlmflow.config.model import check_config
@@ -9,6 +10,12 @@ from workflow_runs import ROOT
 
 DEFAULTS = yaml.safe_load((ROOT / "config.yaml").read_text())
 ON_CLUSTER = yaml.safe_load((ROOT / "profiles/kubernetes/stores.yaml").read_text())
+
+
+def call(shares: bool, main: bool = True) -> SimpleNamespace:
+    """Return what the check reads of a workflow. shares: whether jobs see its working directory."""
+    usage = SharedFSUsage.all() if shares else frozenset()
+    return SimpleNamespace(is_main_process=main, storage_settings=SimpleNamespace(shared_fs_usage=usage))
 
 
 def merged(*layers: dict) -> dict:
@@ -42,10 +49,9 @@ def test_the_weights_of_another_run_are_a_target() -> None:
 def test_a_relative_path_is_refused_by_its_key(layer: dict, key: str) -> None:
     settings = check_config(merged(DEFAULTS, ON_CLUSTER, layer), [])
     with pytest.raises(SystemExit, match=rf"(?s)^{key}: .* is relative.*what to do: .*stores\.yaml"):
-        refuse_relative_stores(SimpleNamespace(local_exec=False, is_main_process=True), settings)
+        refuse_relative_stores(call(shares=False), settings)
 
 
-@pytest.mark.parametrize(("local", "main"), [(True, True), (False, False)])
-def test_nothing_is_refused_on_this_machine_or_in_a_pod(local: bool, main: bool) -> None:
-    settings = check_config(DEFAULTS, [])
-    refuse_relative_stores(SimpleNamespace(local_exec=local, is_main_process=main), settings)
+@pytest.mark.parametrize(("shares", "main"), [(True, True), (False, False)])
+def test_nothing_is_refused_where_jobs_see_this_folder_or_in_a_pod(shares: bool, main: bool) -> None:
+    refuse_relative_stores(call(shares, main), check_config(DEFAULTS, []))

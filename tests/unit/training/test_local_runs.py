@@ -51,6 +51,11 @@ def test_a_training_is_found_while_a_process_holds_its_folder(folder: RunFolder,
         assert run.doing == "starting", "the events are those of the session before"
     with folder.held({}):
         assert len(local_runs(store)) == 1, "the look takes no lock away"
+        lock = folder.path / "lock"
+        lock.write_text("process 1 on another-node")
+        assert local_runs(store) == []
+        lock.write_text("")
+        assert [run.holder for run in local_runs(store)] == ["another process"]
 
 
 def test_settings_of_another_version_hide_no_training(folder: RunFolder, tmp_path: Path) -> None:
@@ -73,7 +78,7 @@ def test_a_damaged_job_file_hides_no_training(folder: RunFolder, tmp_path: Path,
 def test_status_shows_them_on_a_machine_without_a_cluster(folder: RunFolder, tmp_path: Path) -> None:
     def status() -> str:
         words = [sys.executable, ROOT / "scripts" / "status.py", "any", "--directory", tmp_path]
-        environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
+        environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "PATH": str(tmp_path)}  # no squeue either
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         return done.stdout

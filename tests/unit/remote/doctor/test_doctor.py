@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import yaml
 
+from remote import findings, folder_trials
 from remote.cluster.pod_templates import TemplatesFound, template_in
-from remote.doctor import findings, image_packages, in_pod, inside, needs, objects, probe, rbac
-from remote.doctor.findings import Finding
-from remote.doctor.needs import Ask, Need
-from remote.doctor.planned_jobs import planned_asks
+from remote.doctor import image_packages, inside, needs, objects, probe, rbac
+from remote.doctor.needs import Ask, Need, planned_asks
 from remote.doctor.probe import Answer
+from remote.findings import Finding
+from remote.folder_findings import check_folder
+from remote.planned_jobs import hub_sources
 from vlmflow.config.model import check_config
 from workflow_runs import ROOT
 
@@ -69,7 +71,7 @@ def test_the_requests_of_runs_come_from_the_configuration() -> None:
     settings = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])
     need = needs.need_of(settings, "qwen3vl-fire", [TRAIN, MERGE])
     assert (need.processes, need.weights_mb, need.gpus) == (4, 17_500, 4)
-    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in needs.hub_sources(settings, ["qwen3vl-fire"])
+    assert "hf://Qwen/Qwen3-VL-32B-Instruct" in hub_sources(settings, ["qwen3vl-fire"])
 
 
 def test_a_node_that_has_all_can_hold_a_run() -> None:
@@ -185,7 +187,7 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
 
 
 def in_a_pod(*words: object) -> inside.Surroundings:
-    command = [sys.executable, in_pod.__file__, *map(str, words)]
+    command = [sys.executable, folder_trials.__file__, *map(str, words)]
     log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     said = probe.last_of_form(log, inside.Surroundings)
     assert said is not None, log
@@ -219,13 +221,13 @@ def test_the_next_probe_removes_a_dead_probes_files(tmp_path: Path) -> None:
 
 def test_a_lock_that_two_can_hold_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Lustre without -o flock, where flock succeeds or does nothing."""
-    assert in_pod.tried(str(tmp_path), ".doctor-1") == {}
-    monkeypatch.setattr(in_pod.fcntl, "flock", lambda *_: None)
-    wrong = in_pod.tried(str(tmp_path), ".doctor-2")
+    assert folder_trials.tried(str(tmp_path), ".doctor-1") == {}
+    monkeypatch.setattr(folder_trials.fcntl, "flock", lambda *_: None)
+    wrong = folder_trials.tried(str(tmp_path), ".doctor-2")
     assert wrong == {"flock": "two processes hold one lock"}
-    check = inside._usable("/outputs", wrong, 1000)
+    check = check_folder("volume /outputs", wrong, 1000, "chown it")
     assert (check.state, "mount Lustre with -o flock" in check.next_step) == ("fail", True)
-    assert inside._usable("/outputs", {"hard_link": "Operation not permitted"}, 1000).state == "warn"
+    assert check_folder("volume /outputs", {"hard_link": "Operation not permitted"}, 1000, "").state == "warn"
 
 
 def test_a_volume_that_a_second_node_cannot_see_fails() -> None:

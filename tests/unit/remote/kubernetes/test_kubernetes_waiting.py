@@ -7,11 +7,11 @@ import pytest
 
 from remote.cluster.client import Refused
 from remote.kubernetes import waiting
-from remote.kubernetes.stage_log import cause, newest_progress
 from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import Waiting
 from remote.kubernetes.watch import Watch
 from remote.rule_job import RuleJob
+from remote.stage_log import cause, newest_progress
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
 

@@ -1,6 +1,7 @@
-"""Reads a pod's log for its stage's progress, or the cause of its failure."""
+"""Reads a job's log for its stage's progress, or the cause of its failure."""
 
 import re
+from pathlib import Path
 
 from vlmflow.core.stage_end import FAILURE, plain
 
@@ -12,6 +13,22 @@ LINES = 60
 
 LONGEST = 2_000
 """Characters of a line that are shown; a longer line does not count as progress."""
+
+
+def last_lines(log: Path) -> str:
+    """Return the last LINES lines of a log file, as they are; "" if there is none that can be read.
+
+    Of longer lines than LONGEST it returns fewer.
+    """
+    try:
+        if not log.is_file():  # a device or a pipe might never end
+            return ""
+        with log.open("rb") as stream:
+            stream.seek(max(0, log.stat().st_size - LINES * LONGEST))
+            lines = stream.read(LINES * LONGEST).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return "\n".join(lines[-LINES:])
 
 
 def newest_progress(log: str) -> str:

@@ -1,7 +1,8 @@
-"""What a pod sees of itself, as one line of JSON. The Python of the pod's image gets this file as text.
+"""Tries in folders what stages do there, on the machine of a job.
 
-usage: in_pod.py leave NAME [FOLDER …]   try in each folder what stages do there, and leave a file for another pod
-       in_pod.py find NAME [FOLDER …]    look for that file, and remove it
+A pod's Python gets this file as text, and prints what the pod sees of itself, as one line of JSON:
+       leave NAME [FOLDER …]   try in each folder what stages do there, and leave a file for another pod
+       find NAME [FOLDER …]    look for that file, and remove it
 """
 
 import contextlib
@@ -85,7 +86,7 @@ def tried(folder: str, name: str) -> dict[str, str]:
 
 
 def found(folder: str, name: str) -> dict[str, str]:
-    """Look in `folder` for what another pod left under `name`, and remove it; returns {"see": error} if not found."""
+    """Look in `folder` for what another left under `name`, and remove it; returns {"see": error} if it is not there."""
     place = Path(folder, name)
     try:
         (place / "file").read_text()

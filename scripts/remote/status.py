@@ -1,0 +1,50 @@
+"""Shows what runs now: `make status`.
+
+It asks this machine for its trainings, Slurm for this user's jobs if its commands are here, and Kubernetes for the
+Jobs of the namespace if a cluster is configured. One line for each: what it runs, its state, its age, where, and its
+progress or why it waits.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import remote.kubernetes.status
+import remote.slurm.status
+from remote import training
+from remote.cluster.group_kinds import KINDS
+from vlmflow.config.model import check_config
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.errors import VlmflowError
+
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
+
+
+def main(local_runs: Callable[[Path], Sequence[training.Training]]) -> None:
+    """Print the trainings of this machine, Slurm's jobs, and the Jobs of the namespace of the command line.
+
+    local_runs: returns the trainings of this machine. It takes the folder of all run folders (stores.runs).
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("namespace")
+    parser.add_argument(
+        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake, if stores.runs is set there"
+    )
+    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    given = parser.parse_args()
+    try:
+        settings = check_config(read_layers([CONFIG, *given.configfile]), [CONFIG, *given.configfile])
+    except VlmflowError as error:
+        sys.exit(str(error))
+    store = given.directory / settings.stores.runs
+    _show(training.lines(local_runs(store)) or [f"this machine trains nothing in {store.absolute()}"])
+    with_slurm = remote.slurm.status.is_here()
+    if with_slurm:
+        _show(remote.slurm.status.lines(given.directory))
+    _show(remote.kubernetes.status.lines(given.namespace, KINDS[settings.cluster.multi_node], optional=with_slurm))
+
+
+def _show(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(line, flush=True)

@@ -1,0 +1,232 @@
+"""The doctor's judgement of what Slurm tells and of what its jobs saw. tests/slurm tests the answers themselves."""
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from remote.slurm import on_node
+from remote.slurm.on_node import FirstNode, SecondNode
+from remote.slurm.partitions import Asked, Node, Partition
+from remote.slurm.probe import Answer, check_answer, folders_of
+from remote.slurm.site import (
+    check_accounting,
+    check_accounts,
+    check_controller,
+    check_partition,
+    check_preemption,
+    check_run,
+    check_settings,
+    check_time,
+    read_config,
+)
+
+# Lines of `scontrol show config` of Slurm 22.05.8.
+CONFIG = read_config("""\
+Configuration data as of 2026-11-27T19:05:15
+AccountingStorageEnforce = none
+ClusterName             = test
+JobRequeue              = 1
+KillWait                = 30 sec
+MinJobAge               = 300 sec
+OverTimeLimit           = 0 min
+PreemptMode             = REQUEUE
+PreemptType             = preempt/partition_prio
+ProctrackType           = proctrack/cgroup
+SchedulerParameters     = sched_interval=2,bf_interval=2
+SLURM_VERSION           = 22.05.8
+""")
+NODES = (Node("a", 2, 16_000, {"": 2}), Node("b", 2, 16_000, {"": 2}))
+GPU = Partition("gpu", False, "UP", 120, NODES, grace_seconds=30, preempt_mode="REQUEUE")
+CPU = Partition("cpu", True, "UP", None, NODES)
+TRAIN = Asked("train_model", "mine", 2, 6_000, 2, minutes=2_880, warning=180, partitions=("gpu",))
+WORKING = Path("/shared/work")
+NAMES = {WORKING: "the working directory (and 8 stores in it)", Path("/shared/runs"): "stores.runs"}
+TRIED: dict[str, dict[str, str]] = {str(name): {} for name in NAMES}
+SECOND = SecondNode("node-b", TRIED, "")
+FIRST = FirstNode("node-a", 1000, "3.11.9", TRIED, "/scratch", 90_000, "", 8_000, "", SECOND, "")
+
+
+def changed(**fields: object) -> Answer:
+    return Answer(msgspec.structs.replace(FIRST, **fields))
+
+
+def states(*findings: object) -> list[str]:
+    return [getattr(finding, "state", "") for finding in findings]
+
+
+def test_what_the_controller_and_accounting_say() -> None:
+    assert check_controller(CONFIG).found == "22.05.8, cluster test; its controller answers"
+    assert check_accounting(None).found == "on: sacct answers"
+    assert (
+        "off (sacct: Slurm accounting storage is disabled)"
+        in check_accounting("sacct: Slurm accounting storage is disabled").found
+    )
+
+
+@pytest.mark.parametrize(
+    ("account", "of_user", "enforced", "state"),
+    [
+        (None, None, False, "ok"),
+        ("bio", None, True, "ok"),
+        ("bio", {"vision"}, True, "fail"),
+        ("Vision", {"vision"}, True, "ok"),
+        (None, {"vision", "bio"}, True, "warn"),
+        (None, {"vision", "bio"}, False, "ok"),
+    ],
+)
+def test_accounts_are_those_of_the_user(
+    account: str | None, of_user: set[str] | None, enforced: bool, state: str
+) -> None:
+    asks = [Asked("x", "", 1, 1, account=account)]
+    assert check_accounts(asks, None if of_user is None else frozenset(of_user), enforced).state == state
+
+
+def test_a_partition_is_shown_with_what_it_has() -> None:
+    assert check_partition(GPU).found == "120 minutes at most; 2 nodes of 2 cores, 16 GB, 2 GPUs"
+    closed = check_partition(Partition("old", False, "DOWN", None, NODES))
+    assert (closed.state, closed.found.partition(":")[0]) == ("fail", "it is down")
+
+
+def test_a_run_fits_or_each_refusal_is_a_finding() -> None:
+    found = {"gpu": GPU, "cpu": CPU}
+    (fine,) = check_run("mine", [TRAIN, Asked("fit_rows", "mine", 1, 4_000, minutes=60)], found, None)
+    assert (fine.state, fine.found) == (
+        "ok",
+        "each of its 2 jobs fits; the largest is train_model (2 cores, 6 GB, 2 GPUs)",
+    )
+    large = Asked("merge_weights", "mine", 8, 90_000)
+    (refused,) = check_run("mine", [TRAIN, large, large], found, None)
+    assert refused.found == "merge_weights, run mine, partition cpu: 8 cores on one node; its largest node has 2"
+    assert refused.next_step.startswith("no other partition can hold it; ask for less: the rule's own threads")
+
+
+@pytest.mark.parametrize(
+    ("limit", "state", "words"),
+    [
+        (None, "ok", "run mine: 2,880 minutes; partition gpu has no limit"),
+        (2_880, "ok", "run mine: 2,880 minutes; partition gpu has 2,880"),
+        (120, "ok", "run mine: 2,880 minutes; partition gpu ends jobs after 120: 25 jobs, one after the other"),
+        (4, "fail", "run mine: 2,880 minutes; partition gpu ends jobs after 4, which leaves no time to train"),
+    ],
+)
+def test_a_training_above_the_time_limit_becomes_several_jobs(limit: int | None, state: str, words: str) -> None:
+    """Of each job's 120 minutes the last 4 are for saving: the warning of 3, up to 1 early."""
+    finding = check_time(TRAIN, Partition("gpu", False, "UP", limit, NODES))
+    assert (finding.state, finding.found[: len(words)]) == (state, words)
+
+
+@pytest.mark.parametrize(
+    ("mode", "grace", "kind", "state", "words"),
+    [
+        ("REQUEUE", 30, "preempt/partition_prio", "warn", "30 s to save"),
+        ("REQUEUE", 0, "preempt/partition_prio", "warn", "30 s to save"),
+        ("REQUEUE", 300, "preempt/qos", "ok", "300 s to save"),
+        ("CANCEL", 300, "preempt/qos", "ok", "Slurm does not bring a job back"),
+        ("GANG,SUSPEND", 0, "preempt/partition_prio", "warn", "trainers are stopped"),
+        ("OFF", 0, "preempt/partition_prio", "ok", "none"),
+        ("REQUEUE", 0, "preempt/none", "ok", "none"),
+    ],
+)
+def test_a_preemption_is_judged_by_the_time_that_it_leaves(
+    mode: str, grace: int, kind: str, state: str, words: str
+) -> None:
+    partition = Partition("gpu", False, "UP", None, NODES, grace_seconds=grace, preempt_mode=mode)
+    finding = check_preemption(partition, CONFIG | {"PreemptType": kind}, 180)
+    assert (finding.state, words in finding.found) == (state, True), finding.found
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("KillWait", "5 sec", "KillWait"),
+        ("MinJobAge", "2 sec", "MinJobAge"),
+        ("ProctrackType", "proctrack/pgid", "processes of jobs"),
+    ],
+)
+def test_settings_that_cost_something_are_named(key: str, value: str, what: str) -> None:
+    assert set(states(*check_settings(CONFIG))) == {"ok"}
+    assert [one.what for one in check_settings(CONFIG | {key: value}) if one.state == "warn"] == [what]
+
+
+def test_an_answer_without_faults_is_ready() -> None:
+    findings = check_answer("gpu", Answer(FIRST), NAMES, 2, "https://huggingface.co")
+    assert set(states(*findings)) == {"ok"}
+    assert [one.what for one in findings] == [
+        *("jobs in gpu", "folders in gpu", "two nodes of gpu", "signals in gpu", "TMPDIR in gpu", "hub from gpu"),
+    ]
+    assert check_answer("gpu", Answer(FIRST), NAMES, 1, "")[2].state == "warn"
+
+
+@pytest.mark.parametrize(
+    ("answer", "what", "state", "words"),
+    [
+        (Answer(fault="it still waits after 9 s (Resources)", waits=True), "jobs in gpu", "warn", "(Resources)"),
+        (Answer(fault="its job is FAILED: env: python: not found"), "jobs in gpu", "fail", "python: not found"),
+        (
+            changed(folders={"/shared/runs": {}}),
+            "the working directory (and 8 stores in it) in gpu",
+            "fail",
+            "it was not tried",
+        ),
+        (
+            changed(folders=FIRST.folders | {"/shared/runs": {"flock": "not implemented"}}),
+            *("stores.runs in gpu", "fail", "user 1000 cannot lock files: not implemented"),
+        ),
+        (
+            changed(folders=FIRST.folders | {"/shared/runs": {"\x1b[31mhostile": "\x1b[2J"}}),
+            *("stores.runs in gpu", "fail", "cannot write: \ufffd[2J"),
+        ),
+        (changed(second=None, second_fault="srun: not found"), "two nodes of gpu", "fail", "no step ran: srun: not"),
+        (
+            changed(second=SecondNode("node-b", TRIED | {"/shared/runs": {"see": "No such file"}}, "")),
+            *("two nodes of gpu", "fail", "stores.runs, from node-b, while node-a uses it: No such file"),
+        ),
+        (
+            changed(second=SecondNode("node-b", TRIED | {"/shared/work": {"flock": "two nodes hold one lock"}}, "")),
+            *("two nodes of gpu", "fail", "two nodes hold one lock"),
+        ),
+        (changed(second=SecondNode("b", TRIED, "no signal came")), "signals in gpu", "fail", "no signal came"),
+        (changed(temporary_fault="AF_UNIX path too long"), "TMPDIR in gpu", "fail", "AF_UNIX path too long"),
+        (changed(shared_memory_mb=64), "TMPDIR in gpu", "warn", "shm 0 GB"),
+        (changed(hub="timed out"), "hub from gpu", "fail", "https://huggingface.co: timed out"),
+    ],
+)
+def test_what_a_job_lacks_is_a_finding(answer: Answer, what: str, state: str, words: str) -> None:
+    findings = check_answer("gpu", answer, NAMES, 2, "https://huggingface.co")
+    (wrong,) = [one for one in findings if one.state != "ok"]
+    assert (wrong.what, wrong.state) == (what, state)
+    assert words in wrong.found
+    assert wrong.next_step
+
+
+def test_folders_to_try_are_those_that_are_there(tmp_path: Path) -> None:
+    work, runs = tmp_path / "work", tmp_path / "runs"
+    work.mkdir()
+    runs.mkdir()
+    stores = {"raw": "stores/raw", "models": "stores/models", "runs": str(runs / "deep" / "er")}
+    assert folders_of(work, stores) == {work: "the working directory (and 2 stores in it)", runs: "stores.runs"}
+
+
+def test_the_second_look_finds_a_lock_that_is_held_elsewhere_and_one_that_is_not(tmp_path: Path) -> None:
+    assert on_node.tried(str(tmp_path), ".doctor-1") == {}
+    place = tmp_path / ".doctor-1"
+    with on_node._locks(iter([place])):
+        assert on_node._look(place) == {}
+    assert on_node._look(place) == {"flock": "two nodes hold one lock"}
+    (place / "hard-link").unlink()
+    assert list(on_node._look(place)) == ["see"]
+
+
+def test_sockets_fit_in_a_short_folder_only(tmp_path: Path) -> None:
+    assert on_node._no_socket(Path(tempfile.gettempdir())) == ""
+    deep = tmp_path / ("d" * 90)
+    deep.mkdir()
+    assert "too long" in on_node._no_socket(deep)
+    assert list(deep.iterdir()) == []
+
+
+def test_an_address_that_does_not_answer_is_named() -> None:
+    assert "refused" in on_node._no_answer("http://127.0.0.1:9")
+    assert "unknown url type" in on_node._no_answer("nonsense")
