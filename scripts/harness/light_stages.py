@@ -22,8 +22,11 @@ KINDS: dict[str, tuple[str, ...]] = {
 def arrange(workflow: Any, settings: Config) -> None:
     """Let stages run where Snakemake runs (`slurm.here`), or connected ones in one job (`slurm.together`).
 
+    The cores of this machine, a login node, limit what runs here, and no job of Slurm.
+
     Call it before Snakemake makes its plan. A group that the call gives a rule (--groups) stays.
     """
+    workflow.global_resources["_cores"] = workflow.resource_settings.cores = None
     names = {rule.name for rule in workflow.rules}
     workflow.localrules(*(rule for kind in settings.slurm.here for rule in KINDS[kind] if rule in names))
     together = {rule: kind for kind in settings.slurm.together for rule in KINDS[kind]}

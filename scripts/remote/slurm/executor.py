@@ -59,7 +59,9 @@ def refuse_plan(workflow: Any, settings: Any) -> None:
         return  # the doctor's plan, which nobody runs
     try:
         refuse_without_slurm()
-        sent = [job for job in workflow.dag.needrun_jobs() if not workflow.is_local(job.rule)]
+        # Not `workflow.is_local`: with -n Snakemake calls all jobs local.
+        stay = {rule.name for rule in workflow.rules if rule.norun} | workflow._localrules
+        sent = [job for job in workflow.dag.needrun_jobs() if job.rule.name not in stay]
         refuse_what_fits_nowhere(sent, partitions(), accounts(), settings.slurm.gpu_model)
     except VlmflowError as error:
         sys.exit(str(error))
@@ -94,9 +96,6 @@ class SlurmExecutor(Executor):
         super().__post_init__()
         self._ends = Path(self.workflow.persistence.aux_path).absolute() / "slurm-ends"
         self.next_seconds_between_status_checks = FIRST_PAUSE
-        # The login node's cores do not limit what a job may have.
-        self.workflow.global_resources["_cores"] = None
-        self.workflow.resource_settings.cores = None
 
     def get_account_arg(self, job: Any) -> Iterable[str]:
         """Yield the option for the account, as the call gives it; without one, Slurm takes the user's own."""
@@ -199,12 +198,12 @@ class SlurmExecutor(Executor):
             for info in active_jobs:
                 yield info
             return
-        youngest = LONGEST_PAUSE
+        pauses = [LONGEST_PAUSE]
         for info in active_jobs:
             number = str(info.external_jobid)
             job = queue.get(number)
             if job is not None and job.is_active:
-                youngest = min(youngest, FIRST_PAUSE + job.used / 20)
+                pauses.append(FIRST_PAUSE + job.used / 20)
                 self._missing.pop(number, None)
                 self._news.tell(_words(info.job), job, info.aux["slurm_logfile"])
                 yield info
@@ -212,7 +211,7 @@ class SlurmExecutor(Executor):
             state = job.state if job is not None else await self._state_of_forgotten(info)
             if not state or not self._has_ended(info, state):
                 yield info
-        self.next_seconds_between_status_checks = youngest
+        self.next_seconds_between_status_checks = min(pauses) if len(pauses) > 1 else FIRST_PAUSE
 
     async def _state_of_forgotten(self, info: SubmittedJobInfo) -> str:
         """Return the state of a job that the queue no longer shows; "" while that is not sure."""
