@@ -26,6 +26,9 @@ WITHOUT_EVENT = {
 }
 """Snakemake's functions whose messages without an event are about itself: they select jobs, they use this shell."""
 
+OF_PLUGIN = "/snakemake_executor_plugin_slurm/"
+"""Where the plugin for Slurm is, which tells of its own log files and queries; our executor tells of the jobs."""
+
 
 def install(workflow: Any) -> None:
     """Shorten what this process prints on the screen. Call it before Snakemake plans."""
@@ -61,6 +64,8 @@ class _Filter(logging.Filter):
         if record.levelno != logging.INFO or ending or record.msg is NOTHING_TO_BE_DONE_MSG:
             return False
         if hasattr(record, "quietness"):  # each temporary file that it removes
+            return True
+        if OF_PLUGIN in record.pathname:
             return True
         place = f"{record.module}.{record.funcName}"
         return place in WITHOUT_EVENT and not (self._workflow.dryrun and place == "workflow.execute")
