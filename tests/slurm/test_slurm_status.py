@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cluster.shell import wait_for
+from remote.slurm.waiting import will_not_start
 from slurm.slurm_cluster import SlurmCluster
 from workflow_runs import ROOT
 
@@ -16,7 +19,8 @@ LONG = f"echo '{PROGRESS}'; echo a warning; sleep 60"
 def status(slurm: SlurmCluster, folder: Path) -> list[str]:
     """Return what it prints: of this machine, then of Slurm."""
     words = [sys.executable, ROOT / "scripts" / "status.py", "any", "--directory", folder]
-    environment = {**slurm.environment, "KUBECONFIG": str(folder / "none")}
+    habits = {"SQUEUE_PARTITION": "urgent", "SLURM_TIME_FORMAT": "relative"}
+    environment = {**slurm.environment, **habits, "KUBECONFIG": str(folder / "none")}
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
@@ -52,6 +56,20 @@ def test_a_job_is_shown_with_its_progress_or_why_it_waits(slurm: SlurmCluster, t
     assert held.endswith(f" - {fourth} it is held: `scontrol release NUMBER` lets it start")
     slurm.run("scancel", third)
     assert not [line for line in status(slurm, tmp_path) if "train_smoke" in line]
+
+
+@pytest.mark.parametrize(
+    ("reason", "asked"),
+    [
+        ("PartitionTimeLimit", ["--partition=gpu", "--time=1000"]),
+        ("PartitionNodeLimit", ["--nodes=3"]),
+        ("PartitionConfig", ["--cpus-per-task=8"]),
+    ],
+)
+def test_what_slurm_takes_though_it_never_starts(slurm: SlurmCluster, reason: str, asked: list[str]) -> None:
+    job = slurm.submit("true", *asked)
+    wait_for("Slurm says why it waits", lambda: slurm.job(job)["Reason"] == reason)
+    assert will_not_start(reason)
 
 
 def test_an_outage_of_the_controller_is_a_line(slurm: SlurmCluster, tmp_path: Path) -> None:

@@ -14,6 +14,10 @@ OUTAGES = ("contact slurm controller", "timed out", "connection refused", "zero 
 """What Slurm's commands say (in lower case) when the controller does not answer; anything else is its answer."""
 
 
+OF_PEOPLE = "SQUEUE_"
+"""How the variables begin with which people let squeue show less (SQUEUE_PARTITION); a job left out would seem gone."""
+
+
 class SlurmError(VlmflowError):
     """A command of Slurm that failed. outage: whether the controller gave no answer, so that asking again may help."""
 
@@ -42,7 +46,11 @@ def ask(*words: str, script: str | None = None, environment: Mapping[str, str] =
         done = subprocess.run(
             words,
             input=script or "",
-            env={**os.environ, **environment},
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith(OF_PEOPLE)},
+                "SLURM_TIME_FORMAT": "standard",
+                **environment,
+            },
             capture_output=True,
             text=True,
             errors="replace",

@@ -24,6 +24,8 @@ from remote.rule_job import RuleJob
 from remote.slurm import in_job
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from remote.slurm.ended import GONE, ended_of
+from remote.slurm.ending import end_jobs
+from remote.slurm.news import News
 from remote.slurm.partitions import Asked, accounts, partitions, refuse_what_fits_nowhere
 from remote.slurm.queue import OURS, jobs
 from remote.slurm.request import comment_of, folder_digest, rule_job_of, sbatch_words, script
@@ -80,6 +82,7 @@ class SlurmExecutor(Executor):
         self._missing: dict[str, int] = {}
         self._times: dict[str, int] = {}
         self._said = ""
+        self._news = News(self.logger.info)
         try:
             refuse_without_slurm()
             self._site = partitions()
@@ -141,7 +144,7 @@ class SlurmExecutor(Executor):
             self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it: {earlier.state}")
             return self._info(job, earlier.id)
         self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, whose input or settings differ")
-        self._end({earlier.id: _warning(job)})
+        end_jobs({earlier.id: _warning(job)}, self.logger.info)
         return None
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
@@ -203,6 +206,7 @@ class SlurmExecutor(Executor):
             if job is not None and job.is_active:
                 youngest = min(youngest, FIRST_PAUSE + job.used / 20)
                 self._missing.pop(number, None)
+                self._news.tell(_words(info.job), job, info.aux["slurm_logfile"])
                 yield info
                 continue
             state = job.state if job is not None else await self._state_of_forgotten(info)
@@ -264,42 +268,7 @@ class SlurmExecutor(Executor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
         self._ending = True
-        self._end({number: _warning(info.job) for number, info in self._submitted.items()})
-
-    def _end(self, warnings: dict[str, int]) -> None:
-        """End jobs for good. warnings: how many seconds each has to save, by its number; 0 if it saves nothing."""
-        if not warnings:
-            return
-        savers = [number for number, seconds in warnings.items() if seconds]
-        try:
-            for number in warnings:  # they do not ask to come again, and waiting ones do not start
-                self._try("scontrol", "update", f"JobId={number}", "Requeue=0")
-            self._try("scancel", "--state=PENDING", *warnings)
-            running = {number for number, job in jobs().items() if number in warnings and job.state == "RUNNING"}
-            if told := [number for number in savers if number in running]:
-                self.logger.info(f"Trainers save a checkpoint and end: {len(told)} jobs. Ctrl-C ends them at once.")
-                self._try("scancel", "--signal=TERM", *told)
-            self._try("scancel", *(set(warnings) - set(told)))
-            give_up = time.monotonic() + max((warnings[number] for number in told), default=0)
-            while told and time.monotonic() < give_up:
-                time.sleep(1)
-                queue = jobs()
-                told = [number for number in told if number in queue and queue[number].is_active]
-            self._try("scancel", *told)
-        except KeyboardInterrupt:
-            self._try("scancel", *warnings)
-        except SlurmError as error:
-            self.logger.warning(f"Slurm does not answer, and jobs may still run: {error.cause}")
-
-    def _try(self, *words: str) -> None:
-        """Run a command that fails for a job which has just ended. Raises SlurmError in an outage."""
-        if words[-1].startswith("-") or words == ("scancel",):
-            return  # no job
-        try:
-            ask(*words)
-        except SlurmError as error:
-            if error.outage:
-                raise
+        end_jobs({number: _warning(info.job) for number, info in self._submitted.items()}, self.logger.info)
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = rule_job_of(job)
@@ -317,8 +286,7 @@ class SlurmExecutor(Executor):
         return SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": self._log_of(job, number)})
 
     def _log_of(self, job: Any, number: str) -> Path:
-        folder: Path = self.slurm_logdir
-        return folder / (job.groupid if job.is_group() else job.name) / f"{number}.log"
+        return Path(self.slurm_logdir, job.groupid if job.is_group() else job.name, f"{number}.log")
 
     def _say(self, text: str) -> None:
         """Say something once, not at each look."""

@@ -51,13 +51,7 @@ def lines(folder: Path) -> list[str]:
 
 def _places() -> dict[str, tuple[str, str]]:
     """Return when Slurm expects each job of this user to start, as Slurm writes it, and the job's folder, by id."""
-    said = ask(
-        "squeue",
-        "--noheader",
-        f"--user={getpass.getuser()}",
-        "--format=%i|%S|%Z",
-        environment={"SLURM_TIME_FORMAT": "standard"},
-    )
+    said = ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%S|%Z")
     found = (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2)
     return {job.strip(): (start, where) for job, start, where in found}
 

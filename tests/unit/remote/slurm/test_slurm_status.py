@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from remote.slurm.commands import ask
 from remote.slurm.status import is_here, lines
 from remote.stage_log import LINES, last_lines, newest_progress
 from workflow_runs import ROOT
@@ -106,6 +107,18 @@ def test_no_job_and_no_answer_are_a_line(slurm: Slurm) -> None:
     assert lines(slurm(queue="")) == ["Slurm has no job of vlmflow"]
     assert lines(slurm(fails=OUTAGE)) == [f"Slurm does not answer: squeue: {OUTAGE}"]
     assert lines(slurm(fails="\x1b]0;title\x07 error")) == ["Slurm does not answer: squeue: �]0;title� error"]
+
+
+def test_what_a_person_lets_squeue_show_hides_no_job(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SQUEUE_PARTITION", "cpu")
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    slurm()
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nenv\n")
+    said = ask("squeue").splitlines()
+    assert "SLURM_TIME_FORMAT=standard" in said
+    assert not [line for line in said if line.startswith("SQUEUE_")]
 
 
 def test_a_controller_that_is_lost_meanwhile_is_one_line(slurm: Slurm, tmp_path: Path) -> None:
