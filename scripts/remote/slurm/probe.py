@@ -26,7 +26,7 @@ SCRIPTS = Path(__file__).resolve().parents[2]
 MINUTES, MEM_MB = 5, 1_000
 """What the job asks for."""
 
-PAUSE, LATENCY = 1.0, 60.0
+PAUSE, LATENCY = 1.0, 30.0
 """Seconds between two looks; and until this machine must see what another one wrote."""
 
 ANSWER_BYTES = 1 << 20
