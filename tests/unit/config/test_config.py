@@ -219,8 +219,8 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         (
             "run",
             {},
-            "unknown key; allowed: stores, cluster, slurm, integrity, environment, models, datasets, picture_sources, runs, "
-            "search; nearest known key: runs",
+            "unknown key; allowed: stores, cluster, slurm, integrity, environment, models, datasets, "
+            "picture_sources, runs, search; nearest known key: runs",
         ),
         ("environment", ["*"], "'*' is not allowed"),
         ("environment", ["A=1"], "'A=1' is not allowed"),
