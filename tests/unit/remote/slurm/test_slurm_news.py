@@ -72,7 +72,7 @@ def test_progress_is_shown_now_and_then(screen: Screen) -> None:
     assert screen.shows(RUNNING, 1) == [second]
     assert screen.shows(RUNNING, LOG_INTERVAL) == [], "nothing new"
     with screen.log.open("a") as log:
-        log.write("r\u202e · \x1b[2J step 3/10 · 0:10 left\n")
+        log.write("r\u202e\ue000 · \x1b[2J step 3/10 · 0:10 left\n")
     (said,) = screen.shows(RUNNING, LOG_INTERVAL)
     assert "step 3/10" in said
     assert said.isprintable()
