@@ -16,7 +16,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy
 from vlmflow.config.strategies import DEEPSPEED as DEEPSPEED_JSON
 from vlmflow.config.tuners import LORA, TUNERS, Tuner
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import InterruptedTrainingError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, Training
@@ -97,12 +97,23 @@ def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it is too late, it must not end the tests
     try:
         sender.start()
-        with pytest.raises(VlmflowError, match=f"interrupted, with step {step} of 2"), fresh():
+        with pytest.raises(InterruptedTrainingError, match=f"interrupted, with step {step} of 2") as ended, fresh():
             train(whole, runs, 2, "train_model r")
+        assert ended.value.saved
     finally:
         over.set()
         sender.join()
         signal.signal(signal.SIGTERM, before)
+
+
+def refused_by_trainers_that_do_nothing(whole: Training, runs: Path) -> str:
+    """Train with trainers that end before a step, and well; return why it is no progress."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("vlmflow.training.train.launch", lambda *given: None)
+        with pytest.raises(InterruptedTrainingError) as ended:
+            train(whole, runs, 2, "train_model r")
+    assert not ended.value.saved
+    return ended.value.cause
 
 
 @pytest.mark.parametrize("step", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -113,7 +124,10 @@ def test_sigterm_within_an_evaluation_saves_the_step_and_the_evaluation_is_made_
     whole = job(tmp_path, 5, 150, 2, epochs=1)
     assert Steps.of(5, whole.settings, 2) == Steps(total=2, per_epoch=2, rows=4, left_over=1)
     progress = tmp_path / "runs" / whole.digest() / "progress.jsonl"
+    assert "before its first checkpoint" in refused_by_trainers_that_do_nothing(whole, tmp_path / "runs")
     interrupted_in_the_evaluation_of(step, whole, tmp_path / "runs")
+    if step == 1:
+        assert "with step 1 of 2" in refused_by_trainers_that_do_nothing(whole, tmp_path / "runs")
     assert logged(progress, "eval_loss") == list(range(1, step))
     trained: Trained = train(whole, tmp_path / "runs", 2, "train_model r")
     told = report(whole, trained)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from remote.ended import Ended
+from vlmflow.core.printable import printable
 
 ENDS = {
     "BOOT_FAIL": Ended("lost", "its node did not start"),
@@ -36,14 +37,15 @@ def ended_of(state: str, verdict: Path) -> Ended | None:
     if known := ENDS.get(state.partition(" ")[0]):  # `CANCELLED by 1000`
         return known
     said = read_verdict(verdict)
-    return Ended("failed", str(said.get(WHY) or "its stage failed"), again=said.get("again") is not False)
+    return Ended("failed", printable(str(said.get(WHY) or "its stage failed")), again=said.get("again") is not False)
 
 
 def read_verdict(file: Path) -> dict[str, object]:
     """Return what a stage wrote as its verdict; {} if it wrote none that can be read."""
     try:
         with file.open("rb") as opened:
-            said = json.loads(opened.read(VERDICT_BYTES))
+            text = opened.read(VERDICT_BYTES + 1)
+        said = json.loads(text) if len(text) <= VERDICT_BYTES else {}
     except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}

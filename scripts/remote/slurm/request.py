@@ -65,10 +65,13 @@ def sbatch_words(
     words += ["--open-mode=append", "--requeue"]  # a job that comes again has its log before it
     if rule_job.nodes > 1:
         words.append("--ntasks-per-node=1")
+    asked = [_gpus(rule_job, gpus_by, gpu_model)] if rule_job.gpus else []
     if gres := resources.get("gres"):
-        words.append(f"--gres={gres}")
-    if rule_job.gpus:
-        words.append(_gpus(rule_job, gpus_by, gpu_model))
+        if asked and gpus_by == "gres":  # of two options --gres Slurm takes the last
+            asked[0] += f",{gres}"
+        else:
+            asked.append(f"--gres={gres}")
+    words += asked
     if (warning := resources.get("warning_seconds")) and "--signal" not in str(resources.get("slurm_extra") or ""):
         words.append(f"--signal=TERM@{int(warning)}")
     return words

@@ -88,3 +88,16 @@ def test_nothing_is_chosen_where_there_is_no_choice(
     process = job(gpus, machine | ({} if given is None else {"CUDA_VISIBLE_DEVICES": given}))
     assert said(process) == expected
     process.communicate()
+
+
+def test_on_slurm_only_stages_of_the_same_job_wait_for_each_other(machine: dict[str, str]) -> None:
+    """In each job of Slurm the first GPU is number 0, whichever that is."""
+    first, other = (machine | {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": number} for number in ("71", "72"))
+    one, another = job(1, first), job(1, other)
+    assert [said(one), said(another)] == ["0", "0"]
+    second = job(1, first)
+    assert is_silent(second, 1)
+    one.communicate()
+    assert said(second) == "0"
+    for process in (another, second):
+        process.communicate()

@@ -22,7 +22,7 @@ from workflow_runs import ROOT
 STAGE = """
 from pathlib import Path
 from harness.stage import run_stage
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
 
 def main(*, source: Path, target: Path, words: list[str], times: int = 2) -> None:
     '''Write words.'''
@@ -30,6 +30,8 @@ def main(*, source: Path, target: Path, words: list[str], times: int = 2) -> Non
         raise VlmflowError(f"{source}: no words", "give some")
     if words == ["later"]:
         raise PassingError("the hub is away", "run it later")
+    if words[0] in ("saved", "lost"):
+        raise InterruptedTrainingError("interrupted", "run it again", saved=words[0] == "saved")
     target.write_text(source.read_text() + " ".join(words) * times + str(1 // (times - 3))[:0])
 
 if __name__ == "__main__":
@@ -154,17 +156,43 @@ def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize(
-    ("words", "again"),
-    [("[]", False), ("5", False), ("[later]", True), ("[a]", True)],
-    ids=["a failure by its own word", "a wrong parameter", "a passing failure", "one that is not foreseen"],
+    ("words", "said"),
+    [
+        ("[]", {"again": False}),
+        ("5", {"again": False}),
+        ("[later]", None),
+        ("[a]", None),
+        ("[saved]", {"saved": True}),
+        ("[lost]", {"saved": False}),
+    ],
+    ids=[
+        *("a failure by its own word", "a wrong parameter", "a passing failure", "one that is not foreseen"),
+        *("a training that saved", "a training that saved nothing"),
+    ],
 )
-def test_a_stage_reports_failures_that_would_repeat(tmp_path: Path, words: str, again: bool) -> None:
+def test_a_stage_reports_failures_that_would_repeat_and_what_it_saved(
+    tmp_path: Path, words: str, said: dict[str, bool] | None
+) -> None:
     (tmp_path / "s").touch()
     target = tmp_path / "t"
     done = run(tmp_path, "--source", f"{tmp_path}/s", "--target", f"{target}", "--words", words, "--times", "3")
     assert done.returncode == 1
     verdict = tmp_path / "verdict"
-    assert json.loads(verdict.read_text()) == {"again": False} if not again else not verdict.exists()
+    assert (json.loads(verdict.read_text()) if verdict.exists() else None) == said
+
+
+def test_a_second_process_of_a_job_refuses_to_make_the_same_files(tmp_path: Path) -> None:
+    (tmp_path / "s").touch()
+    words = ["--source", f"{tmp_path}/s", "--target", f"{tmp_path}/t", "--words", "[a]", "--times", "1"]
+    done = run(tmp_path, *words, SLURM_PROCID="1", SLURM_JOB_ID="77")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-2:] == [
+        "the stage failed: this is process 1 of job 77: Slurm has started this stage more than once",
+        "  what to do: let the job have one task (srun --ntasks=1)",
+    ]
+    assert not (tmp_path / "t").exists()
+    assert json.loads((tmp_path / "verdict").read_text()) == {"again": False}
+    assert run(tmp_path, *words, SLURM_PROCID="0", SLURM_JOB_ID="77").returncode == 0
 
 
 def test_a_full_disk_may_have_room_later(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""A training that needs more time than a job may have: it saves, comes again by itself, and resumes."""
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+from cluster.nodes_workflow import ONE_NODE, STEPS
+from cluster.shell import wait_for
+from slurm.slurm_cluster import SlurmCluster
+from slurm.slurm_workflow import call, jobs, trainers
+from vlmflow.core.files import sha256_of
+from workflow_runs import RUN, copy_folder
+
+FULL = f"checkpoints/{RUN}/full"
+LIMITED = {"slurm_partition": "short", "warning_seconds": 70, "runtime": 600}
+"""Slurm tells it 20 to 50 s after its start: it looks every 30 s, and may tell up to 60 s early."""
+
+
+def losses(progress: Path) -> list[tuple[int, float]]:
+    """Return step and loss of each step of a training, in the order in which they were made."""
+    lines = [json.loads(line) for line in progress.read_text().splitlines() if line.endswith("}")]
+    return [(line["step"], line["loss"]) for line in lines if line.get("target") == STEPS and "loss" in line]
+
+
+def made(folder: Path) -> int:
+    """Return the number of steps that the trainers of a folder have made up to now."""
+    return sum(len(losses(file)) for file in folder.glob(f"stores/runs/{RUN}/full/*/progress.jsonl"))
+
+
+def test_a_training_ended_at_its_time_limit_resumes_to_the_same_losses(
+    slurm: SlurmCluster, local_runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    walked, here = local_runs
+    folder, shown = copy_folder(walked, tmp_path / "demo"), tmp_path / "shown"
+    only = ["--config", ONE_NODE, "--retries", "0", "--allowed-rules", "train_model", "--forcerun", "train_model"]
+    with shown.open("w") as output:
+        running = subprocess.Popen(call(folder, *only, "--", FULL, train_model=LIMITED), stdout=output, stderr=output)
+    try:
+        wait_for("it trains", lambda: made(folder) > 10, 90)
+        # The demo trains for seconds, and Slurm's limits are minutes.
+        paused = trainers(folder)
+        assert len(paused) == 2
+        for trainer in paused:
+            trainer.send_signal(signal.SIGSTOP)
+        (log,) = folder.glob(".snakemake/slurm_logs/train_model/*.log")
+        wait_for("its stage is told", lambda: "SIGTERM: to save a checkpoint" in log.read_text(), 90)
+        for trainer in paused:
+            trainer.send_signal(signal.SIGCONT)
+        assert running.wait(180) == 0, shown.read_text()[-6000:]
+    finally:
+        running.kill()
+        running.wait()
+    (job,) = jobs(slurm, folder).values()
+    assert int(job["Restarts"]) >= 1
+    assert job["TimeLimit"] == "00:02:00"
+    said = shown.read_text()
+    assert f"train_model run={RUN}: job {job['JobId']} is in the queue again, and resumes; this uses no retry" in said
+    assert "Error in rule" not in said
+    assert re.search(
+        rf"resuming from step 1\d of {STEPS}", (folder / "logs" / "train_model" / f"{RUN}.log").read_text()
+    )
+    assert losses(folder / FULL / "progress.jsonl") == losses(here / FULL / "progress.jsonl")
+    weights = Path(FULL, "adapter_model.safetensors")
+    assert sha256_of(folder / weights) == sha256_of(here / weights)

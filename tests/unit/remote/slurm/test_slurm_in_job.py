@@ -1,0 +1,124 @@
+"""Whether a job that was told to end comes again: what it asks Slurm, with commands that answer as Slurm's do."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from remote.slurm import in_job
+from slurm_commands import SlurmCommands
+from workflow_runs import ROOT
+
+WARNING = 180
+NEAR, FAR = f"RUNNING|{(WARNING + 59) // 60}:59\n", "RUNNING|1-00:00:00\n"
+"""Answers of squeue: less time is left than when a job is told of its limit, or more."""
+
+JOB = """
+import os, signal, sys, time
+from types import SimpleNamespace
+from remote.slurm import in_job
+in_job.UNTIL_REQUEUED = 0
+job = SimpleNamespace(resources={"warning_seconds": 180})
+in_job.install(SimpleNamespace(dag=SimpleNamespace(jobs=[job]), scheduler=None))
+if sys.argv[1:] == ["told"]:
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(20)
+sys.exit(1)
+"""
+"""The Snakemake of a job, which ends before it has begun: by itself, or because it is told."""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    monkeypatch.setattr(in_job, "UNTIL_REQUEUED", 0)
+    commands = SlurmCommands(tmp_path, monkeypatch)
+    commands.answer("scontrol")
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("answer", "saved", "restarts", "why"),
+    [
+        (NEAR, True, 0, ""),
+        (NEAR, True, 500, ""),
+        (NEAR, False, 0, "it saved nothing within its time limit: raise its runtime, or warning_seconds"),
+        (FAR, False, 0, ""),
+        ("RUNNING|UNLIMITED\n", False, 19, ""),
+        (FAR, False, 20, "it lost its place 20 times and saved nothing"),
+        ("COMPLETING|1:00\n", True, 0, "it was COMPLETING after the signal"),
+        ("CANCELLED|1:00\n", True, 0, "it was CANCELLED after the signal"),
+        ("", True, 0, "Slurm does not let it come again: "),
+        ("RUNNING|1:00\nRUNNING|1:00\n", True, 0, "Slurm does not let it come again: "),
+    ],
+    ids=[
+        *("saved", "saved every time", "saved nothing at its limit", "lost its place", "no limit"),
+        *("lost its place for ever", "cancelled", "gone", "no answer", "two answers"),
+    ],
+)
+def test_a_job_comes_again_if_it_saved_or_lost_its_place(
+    slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, answer: str, saved: bool, restarts: int, why: str
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
+    slurm.answer("squeue", answer)
+    said = in_job.requeue("7", saved, WARNING)
+    assert said == why if not why.endswith(" ") else said.startswith(why)
+    assert slurm.calls("scontrol") == ([] if why else ["scontrol requeue 7"])
+
+
+@pytest.mark.parametrize("command", ["squeue", "scontrol"])
+def test_an_outage_is_told(slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    slurm.answer("squeue", FAR)
+    slurm.answer(command, fails="slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+    said = in_job.requeue("7", True, WARNING)
+    assert said.startswith(f"Slurm does not let it come again: {command}: slurm_load_jobs error: Unable to contact")
+
+
+@pytest.mark.parametrize(
+    ("words", "answer", "calls", "why"),
+    [
+        ([], FAR, [], None),
+        (["told"], FAR, ["scontrol requeue 7"], None),
+        (["told"], NEAR, [], "it saved nothing within its time limit: raise its runtime, or warning_seconds"),
+    ],
+    ids=["a failure of its own", "told while it starts", "told while it starts, at its limit"],
+)
+def test_only_a_job_that_was_told_asks_to_come_again(
+    slurm: SlurmCommands, tmp_path: Path, words: list[str], answer: str, calls: list[str], why: str | None
+) -> None:
+    """It reads no verdict of an earlier start."""
+    verdict = tmp_path / "ends" / "7.json"
+    verdict.parent.mkdir()
+    verdict.write_text('{"saved": true}')
+    slurm.answer("squeue", answer)
+    own = {"SLURM_JOB_ID": "7", in_job.ENDS: str(verdict.parent), "PYTHONPATH": str(ROOT / "scripts")}
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, *words], env=os.environ | own, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert [call for call in slurm.calls("scontrol") if "show config" not in call] == calls  # the plugin's import
+    assert (json.loads(verdict.read_text()) if verdict.exists() else None) == (why and {"again": False, "why": why})
+    assert done.stderr == (f"{why}\n" if why else "")
+
+
+def test_stages_are_found_behind_their_shells() -> None:
+    with (
+        subprocess.Popen(["sh", "-c", "sleep 60; true"]) as shell,
+        subprocess.Popen(["sleep", "60"]) as alone,
+    ):
+        try:
+            sleeps = psutil.Process(shell.pid)
+            until = time.monotonic() + 10
+            while not sleeps.children() and time.monotonic() < until:
+                time.sleep(0.01)
+            found = {stage.pid for stage in in_job.stages()}
+            assert {sleeps.children()[0].pid, alone.pid} <= found
+            assert shell.pid not in found
+        finally:
+            for process in (*sleeps.children(), sleeps, alone):
+                process.kill()
