@@ -89,10 +89,12 @@ class SlurmExecutor(Executor):
             refuse_without_slurm()
             self._site = partitions()
             ours = (OURS, folder_digest(self.workflow.workdir_init))
-            earlier = [job for job in jobs().values() if job.is_active and job.words[:2] == ours]
-            self._earlier = {job.words[2]: job for job in earlier if len(job.words) > 2}
+            self._earlier = [job for job in jobs().values() if job.is_active and job.words[:2] == ours]
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
+        if self._earlier:
+            names = ", ".join(f"{job.name} ({job.id})" for job in self._earlier)
+            self.logger.info(f"Jobs of an earlier call still run: {names}")
         super().__post_init__()
         self._ends = Path(self.workflow.persistence.aux_path).absolute() / "slurm-ends"
         self.next_seconds_between_status_checks = FIRST_PAUSE
@@ -132,18 +134,21 @@ class SlurmExecutor(Executor):
             return
         self._submitted[str(info.external_jobid)] = info
         self._report_job_submission_threadsafe(info)
+        if self._ending:  # it was submitted while the others were ended
+            self.cancel_jobs([info])
 
     def _follow_earlier(self, job: Any) -> SubmittedJobInfo | None:
-        """Return the job of an earlier call that makes the same, if one is there; end one that makes it otherwise."""
-        comment = comment_of(job, self.workflow.workdir_init).split()
-        earlier = self._earlier.pop(comment[2], None)
-        if earlier is None:
-            return None
-        if earlier.words == tuple(comment):
-            self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it: {earlier.state}")
-            return self._info(job, earlier.id)
-        self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, whose input or settings differ")
-        end_jobs({earlier.id: _warning(job)}, self.logger.info)
+        """Return the job of an earlier call that makes the same, if one is there; end those that make it otherwise."""
+        _, _, identity, *stages = comment_of(job, self.workflow.workdir_init).split()
+        with self.lock:  # two threads submit
+            found = [one for one in self._earlier if not set(one.words[3:]).isdisjoint(stages)]
+            self._earlier = [one for one in self._earlier if one not in found]
+        for earlier in found:
+            if earlier.words[2] == identity and len(found) == 1:
+                self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it")
+                return self._info(job, earlier.id)
+            self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, which makes it otherwise")
+            end_jobs({earlier.id: _warning(job)}, self.logger.info)
         return None
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
@@ -267,7 +272,7 @@ class SlurmExecutor(Executor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
         self._ending = True
-        end_jobs({number: _warning(info.job) for number, info in self._submitted.items()}, self.logger.info)
+        end_jobs({number: _warning(info.job) for number, info in dict(self._submitted).items()}, self.logger.info)
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = rule_job_of(job)

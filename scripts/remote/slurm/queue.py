@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from remote.slurm.commands import ask
 
 OURS = "vlmflow"
-"""The first word of the comment of each job of ours. The others: the digests of its folder, of its rule and wildcards,
-and of all that it would run."""
+"""The first word of the comment of each job of ours; `remote.slurm.request.comment_of` gives the others."""
 
 FIELDS = "%i|%T|%r|%P|%D|%N|%M|%l|%V|%k|%j"
 """squeue's format. The last two are texts of people, and may have the separator, too."""

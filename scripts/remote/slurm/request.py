@@ -116,15 +116,16 @@ def name_of(rule_job: RuleJob) -> str:
 
 
 def comment_of(job: Any, workdir: str) -> str:
-    """Return the comment by which a later call finds a job that still runs: OURS and three digests.
+    """Return the comment by which a later call finds a job that still runs: OURS, and digests.
 
-    They are those of the working directory; of the rules and wildcards; and of all that the job would make, from what,
-    and how.
+    They are those of the working directory; of all that the job would make, from what, and how; and of each of its
+    stages (rule and wildcards).
     """
-    members = sorted(job.jobs, key=_key) if job.is_group() else [job]
-    parts = [[_key(one), sorted(map(str, one.params)), _inputs(one), sorted(map(str, one.output))] for one in members]
+    stages = sorted(job.jobs, key=_key) if job.is_group() else [job]
+    made = [[_key(one), sorted(map(str, one.params)), sorted(map(str, one.output))] for one in stages]
     asked = [job.threads, *(job.resources.get(name) for name in ("gpu", "nodes"))]
-    return " ".join([OURS, folder_digest(workdir), _digest([_key(one) for one in members]), _digest([parts, asked])])
+    identity = _digest([made, _inputs(job), asked])
+    return " ".join([OURS, folder_digest(workdir), identity, *(_digest(_key(one)) for one in stages)])
 
 
 def folder_digest(workdir: str) -> str:
