@@ -14,8 +14,8 @@ from vlmflow.core.files import sha256_of
 from workflow_runs import RUN, copy_folder
 
 FULL = f"checkpoints/{RUN}/full"
-LIMITED = {"slurm_partition": "short", "warning_seconds": 70, "runtime": 600}
-"""Slurm tells it 20 to 50 s after its start: it looks every 30 s, and may tell up to 60 s early."""
+LIMITED = {"slurm_partition": "short", "warning_seconds": 60, "runtime": 600}
+"""Slurm looks at limits every 30 s: it tells the job 30 to 60 s after its start."""
 
 
 def losses(progress: Path) -> list[tuple[int, float]]:
