@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -106,18 +107,18 @@ def test_only_a_job_that_was_told_asks_to_come_again(
 
 
 STAGE = """
-import signal, subprocess, sys, time
+import signal, subprocess, sys, threading, time
 from pathlib import Path
 folder, child = Path(sys.argv[1]), None
 def save(*given):
     print("saves", flush=True)
-    child.kill()
+    threading.Timer(1, child.kill).start()
 def wait_for(name):
     while not (folder / name).exists():
         time.sleep(0.01)
 wait_for("train")
 before = signal.signal(signal.SIGTERM, save)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "torch.distributed.run"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(40)", "torch.distributed.run"])
 child.wait()
 signal.signal(signal.SIGTERM, before)
 print("trained", flush=True)
@@ -139,6 +140,7 @@ def test_a_stage_is_told_once_its_trainers_run(tmp_path: Path) -> None:
         time.sleep(1.5)
         assert snakemake.poll() is None
         (tmp_path / "train").touch()
+        assert select.select([snakemake.stdout], [], [], 30)[0]
         assert [snakemake.stdout.readline() for _ in range(2)] == ["saves\n", "trained\n"]
         time.sleep(0.5)
         (tmp_path / "end").touch()
