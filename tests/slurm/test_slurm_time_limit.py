@@ -4,7 +4,10 @@ import json
 import re
 import signal
 import subprocess
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from cluster.nodes_workflow import ONE_NODE, STEPS
 from cluster.shell import wait_for
@@ -32,6 +35,12 @@ def made(folder: Path) -> int:
     return sum(len(losses(file)) for file in folder.glob(f"stores/runs/{RUN}/full/*/progress.jsonl"))
 
 
+def send(number: signal.Signals, processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
 def test_a_training_ended_at_its_time_limit_resumes_to_the_same_losses(
     slurm: SlurmCluster, local_runs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -48,11 +57,9 @@ def test_a_training_ended_at_its_time_limit_resumes_to_the_same_losses(
     try:
         wait_for("it trains", lambda: made(folder) > PAUSED_AFTER or is_told(), 120)
         paused = trainers(folder)
-        for trainer in paused:
-            trainer.send_signal(signal.SIGSTOP)
+        send(signal.SIGSTOP, paused)
         wait_for("its stage is told", is_told, 120)
-        for trainer in paused:
-            trainer.send_signal(signal.SIGCONT)
+        send(signal.SIGCONT, paused)
         assert running.wait(300) == 0, shown.read_text()[-6000:]
     finally:
         running.kill()
@@ -63,9 +70,8 @@ def test_a_training_ended_at_its_time_limit_resumes_to_the_same_losses(
     said = shown.read_text()
     assert f"train_model run={RUN}: job {job['JobId']} is in the queue again, and resumes; this uses no retry" in said
     assert "Error in rule" not in said
-    assert re.search(
-        rf"resuming from step 1\d of {STEPS}", (folder / "logs" / "train_model" / f"{RUN}.log").read_text()
-    )
+    log = (folder / "logs" / "train_model" / f"{RUN}.log").read_text()
+    assert re.search(rf"resuming from step \d+ of {STEPS}", log)
     assert losses(folder / FULL / "progress.jsonl") == losses(here / FULL / "progress.jsonl")
     weights = Path(FULL, "adapter_model.safetensors")
     assert sha256_of(folder / weights) == sha256_of(here / weights)
