@@ -35,7 +35,7 @@ class RuleParams:
         return lambda wildcards: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
 
     def run(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """The same for wildcard `run` (`train.seed`), its data set (`dataset.licence`) and model (`model.source`)."""
+        """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block."""
         return lambda wildcards: _block(self._run_with_what_it_names(wildcards.run), keys, renamed)
 
     def search(self, *keys: str) -> ParamsFunction:
@@ -115,7 +115,7 @@ class RuleParams:
         return _state(self._settings.models[wildcards.model].source)
 
     def model_files_state(self, wildcards: Any) -> list[list[int]]:
-        """The same without its weights, but for the file that alone names its tensors."""
+        """Bytes and time of a local model's small files: no weights, but for a file that alone names its tensors."""
         return _state(self._settings.models[wildcards.model].source, naming_files)
 
     def good_run(self, wildcards: Any) -> str | None:
@@ -123,7 +123,7 @@ class RuleParams:
         return self._settings.good_run(wildcards.dataset)
 
     def good_run_of_run(self, wildcards: Any) -> str | None:
-        """The same for the data set of wildcard `run`."""
+        """A run that trains only good attempts of the data set of wildcard `run`; null if there is none."""
         return self._settings.good_run(self._settings.runs[wildcards.run].dataset)
 
     def row_choice(self, wildcards: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class RuleParams:
         return self._modules_of(wildcards.dataset)
 
     def form_modules_of_run(self, wildcards: Any) -> list[str]:
-        """The same for the data set of wildcard `run`."""
+        """The modules of the raw form of wildcard `run`'s data set."""
         return self._modules_of(self._settings.runs[wildcards.run].dataset)
 
     def _modules_of(self, dataset: str) -> list[str]:

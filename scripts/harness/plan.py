@@ -195,7 +195,7 @@ def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
 def _refuse_a_missing_environment(workflow: Any) -> None:
     """Refuse a planned search on this machine without its environment: the stages before it may take hours.
 
-    A tracker is told at the end of a run, and its failure fails nothing else: that its environment is missing is said.
+    A tracker is told at the end of a run, and its failure fails nothing else: its missing environment is only reported.
     """
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere

@@ -202,7 +202,7 @@ def _refuse_second_process() -> None:
         raise VlmflowError(
             f"this is process {os.environ['SLURM_PROCID']} of job {os.environ.get('SLURM_JOB_ID')}: Slurm has started "
             "this stage more than once",
-            "let the job have one task (srun --ntasks=1)",
+            "give the job one task: srun --ntasks=1",
         )
 
 

@@ -89,7 +89,9 @@ class SlurmExecutor(Executor):
             refuse_without_slurm()
             self._site = partitions()
             ours = (OURS, folder_digest(self.workflow.workdir_init))
-            self._earlier = [job for job in jobs().values() if job.is_active and job.words[:2] == ours]
+            queue = jobs()
+            self._seen = set(queue)
+            self._earlier = [job for job in queue.values() if job.is_active and job.words[:2] == ours]
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
         if self._earlier:
@@ -171,6 +173,7 @@ class SlurmExecutor(Executor):
         )
         text = script(self.format_job_exec(job), self.get_python_executable(), rule_job)
         number = self._ask_patiently(words, text, comment)
+        self._seen.add(number)
         self.logger.info(f"{_words(job)}: job {number} of Slurm")
         return self._info(job, number)
 
@@ -185,9 +188,9 @@ class SlurmExecutor(Executor):
                     raise
                 self._say(f"{error.cause}; trying again")
             time.sleep(OUTAGE_PAUSE)
-            try:  # the answer may have been lost, not the submission
+            try:  # the answer may have been lost, not the submission; its job may have ended by now
                 for job in jobs().values():
-                    if job.is_active and job.words == tuple(comment.split()) and job.id not in self._submitted:
+                    if job.words == tuple(comment.split()) and job.id not in self._seen:
                         return job.id
             except SlurmError as error:
                 self._say(error.cause)

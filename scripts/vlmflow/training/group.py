@@ -37,11 +37,12 @@ FOR_END = 60.0
 """Seconds for other nodes on this machine to end their trainers, and to end themselves."""
 
 FOR_ANSWER = 300.0
-"""The same for nodes of a cluster. One that does not answer is probably lost: the cluster notices that after a minute
-or more, and ends this pod as well. Its training is then disrupted, and has not failed."""
+"""Seconds for nodes of a cluster to end their trainers. One that does not answer is probably lost: the
+cluster notices that after a minute or more, and ends this pod as well. Its training is then disrupted, and has not
+failed."""
 
 FOR_ANSWER_AFTER_SIGNAL = 30.0
-"""The same when this pod must end anyway."""
+"""Seconds for nodes of a cluster to end their trainers, when this pod must end anyway."""
 
 
 class Group:

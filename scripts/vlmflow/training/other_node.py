@@ -158,7 +158,7 @@ class OtherNode:
             try:
                 write_account(report_file(run_folder, self._attempt, self._node), report)
             except OSError as error:  # a network volume may fail for a moment; the next look writes it
-                log.info(f"node 0 does not learn the state of this node yet: {error}")
+                log.info(f"cannot report the state of this node to node 0 yet: {error}")
                 return
             self._reported = report
             if code is not None:

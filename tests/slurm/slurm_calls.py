@@ -1,0 +1,69 @@
+"""Snakemake on the login node of the tests' Slurm, called as a person would, with the shipped profile."""
+
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from remote.slurm.queue import QueuedJob, jobs
+from remote.slurm.request import folder_digest
+from vlmflow.core.process import bound_to_this_process
+from workflow_runs import ROOT
+
+PROFILE = ROOT / "profiles" / "slurm"
+SMALL_NODES = ("--max-threads", "2")
+"""The cores of a node of the tests' Slurm; a group of stages, and a training, would ask for more."""
+
+
+class Call:
+    """One call of Snakemake in a folder. It ends with the tests at the latest."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self, folder: Path, *words: str, environment: Mapping[str, str] = {}) -> None:
+        self.folder = folder
+        self._log = folder / f"call-{next(self.numbers)}.log"
+        call = [sys.executable, "-m", "snakemake", "--profile", str(PROFILE), "--directory", str(folder)]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [*call, *SMALL_NODES, *words],
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=bound_to_this_process(),
+            )
+
+    @property
+    def said(self) -> str:
+        """Its output so far."""
+        return self._log.read_text(errors="replace")
+
+    def until(self, what: str, check: Callable[[], object], limit: float = 60) -> None:
+        """Wait while it runs until something is so; fail with its output if it is not."""
+        end = time.monotonic() + limit
+        while not check():
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"{what}: not so\n{self.said[-6000:]}")
+            time.sleep(0.2)
+
+    def wait_for(self, words: str, limit: float = 60) -> None:
+        """Wait until it has said something."""
+        self.until(f"it says {words!r}", lambda: words in self.said, limit)
+
+    def end(self, code: int = 0, limit: float = 180) -> str:
+        """Wait until it ends, and return its output; fail unless it ends with `code`."""
+        assert self.process.wait(limit) == code, self.said[-6000:]
+        return self.said
+
+    def jobs(self, *rules: str) -> list[QueuedJob]:
+        """Return its folder's jobs that Slurm knows, also those that have ended, in the order of their submission."""
+        ours = folder_digest(str(self.folder))
+        found = [job for job in jobs().values() if job.words[1:2] == (ours,) and job.name.partition(":")[0] in rules]
+        return sorted(found, key=lambda job: int(job.id))
