@@ -359,7 +359,7 @@ def test_a_model_without_a_revision_is_named_before_the_first_job(tmp_path: Path
 TWO_JOBS = f"""
 import sys
 sys.path.insert(0, "{ROOT}/scripts")
-from harness import before_start
+from harness import before_start, patches
 rule all:
     input: "one", "two"
 rule train:
@@ -370,8 +370,10 @@ rule train:
         "date +%s.%N > {{output}}; "
         "for try in $(seq {{config[tries]}}); do if [ -s {{params.other}} ]; then break; fi; sleep 0.1; done; "
         "date +%s.%N >> {{output}}"
-onstart:
-    before_start.refuse_what_cannot_end(workflow, None)
+def plan_and_share(plan):
+    plan()
+    before_start.share_gpus(workflow, None)
+patches.around_planning(workflow, plan_and_share)
 """
 """Each job waits some time for the other one to begin."""
 
