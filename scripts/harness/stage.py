@@ -40,7 +40,7 @@ from vlmflow.core.stage_end import FAILURE, NOT_AGAIN, SAVED, VERDICT
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
 
-PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "revision", "state"}
+PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "recorded", "revision", "state"}
 """Params that only tell Snakemake what is stale."""
 
 

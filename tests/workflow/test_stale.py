@@ -102,7 +102,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         {"fetch_rows", "resolve_images", *FROM_CONVERSION},
     ),
     "a function that conversion uses": (
-        edit("scripts/vlmflow/rows/trajectories.py", "def read_score(", "def score_of("),
+        edit("scripts/vlmflow/rows/trajectories.py", "def timestep_rows(", "def rows_of_timesteps("),
         {"convert_rows", *FROM_VALIDATION},
     ),
     "a function that the estimate alone uses": (
