@@ -19,8 +19,8 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
 from vlmflow.core.printable import counted
-from vlmflow.training.compiler import refuse_missing_compiler
-from vlmflow.training.machine_needs import refuse_missing, refuse_old_driver
+from vlmflow.supervisor.compiler import refuse_missing_compiler
+from vlmflow.supervisor.machine_needs import refuse_missing, refuse_old_driver
 
 """The rules that start `processes` trainers."""
 
