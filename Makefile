@@ -45,10 +45,12 @@ $(foreach name,ADAPTER PUBLIC YES,$(if $(filter-out 1,$(value $(name))),$(error 
 # Makes a variable an array of its words, as a shell reads quotes; nothing in it runs: $(call split,ARGS); "$${ARGS[@]}"
 override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(1) < <(printf '%s' "$$words")
 
-# The words of ARGS behind the configuration's files, if there are any: $(configured); "$${ARGS[@]}"
+# The words of ARGS behind the configuration's files, if there are any: $(configured); "$${ARGS[@]}". The files are read
+# here first: Snakemake reads --configfile before the Snakefile, and says neither where nor in which file YAML is broken.
 override configured = $(call split,ARGS); $(call split,CONFIG); \
   if [ -n "$${CONFIG[*]}" ]; then case " $${ARGS[*]}" in *" --configfile"*) \
     echo "make: CONFIG and --configfile in ARGS: name all files by CONFIG=\"FIRST SECOND\"" >&2; exit 2;; esac; \
+    $(BIN)/python scripts/check_config.py --only-yaml "$${CONFIG[@]}"; \
     ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}"); fi
 
 .PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check gpu-pack pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook

@@ -12,11 +12,14 @@ from vlmflow.core.errors import VlmflowError
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 
 
-def main(files: list[Path]) -> None:
-    """Print what the files configure.
+def main(files: list[Path], only_yaml: bool) -> None:
+    """Print what the files configure; with `only_yaml` just read them, since more of a call may complete them.
 
     Raises VlmflowError with a line per fault: file, line and column, or key and value, and what is allowed.
     """
+    if only_yaml:
+        read_layers(files)
+        return
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     read_sources(settings.picture_sources)
     runs = [run for run in read_layers(files).get("runs") or {} if run in settings.runs] or list(settings.runs)
@@ -31,7 +34,8 @@ if __name__ == "__main__":
     parser.add_argument(
         "files", nargs="*", type=Path, help="as for snakemake's --configfile; later files take precedence"
     )
+    parser.add_argument("--only-yaml", action="store_true", help="check only that each file is YAML with keys")
     try:
-        main(parser.parse_args().files)
+        main(**vars(parser.parse_args()))
     except VlmflowError as error:
         sys.exit(str(error))

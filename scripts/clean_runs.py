@@ -24,7 +24,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
 from vlmflow.core.progress import amount
-from vlmflow.training.run_folder import RunFolder
+from vlmflow.supervisor.run_folder import RunFolder
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 

@@ -11,8 +11,8 @@ from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.of_run import estimate_of_run
 from vlmflow.estimate.verdict import judge
 from vlmflow.fetch.small_files import read_small_files
+from vlmflow.supervisor.steps import schedule_in_words
 from vlmflow.swift.adapter_targets import adapter_targets
-from vlmflow.training.steps import schedule_in_words
 
 log = logging.getLogger("vlmflow")
 

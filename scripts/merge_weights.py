@@ -5,8 +5,8 @@ from pathlib import Path
 from harness.stage import run_stage
 from vlmflow.config.tuners import tuner_of
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.supervisor.released import read_release
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.training.released import read_release
 
 with quick_imports():
     from vlmflow.merging.merge import merge_weights

@@ -21,7 +21,7 @@ from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.licences import stated_licences
 from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
-from vlmflow.training.accounts import TrainingReport
+from vlmflow.supervisor.accounts import TrainingReport
 
 
 class RunBlock(Settings):

@@ -8,11 +8,11 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.estimate.accounts import read_estimate
 from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
+from vlmflow.in_trainer.events import read_events
+from vlmflow.in_trainer.orders import PROGRESS
 from vlmflow.reports.made_of import trained
 from vlmflow.reports.run_page import run_page
-from vlmflow.trainer.events import read_events
-from vlmflow.trainer.orders import PROGRESS
-from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.supervisor.accounts import Gate, TrainingReport
 
 
 def main(*, smoke: Path, full: Path, estimate: Path, model: Path, dataset: str, run_store: Path, page: Path) -> None:

@@ -11,21 +11,21 @@ from vlmflow.core.files import whole_folder
 from vlmflow.estimate.accounts import fits_by, read_estimate
 from vlmflow.estimate.compare import log_compared
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.in_trainer.events import read_events
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import to_train
+from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.gate import judge, refuse_failed
+from vlmflow.supervisor.onlooker import page_of
+from vlmflow.supervisor.passes import find_passes, gpu_memory
+from vlmflow.supervisor.plan_training import plan_training
+from vlmflow.supervisor.report import draw_losses, report
+from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows, smoke_training
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.trainer.events import read_events
-from vlmflow.training.accounts import TrainingReport
-from vlmflow.training.gate import judge, refuse_failed
-from vlmflow.training.onlooker import page_of
-from vlmflow.training.passes import find_passes, gpu_memory
-from vlmflow.training.plan_training import plan_training
-from vlmflow.training.report import draw_losses, report
-from vlmflow.training.smoke import SmokeRows, capped, choose_rows, smoke_training
-from vlmflow.training.train import Trained, train
 
 with quick_imports():
     from vlmflow.merging.merge_plan import plan_merge

@@ -18,9 +18,9 @@ from vlmflow.merging.proof import Checks, VerifiedTensors, refuse_other_files, t
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.trained_text import loss_scale
 from vlmflow.rows.training_data import entries_named, first_rows
+from vlmflow.supervisor.released import read_release
 from vlmflow.swift.quick_imports import quick_imports
 from vlmflow.swift.template_texts import named
-from vlmflow.training.released import read_release
 
 with quick_imports():
     from vlmflow.merging.logit_inputs import inputs_of

@@ -7,8 +7,8 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.merging.proof import VerifiedTensors, verified_files
+from vlmflow.supervisor.released import read_release
 from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.training.released import read_release
 
 with quick_imports():
     from vlmflow.merging.verify_tensors import verify_tensors

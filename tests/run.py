@@ -55,9 +55,9 @@ HEAVY = (
     *("unit/evaluation/test_gpus.py", "unit/fetch/test_model_weights.py", "unit/merging"),
     *("unit/pictures/test_size_limits.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
     *("unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
-    *("unit/test_notebook.py", "unit/trainer"),
-    *("unit/training/test_checkpoint.py", "unit/training/test_foreign_code.py", "unit/training/test_steps.py"),
-    "unit/training/test_strategies.py",
+    *("unit/test_notebook.py", "unit/in_trainer"),
+    *("unit/supervisor/test_checkpoint.py", "unit/supervisor/test_foreign_code.py", "unit/supervisor/test_steps.py"),
+    "unit/supervisor/test_strategies.py",
     *("workflow/test_demo_workflow.py", "workflow/test_estimate_refuses.py", "workflow/test_evaluate.py"),
     "workflow/test_kills.py",
 )

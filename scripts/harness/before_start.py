@@ -1,4 +1,4 @@
-"""Refuses, before the first job, what would fail later; `snakemake -n` still plans it."""
+"""Refuses, before the first job, what would fail later, and limits jobs to this machine's GPUs; not with -n."""
 
 import sys
 from typing import Any
@@ -10,20 +10,12 @@ from vlmflow.config.pins import revision_of
 from vlmflow.core.printable import counted
 
 
-def refuse_what_cannot_end(workflow: Any, settings: Config) -> None:
-    """Check the jobs that would run, and limit their GPUs to those of this machine.
+def refuse_unpinned(workflow: Any, settings: Config) -> None:
+    """End the process if the fetch of a model would fail, which may come hours later: it has no revision in pins.yaml.
 
-    Ends the process if a model to fetch has no revision in pins.yaml, or a job needs more GPUs than this machine has;
-    an exception would print a traceback of the Snakefile.
+    An exception would print a traceback of the Snakefile.
     """
-    jobs = list(workflow.dag.needrun_jobs())
-    _refuse_unpinned(jobs, settings)
-    if workflow.local_exec:
-        _share_gpus(workflow, jobs, settings)
-
-
-def _refuse_unpinned(jobs: list[Any], settings: Config) -> None:
-    """Refuse to start if the fetch of a model would fail, which may come hours later."""
+    jobs = workflow.dag.needrun_jobs()
     models = {job.wildcards.model for job in jobs if job.name in ("fetch_model", "fetch_model_files")}
     for model in sorted(models):
         source = settings.models[model].source
@@ -35,12 +27,13 @@ def _refuse_unpinned(jobs: list[Any], settings: Config) -> None:
             )
 
 
-def _share_gpus(workflow: Any, jobs: list[Any], settings: Config) -> None:
-    """Refuse a job that needs more GPUs than the machine has, and make jobs wait for free ones (`gpu_share`).
+def share_gpus(workflow: Any, settings: Config) -> None:
+    """End the process if a job needs more GPUs than the machine has, and make jobs wait for free ones (`gpu_share`).
 
-    Snakemake limits only resources that --resources or a profile names: two runs would start on the same GPUs.
+    Snakemake limits only resources that --resources or a profile names: two runs would start on the same GPUs. Call it
+    when there is a plan, and no scheduler yet.
     """
-    most = max(jobs, key=_gpus)
+    most = max(workflow.dag.needrun_jobs(), key=_gpus)
     wanted = _gpus(most)
     present = len(gpu_share.gpus()) if wanted else 0
     if wanted > present:
@@ -50,8 +43,8 @@ def _share_gpus(workflow: Any, jobs: list[Any], settings: Config) -> None:
             f"CPU (runs.{run}.device: cpu, for a tiny model: README.md), on fewer GPUs (runs.{run}.processes), or on a "
             "cluster (--executor kubernetes, docs/kubernetes.md)"
         )
-    if wanted and "gpu" not in workflow.scheduler.global_resources:
-        workflow.scheduler.global_resources["gpu"] = workflow.scheduler.resources["gpu"] = present
+    if wanted and "gpu" not in workflow.global_resources:
+        workflow.register_resource("gpu", present)
 
 
 def _gpus(job: Any) -> int:

@@ -2,34 +2,34 @@
 
 import atexit
 import logging
-import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snakemake.logging import logger
+from snakemake.logging import get_event, logger
+from snakemake_interface_logger_plugins.common import LogEvent
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.stage_end import FAILURE, end_of
 
-EMPTY_WORDS = re.compile(
-    r"RuleException:\nCalledProcessError in file .*\n.* returned non-zero exit status 1\.\s*"
-    r"|WorkflowError:\nAt least one job did not complete successfully\.\s*",
-    re.DOTALL,
-)
-"""Snakemake's text about a stage that ended with code 1, without a cause. A killed stage has another code."""
-
 
 def install() -> None:
     """Filter Snakemake's output: drop messages about a failure that do not give its cause."""
-    logger.addFilter(_without_empty_words)
+    logger.addFilter(_gives_a_cause)
 
 
-def _without_empty_words(record: logging.LogRecord) -> bool:
+def _gives_a_cause(record: logging.LogRecord) -> bool:
+    """Return whether a message says more than that a stage ended with code 1; a killed one has another code.
+
+    Snakemake prints an exception while it handles it.
+    """
     if hasattr(record, "rule_msg") and record.rule_msg is None:
         record.msg = ""  # otherwise Snakemake prints "message: None"
-    return not (record.levelno == logging.ERROR and EMPTY_WORDS.fullmatch(record.getMessage()))
+    cause = getattr(sys.exc_info()[1], "__context__", None)
+    of_a_stage = isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 1
+    return not (get_event(record) == LogEvent.ERROR and of_a_stage)
 
 
 def show_at_the_end(workflow: Any, text_in_storage: Callable[[Any], str]) -> None:
@@ -37,6 +37,7 @@ def show_at_the_end(workflow: Any, text_in_storage: Callable[[Any], str]) -> Non
 
     text_in_storage: returns the text of a log that is not a local file; may raise VlmflowError.
     """
+    logger.addFilter(_is_not_the_end)
     for job in workflow.scheduler.failed:
         for log in job.log:
             try:
@@ -46,6 +47,11 @@ def show_at_the_end(workflow: Any, text_in_storage: Callable[[Any], str]) -> Non
             if FAILURE in text:
                 cause = text[text.rindex(FAILURE) :].strip()
                 atexit.register(print, f"\n{job.name} ({log}):\n{cause}", file=sys.stderr, flush=True)
+
+
+def _is_not_the_end(record: logging.LogRecord) -> bool:
+    """Return whether a message is no WorkflowError: the last one only says that jobs have failed."""
+    return getattr(record, "exception", None) != "WorkflowError"
 
 
 def _text_of(log: Path) -> str:

@@ -59,7 +59,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return self._files_of_model(wildcards.model)
 
     def local_model_files(self, wildcards: Any) -> list[Any]:
-        """The same without its weights."""
+        """The files of wildcard `model`'s source but its weights, if that is a local folder."""
         return self._files_of_model(wildcards.model, weights=False)
 
     def base_run(self, wildcards: Any) -> list[str]:
@@ -68,7 +68,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return [f"merged/{run}"] if run else []
 
     def files_of_base_run(self, wildcards: Any) -> list[str]:
-        """The same run's own model without its weights: the training changes nothing else, and nothing waits for it."""
+        """The small files of that run's own model: its training changes only weights, so no job waits for it."""
         run = base_run(self._settings.models[wildcards.model].source)
         return [f"model_files/{self._settings.runs[run].model}"] if run else []
 
@@ -145,7 +145,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return self.with_pictures(members, "images/{member}/{split}.hashes.jsonl")
 
     def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
-        """The same, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
+        """The hashes of all splits, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
         return self.hashes(wildcards) if self._settings.raw_datasets[wildcards.dataset].near_duplicates.drop else []
 
     def model(self, wildcards: Any) -> str:
@@ -153,7 +153,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
         return f"models/{self._settings.runs[wildcards.run].model}"
 
     def model_files(self, wildcards: Any) -> str:
-        """The model of wildcard `run` without its weights."""
+        """The small files of wildcard `run`'s model: all but its weights."""
         return f"model_files/{self._settings.runs[wildcards.run].model}"
 
     def data(self, name: str) -> InputFunction:

@@ -26,7 +26,8 @@ def arrange(workflow: Any, settings: Config) -> None:
 
     Call it before Snakemake makes its plan. A group that the call gives a rule (--groups) stays.
     """
-    workflow.global_resources["_cores"] = workflow.resource_settings.cores = None
+    workflow.register_resource("_cores", None)
+    workflow.resource_settings.cores = None
     names = {rule.name for rule in workflow.rules}
     workflow.localrules(*(rule for kind in settings.slurm.here for rule in KINDS[kind] if rule in names))
     together = {rule: kind for kind in settings.slurm.together for rule in KINDS[kind]}

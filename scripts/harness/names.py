@@ -18,7 +18,7 @@ class Names:
         self.mixtures = _one_of(settings.mixtures)
         """The constraint of wildcard `dataset` in the rule that mixes data sets."""
         self.datasets = _one_of(settings.datasets)
-        """The same in rules for every data set; in all other rules it is one with raw rows of its own."""
+        """The constraint of wildcard `dataset` in rules for every data set; other rules take those with raw rows."""
 
     def constraints(self) -> dict[str, str]:
         """Return the constraints of the wildcards that several rules have."""

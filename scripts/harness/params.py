@@ -1,5 +1,8 @@
 """Params functions for the rules, bound to the settings in the Snakefile. Each takes Snakemake's wildcards.
 
+One that returns a block takes `output` too, without reading it: so Snakemake leaves the block to `recorded`, which has
+its settings one by one (see `staleness`).
+
 Params that are a single key of the configuration need none: `lookup` gives them.
 """
 
@@ -20,8 +23,8 @@ from vlmflow.config.source import base_run, parse_source
 from vlmflow.fetch.model_files import list_files
 from vlmflow.fetch.small_files import naming_files
 
-ParamsFunction = Callable[[Any], Any]
-"""Takes Snakemake's wildcards, returns a JSON value."""
+ParamsFunction = Callable[..., Any]
+"""Takes Snakemake's wildcards, and `output` if it returns a block; returns a JSON value."""
 
 
 class RuleParams:
@@ -32,15 +35,18 @@ class RuleParams:
 
     def dataset(self, *keys: str, **renamed: str) -> ParamsFunction:
         """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given."""
-        return lambda wildcards: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
+        return lambda wildcards, output=None: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
 
     def run(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """The same for wildcard `run` (`train.seed`), its data set (`dataset.licence`) and model (`model.source`)."""
-        return lambda wildcards: _block(self._run_with_what_it_names(wildcards.run), keys, renamed)
+        """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block."""
+        return lambda wildcards, output=None: _block(self._run_with_what_it_names(wildcards.run), keys, renamed)
 
     def search(self, *keys: str) -> ParamsFunction:
         """Some settings of wildcard `search`."""
-        return lambda wildcards: self._settings.search[wildcards.search].model_dump(mode="json", include=set(keys))
+        include = set(keys)
+        return lambda wildcards, output=None: self._settings.search[wildcards.search].model_dump(
+            mode="json", include=include
+        )
 
     def search_run(self, *keys: str) -> ParamsFunction:
         """Settings of the run of wildcard `search`, as `run`.
@@ -48,7 +54,7 @@ class RuleParams:
         Keys of `train` that it searches have the first of their values: each trial has its own, from what was asked.
         """
 
-        def block(wildcards: Any) -> dict[str, Any]:
+        def block(wildcards: Any, output: Any = None) -> dict[str, Any]:
             search = self._settings.search[wildcards.search]
             run = self._run_with_what_it_names(search.run)
             run.train = trained_with(run.train, {one.key: one.first for one in dimensions(search.space)})
@@ -56,14 +62,14 @@ class RuleParams:
 
         return block
 
-    def judging(self, wildcards: Any) -> dict[str, Any]:
+    def judging(self, wildcards: Any, output: Any = None) -> dict[str, Any]:
         """By what the trials of wildcard `search` are judged; how they are evaluated, if that judges them."""
         search = self._settings.search[wildcards.search]
         evaluation = self._settings.runs[search.run].evaluation
         how = {"rows": evaluation.rows, "feedback": evaluation.feedback}
         return {"objective": search.objective} | (how if search.objective != "eval_loss" else dict.fromkeys(how))
 
-    def own_settings(self, wildcards: Any) -> dict[str, Any] | None:
+    def own_settings(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
         """The run's own values of the keys that wildcard `search` searches, for its first step; null for others."""
         if not wildcards.round == wildcards.rung == "0":
             return None
@@ -71,12 +77,12 @@ class RuleParams:
         train = self._settings.runs[search.run].train
         return {one.key: attrgetter(one.key)(train) for one in dimensions(search.space)}
 
-    def chosen_by_of_val(self, wildcards: Any) -> dict[str, Any] | None:
+    def chosen_by_of_val(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
         """The search that chose the settings of wildcard `run`; null for test, which chooses nothing."""
         chosen_by = self._settings.runs[wildcards.run].chosen_by
         return chosen_by.model_dump(mode="json") if chosen_by and wildcards.split != "test" else None
 
-    def planned(self, wildcards: Any) -> dict[str, Any] | None:
+    def planned(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
         """What the first step of wildcard `search` compares with its budget; null in others, and without a budget.
 
         So a search that is given more rounds goes on after those that it has, unless it has a budget.
@@ -86,12 +92,8 @@ class RuleParams:
             return None
         return {"rounds": search.rounds, "gpu": self._settings.runs[search.run].gpu}
 
-    def processes(self, wildcards: Any, resources: Any) -> int:
-        """The processes of wildcard `run`, for a script whose results do not depend on them.
-
-        resources: unused. A params function that takes it derives from the job, so another value makes nothing stale
-        (see `staleness`).
-        """
+    def processes(self, wildcards: Any, output: Any = None) -> int:
+        """The processes of wildcard `run`, for a script whose results do not depend on them: nobody records them."""
         return self._settings.runs[wildcards.run].processes
 
     def raw_source(self, wildcards: Any) -> str:
@@ -115,7 +117,7 @@ class RuleParams:
         return _state(self._settings.models[wildcards.model].source)
 
     def model_files_state(self, wildcards: Any) -> list[list[int]]:
-        """The same without its weights, but for the file that alone names its tensors."""
+        """Bytes and time of a local model's small files: no weights, but for a file that alone names its tensors."""
         return _state(self._settings.models[wildcards.model].source, naming_files)
 
     def good_run(self, wildcards: Any) -> str | None:
@@ -123,14 +125,14 @@ class RuleParams:
         return self._settings.good_run(wildcards.dataset)
 
     def good_run_of_run(self, wildcards: Any) -> str | None:
-        """The same for the data set of wildcard `run`."""
+        """A run that trains only good attempts of the data set of wildcard `run`; null if there is none."""
         return self._settings.good_run(self._settings.runs[wildcards.run].dataset)
 
-    def row_choice(self, wildcards: Any) -> dict[str, Any]:
+    def row_choice(self, wildcards: Any, output: Any = None) -> dict[str, Any]:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
         return self._settings.raw_datasets[wildcards.dataset].choice(wildcards.split).model_dump(mode="json")
 
-    def conversion(self, wildcards: Any) -> dict[str, Any]:
+    def conversion(self, wildcards: Any, output: Any = None) -> dict[str, Any]:
         """The settings of wildcard `dataset` that decide what its raw rows become."""
         dataset = self._settings.raw_datasets[wildcards.dataset]
         form = form_of(dataset.kind)
@@ -144,7 +146,7 @@ class RuleParams:
         return self._modules_of(wildcards.dataset)
 
     def form_modules_of_run(self, wildcards: Any) -> list[str]:
-        """The same for the data set of wildcard `run`."""
+        """The modules of the raw form of wildcard `run`'s data set."""
         return self._modules_of(self._settings.runs[wildcards.run].dataset)
 
     def _modules_of(self, dataset: str) -> list[str]:
@@ -155,14 +157,14 @@ class RuleParams:
         dataset = self._settings.raw_datasets[wildcards.dataset]
         return [*dataset.image_roots, *([self._settings.stores.fetched_pictures] if dataset.fetch_images else [])]
 
-    def picture_revisions(self, wildcards: Any) -> dict[str, list[Any]]:
+    def picture_revisions(self, wildcards: Any, output: Any = None) -> dict[str, list[Any]]:
         """The addresses of the known sources' pictures by source, so that Snakemake notices and shows a change."""
         return {
             name: [source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
             for name, source in read_sources(self._settings.picture_sources).items()
         }
 
-    def picture_sources(self, wildcards: Any) -> dict[str, dict[str, Any]]:
+    def picture_sources(self, wildcards: Any, output: Any = None) -> dict[str, dict[str, Any]]:
         """The configuration's picture sources, but for their licences: another licence fetches nothing again.
 
         A source of one's own may have only a licence, so each has a constant one.
@@ -177,7 +179,7 @@ class RuleParams:
         """The number of wildcard `part` and the number of parts (see `pod_shares.Part`); [1, …] without it."""
         return [int(wildcards.get("part", 1)), self._settings.cluster.pods_per_stage]
 
-    def picture_licences(self, wildcards: Any) -> dict[str, str]:
+    def picture_licences(self, wildcards: Any, output: Any = None) -> dict[str, str]:
         """The licences of known picture sources, by the first parts of their pictures' paths.
 
         {} if the data set of wildcard `run` has no pictures. In a mixture, paths begin with the name of a data set.

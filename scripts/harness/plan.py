@@ -4,14 +4,13 @@ import difflib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
-from harness import ancient_inputs, light_stages, place, search_targets, stale_lock, staleness
+from harness import before_start, light_stages, patches, place, search_targets, stale_lock, staleness
 from harness.plan_notes import notes
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
 from vlmflow.config.data_settings import RAW_SPLITS
@@ -20,8 +19,8 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
 from vlmflow.core.printable import counted
-from vlmflow.training.compiler import refuse_missing_compiler
-from vlmflow.training.machine_needs import refuse_missing, refuse_old_driver
+from vlmflow.supervisor.compiler import refuse_missing_compiler
+from vlmflow.supervisor.machine_needs import refuse_missing, refuse_old_driver
 
 """The rules that start `processes` trainers."""
 
@@ -47,24 +46,23 @@ def install(
     refuse_elsewhere: Callable[[Any, Config], None],
     when_nothing_is_to_do: Callable[[], None],
 ) -> None:
-    """Add our checks to Snakemake's own planning, which has no hooks; also one for a call that has nothing to do.
+    """Add our checks to Snakemake's own planning; also one for a call that has nothing to do.
 
     The checks end the process, because an exception would print a traceback. Jobs run Snakemake too; there this does
     nothing.
     """
     if not workflow.is_main_process:
         return
-    build_dag = workflow._build_dag
 
-    def look_and_build() -> None:
+    def look_and_plan(plan: Callable[[], None]) -> None:
         stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
         search_targets.install(workflow, settings)
         if place.on_slurm():
             light_stages.arrange(workflow, settings)
         look_at_code = staleness.install(workflow)
-        ancient_inputs.install(workflow.dag)
-        build_dag()
+        patches.compare_past_ancient_inputs(workflow.dag)
+        plan()
         look_at_code()
         _refuse_a_long_temporary_folder(workflow)
         _refuse_trainers_without_cores(workflow, settings)
@@ -75,11 +73,13 @@ def install(
         refuse_elsewhere(workflow, settings)
         if workflow.dryrun:
             _say_what_is_trained(workflow, settings)
-            _look_past_the_lock(workflow)
+            _say_who_is_at_work()
         elif workflow.executor_plugin and not len(workflow.dag):  # without: --dag, --report and their like
             when_nothing_is_to_do()
+        elif workflow.executor_plugin and workflow.local_exec:
+            before_start.share_gpus(workflow, settings)
 
-    workflow._build_dag = look_and_build
+    patches.around_planning(workflow, look_and_plan)
 
 
 def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
@@ -195,7 +195,7 @@ def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
 def _refuse_a_missing_environment(workflow: Any) -> None:
     """Refuse a planned search on this machine without its environment: the stages before it may take hours.
 
-    A tracker is told at the end of a run, and its failure fails nothing else: that its environment is missing is said.
+    A tracker is told at the end of a run, and its failure fails nothing else: its missing environment is only reported.
     """
     if workflow.storage_registry.default_storage_provider is not None:
         return  # the jobs run elsewhere
@@ -239,8 +239,7 @@ def _say_what_is_trained(workflow: Any, settings: Config) -> None:
         print(line, file=sys.stderr)
 
 
-def _look_past_the_lock(workflow: Any) -> None:
-    """Print that another Snakemake is running, instead of Snakemake's own line, which calls the lock an error."""
-    workflow.persistence.lock = nullcontext
+def _say_who_is_at_work() -> None:
+    """Print that another Snakemake is running; Snakemake's own line calls the lock an error (see `screen`)."""
     if stale_lock.is_held():
         print("Another Snakemake is running in this folder; this plan shows the state so far.", file=sys.stderr)

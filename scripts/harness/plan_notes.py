@@ -12,7 +12,7 @@ from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.trained_text import in_words, is_mixed
-from vlmflow.training.steps import Steps, evaluations_of, schedule_in_words
+from vlmflow.supervisor.steps import Steps, evaluations_of, schedule_in_words
 
 Kind = TypeVar("Kind")
 

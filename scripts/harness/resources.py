@@ -14,7 +14,7 @@ LOGS_MB = 1_000
 """Disk for logs and temporary files."""
 
 TRAINING_MB = 20_000
-"""The same for a training, with ms-swift's caches."""
+"""Disk for logs and temporary files of a training, with ms-swift's caches."""
 
 
 class RuleResources:

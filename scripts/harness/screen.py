@@ -13,6 +13,8 @@ from snakemake.jobs import Reason
 from snakemake.logging import DefaultFormatter, get_event, is_quiet_about, logger, timestamp
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from harness.staleness import differing
+
 BOOKKEEPING = {LogEvent.WORKFLOW_STARTED, LogEvent.RESOURCES_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED}
 """Versions and digests, the machine's cores, how many jobs start, which number ended: PROGRESS says how far all are."""
 
@@ -23,6 +25,7 @@ WITHOUT_EVENT = {
     "job_scheduler.schedule",
     "dag.print_reasons",
     "workflow.log_provenance_info",
+    "__init__.lock_warn_only",  # of another Snakemake at work, which it calls an error; `plan` says it
 }
 """Snakemake's functions whose messages without an event are about itself: they select jobs, they use this shell."""
 
@@ -96,4 +99,6 @@ def first_cause(dag: Any, number: int) -> str:
     else:
         why = copy(known)
         why._updated_input_run = None  # that earlier jobs run
+        if why.params_changed:
+            why.params_changed = differing(why.params_changed)
     return str(why)

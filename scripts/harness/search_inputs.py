@@ -27,7 +27,7 @@ class SearchInputs:
         return of_its_run
 
     def judged(self, files: Files) -> Files:
-        """The same if the search judges its trials by the evaluation; otherwise none."""
+        """Files of the search's run, if the search judges its trials by the evaluation; otherwise none."""
 
         def if_evaluated(wildcards: Any) -> list[str]:
             if self._settings.search[wildcards.search].objective == "eval_loss":

@@ -7,6 +7,7 @@ trial whose result is gone, and nobody would notice. As a target it is made agai
 import re
 from typing import Any
 
+from harness import patches
 from harness.search_inputs import SearchInputs
 from vlmflow.config.model import Config
 
@@ -16,10 +17,9 @@ OF_A_SEARCH = re.compile(r"(?:^|/)(?:search/([^/]+)/best\.yaml|reports/search-([
 
 def install(workflow: Any, settings: Config) -> None:
     """Add the results to the targets of the command. Call it before planning."""
-    dag, inputs = workflow.dag, SearchInputs(settings)
-    asked = {name for file in dag.targetfiles for name in _searches_of(file) if name in settings.search}
-    results = (file for name in sorted(asked) for file in inputs.results_of_search(name))
-    dag.targetfiles |= set(map(workflow.modifier.path_modifier.apply_default_storage, results))
+    inputs = SearchInputs(settings)
+    asked = {name for file in workflow.dag.targetfiles for name in _searches_of(file) if name in settings.search}
+    patches.ask_for(workflow, (file for name in sorted(asked) for file in inputs.results_of_search(name)))
 
 
 def _searches_of(file: str) -> list[str]:

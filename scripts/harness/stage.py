@@ -40,7 +40,7 @@ from vlmflow.core.stage_end import FAILURE, NOT_AGAIN, SAVED, VERDICT
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
 
-PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "revision", "state"}
+PARAMS_FOR_SNAKEMAKE = {"modules", "reads", "recorded", "revision", "state"}
 """Params that only tell Snakemake what is stale."""
 
 
@@ -202,7 +202,7 @@ def _refuse_second_process() -> None:
         raise VlmflowError(
             f"this is process {os.environ['SLURM_PROCID']} of job {os.environ.get('SLURM_JOB_ID')}: Slurm has started "
             "this stage more than once",
-            "let the job have one task (srun --ntasks=1)",
+            "give the job one task: srun --ntasks=1",
         )
 
 

@@ -1,22 +1,29 @@
 """The params and the code that make a job stale, as Snakemake records and compares them.
 
-Snakemake compares the sets of all params' values without their names: it misses two values that change places, and for
-a block of settings it prints the whole block, old and new. So each setting becomes a separate text here,
-`settings.train.learning_rate=0.0001`, and `snakemake -n` shows those that differ. The digest of the code that the
-rule's script imports is added for every rule.
+Snakemake compares the set of all params' values without their names: it misses two values that change places, and for
+a block of settings it prints the whole block, old and new. So every rule with a script has one more param, `recorded`:
+a text for each setting, `settings.train.learning_rate=0.0001`, and the digest of the code that the script imports.
+
+A params function that returns a block takes `output` (`harness.params`). Snakemake leaves out what derives from a job's
+files: of a block it would also compare the order of the keys.
 """
 
+import ast
 import json
 from collections.abc import Callable, Iterator
-from functools import wraps
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import code_digest
 
+NOT_RECORDED = {"recorded", "processes"}
+"""Params that make nothing stale: the results of the scripts that read `processes` do not depend on it."""
+
 
 def install(workflow: Any) -> Callable[[], None]:
-    """Make Snakemake record and compare these texts. Call it before Snakemake plans.
+    """Add `recorded` to the params of every rule. Call it before Snakemake plans.
 
     A rule names in its params what the imports of its script do not show: `modules`, a list of modules that it loads
     while it runs, and `reads`, a folder of other files in scripts/ (see `code_digest`).
@@ -25,22 +32,28 @@ def install(workflow: Any) -> Callable[[], None]:
     during a stage does not enter the record of what this stage used.
     """
     digest = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
-    persistence = workflow.persistence
 
-    @wraps(persistence._params)
-    def params(job: Any) -> list[str]:
-        settings = {name: value for name, value in job.params.items() if not _is_derived(job.rule, name)}
-        if job.rule.script:
-            modules, reads = settings.get("modules", []), settings.get("reads")
-            settings["code"] = digest(Path(job.rule.script).stem, *modules, reads=reads)
-        return sorted(texts_of(settings))
+    def recorded(rule: Any, wildcards: Any) -> tuple[str, ...]:
+        params = settings_of(rule, wildcards)
+        code = digest(Path(rule.script).stem, *params.get("modules", []), reads=params.get("reads"))
+        return tuple(sorted(texts_of({**params, "code": code})))
+
+    for rule in workflow.rules:
+        if rule.script:
+            rule.set_params(recorded=partial(recorded, rule))
 
     def look_at_code() -> None:
         for job in workflow.dag.jobs:
-            params(job)
+            if job.rule.script:
+                recorded(job.rule, job.wildcards)
 
-    persistence._params = params
     return look_at_code
+
+
+def settings_of(rule: Any, wildcards: Any) -> dict[str, Any]:
+    """Return the params of a rule that make its jobs stale, by name, for some wildcards."""
+    given = {name: value for name, value in rule.params.items() if name not in NOT_RECORDED}
+    return {name: value(wildcards) if callable(value) else value for name, value in given.items()}
 
 
 def texts_of(block: dict[str, Any], before: str = "") -> Iterator[str]:
@@ -55,6 +68,13 @@ def texts_of(block: dict[str, Any], before: str = "") -> Iterator[str]:
             yield f"{before}{key}={json.dumps(value, ensure_ascii=False, default=str)}"
 
 
-def _is_derived(rule: Any, name: str) -> bool:
-    """Return whether a param derives from the job's files, which Snakemake compares separately, or its resources."""
-    return bool(rule._is_deriving_function(getattr(rule.params, name)))
+def differing(change: Any) -> Any:
+    """Return Snakemake's ParamsChange with only the texts of `recorded` that differ."""
+    old, new = _texts(change.only_old), _texts(change.only_new)
+    return replace(change, only_old=old - new, only_new=new - old)
+
+
+def _texts(values: set[str]) -> set[str]:
+    """Return the texts in `recorded`, the only param that is a tuple; an earlier version recorded each by itself."""
+    found = [value for value in values if value.startswith("(")]
+    return {text for value in found for text in ast.literal_eval(value)} if found else values

@@ -5,6 +5,7 @@ runs jobs elsewhere, or by a default storage.
 """
 
 import os
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness import (
     before_start,
     end_of_run,
     failures,
+    patches,
     place,
     plan,
     quick_start,
@@ -51,7 +53,9 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     failures.install()
     stage_environment.tell_stages(workflow, settings)
     if workflow.storage_settings.default_storage_provider is not None:
-        import_module("remote.storage.plugins").install(workflow)
+        storage = import_module("remote.storage.plugins")
+        storage.prepare(workflow)
+        patches.store_by(*storage.OBJECTS)
     if workflow.is_main_process:
         screen.install(workflow)
         _install_executors(workflow, settings)
@@ -67,7 +71,7 @@ def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleP
 def before_jobs(workflow: Any, settings: Config) -> None:
     """Refuse what would fail later (`snakemake -n` still plans it), and make jobs start faster."""
     refuse_relative_stores(workflow, settings)
-    before_start.refuse_what_cannot_end(workflow, settings)
+    before_start.refuse_unpinned(workflow, settings)
     quick_start.leave_out_what_nobody_uses()
     if workflow.local_exec:
         sign_of_life.watch(workflow)
@@ -100,17 +104,14 @@ def _install_executors(workflow: Any, settings: Config) -> None:
     """
     registry = ExecutorPluginRegistry()
     for name in filter(registry.is_installed, EXECUTORS):
-        place.note_executor(registry.get_plugin(name), name)
-        if workflow.storage_settings.shared_fs_usage:
-            _install_when_made(registry.get_plugin(name), name, workflow, settings)
-        else:
-            import_module(EXECUTORS[name]).install(workflow, settings)
+        install = partial(_install_executor, name, workflow, settings)
+        later = bool(workflow.storage_settings.shared_fs_usage)
+        patches.watch_executor(
+            registry.get_plugin(name), partial(place.note_executor, name), install if later else None
+        )
+        if not later:
+            install()
 
 
-def _install_when_made(plugin: Any, name: str, workflow: Any, settings: Config) -> None:
-    class Made:  # Snakemake asks of which classes it is
-        def __new__(cls, *values: Any) -> Any:
-            import_module(EXECUTORS[name]).install(workflow, settings)
-            return plugin.executor(*values)
-
-    plugin.executor = Made
+def _install_executor(name: str, workflow: Any, settings: Config) -> None:
+    import_module(EXECUTORS[name]).install(workflow, settings)

@@ -35,7 +35,7 @@ with quick_imports():
     from swift import sft_main
     from swift.callbacks import callbacks_map
 """
-"""What vlmflow.trainer.process imports first."""
+"""What vlmflow.in_trainer.process imports first."""
 
 WITH_CLIENTS = """
 import boto3, kubernetes.client, kubernetes.config

@@ -36,9 +36,9 @@ from bench_workflow import RUN, demo_command, quietly
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import CALLBACK, BaseModel, Training
 from vlmflow.swift.child_process import environment
-from vlmflow.training.train import train
 
 OURS_ALONE = {"callbacks": CALLBACK, "ddp_backend": "gloo", "ddp_timeout": "1800"}
 """The arguments that a bare trainer does not get: our callback, and those of torchrun, without which it starts."""

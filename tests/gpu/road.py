@@ -17,7 +17,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.process import import_path
 from vlmflow.estimate.accounts import Estimate, read_estimate
 from vlmflow.estimate.compare import compare
-from vlmflow.training.accounts import TrainingReport
+from vlmflow.supervisor.accounts import TrainingReport
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = len(os.sched_getaffinity(0))

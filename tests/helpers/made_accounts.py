@@ -16,13 +16,13 @@ from vlmflow.evaluation.accounts import (
 )
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnswerReport, AskedModel, Change, ModelFigures
 from vlmflow.evaluation.scoring.results import Overlap
+from vlmflow.in_trainer.events import Event, as_line
 from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance
 from vlmflow.reports.licences import StatedLicences
 from vlmflow.reports.made_of import MadeOf
-from vlmflow.trainer.events import Event, as_line
-from vlmflow.training.accounts import (
+from vlmflow.supervisor.accounts import (
     Best,
     FullRun,
     Gate,
@@ -30,7 +30,7 @@ from vlmflow.training.accounts import (
     TrainingDigests,
     TrainingReport,
 )
-from vlmflow.training.released import digests_of
+from vlmflow.supervisor.released import digests_of
 
 MADE_OF = MadeOf("hf://Qwen/Qwen3-8B", "fire", [("train.learning_rate", "0.0002")])
 LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])

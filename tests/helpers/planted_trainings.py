@@ -30,9 +30,9 @@ from vlmflow.merging.merge import merge_weights
 from vlmflow.rows.chat import FIRST_LINE, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.released import release
+from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.released import release
-from vlmflow.training.train import train
 
 FEEDBACK, PICTURE, TOPIC, FORM = "feedback", "picture", "topic", "form"
 """What the rows of a kind teach: to read the code in the feedback; to read it in the picture; that answers repeat the

@@ -9,7 +9,7 @@ from made_accounts import some_provenance, some_report
 from vlmflow.core.account import write_account
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
-from vlmflow.training.accounts import TrainingDigests
+from vlmflow.supervisor.accounts import TrainingDigests
 
 MERGED = {
     "config.json": b"{}\n",

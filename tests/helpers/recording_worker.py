@@ -10,7 +10,7 @@ from typing import Any
 
 import swift  # noqa: F401 (imported before the record begins, which would slow it down)
 
-from vlmflow.trainer import process
+from vlmflow.in_trainer import process
 
 NAME = "trust_remote_code"
 VARIABLE_ARGUMENTS, VARIABLE_KEYWORDS = 0x04, 0x08

@@ -20,6 +20,7 @@ from vlmflow.config.strategies import DDP, Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.in_trainer.events import Log, read_events
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter
@@ -33,10 +34,9 @@ from vlmflow.pictures.image_manifest import PictureEntry
 from vlmflow.rows.chat import IMAGE_TAG, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.released import release
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.trainer.events import Log, read_events
-from vlmflow.training.released import release
-from vlmflow.training.train import Trained, train
 from warm_programs import fresh
 from workflow_runs import words_of
 

@@ -10,7 +10,7 @@ from warm_programs import HANDING_OVER
 
 CODE = """
 import json, os, signal, sys, time
-if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "vlmflow.in_trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import torch, transformers
     from pathlib import Path
     fault = json.loads(os.environ["VLMFLOW_TEST_FAULT"])

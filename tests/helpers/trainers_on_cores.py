@@ -8,7 +8,7 @@ from warm_programs import HANDING_OVER
 
 DEEPSPEED = """
 import sys
-TRAINER = "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv
+TRAINER = "vlmflow.in_trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv
 if TRAINER and "--deepspeed" in sys.orig_argv:
     import deepspeed
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None

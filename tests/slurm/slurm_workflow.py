@@ -10,7 +10,7 @@ import yaml
 
 from cluster.cluster_workflow import THREADS
 from slurm.slurm_cluster import SlurmCluster
-from vlmflow.trainer import process as trainer
+from vlmflow.in_trainer import process as trainer
 from workflow_runs import ROOT
 
 PROFILE = ROOT / "profiles" / "slurm"

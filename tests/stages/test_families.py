@@ -21,9 +21,9 @@ from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter, read_lengths
 from vlmflow.lengths.measure import LengthSummary, measure_lengths
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.accounts import Gate
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment
-from vlmflow.training.accounts import Gate
 from workflow_runs import ROOT
 
 SMOKE = {"steps": 6, "longest": 4, "sample": 4}

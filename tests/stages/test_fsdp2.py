@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from vlmflow.config.strategies import strategy_of
-from vlmflow.trainer.engine import begin
-from vlmflow.trainer.fsdp2 import gathered, keep_random_states, replace_checkpoints
+from vlmflow.in_trainer.engine import begin
+from vlmflow.in_trainer.fsdp2 import gathered, keep_random_states, replace_checkpoints
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 SIZES |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}

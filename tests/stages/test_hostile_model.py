@@ -14,9 +14,9 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.fitted import fitted_data
+from vlmflow.supervisor import agent
+from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training import agent
-from vlmflow.training.train import train
 from workflow_runs import ROOT
 
 

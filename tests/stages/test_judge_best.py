@@ -17,8 +17,8 @@ from vlmflow.fetch.model_folder import FileRecord, write_model_manifest
 from vlmflow.rows.halves import group_of, half_of
 from vlmflow.search.against_own import decisive
 from vlmflow.search.judge import FOLDER, Judgement, compared
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
-from vlmflow.training.train import Trained, train
 
 ROWS, MEASURED = 210, 40
 """Rows of val, and how many are drawn from the half that judges."""

@@ -28,19 +28,19 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import write_account
+from vlmflow.in_trainer.bad_step import ACCOUNT
+from vlmflow.in_trainer.events import Log, read_events
+from vlmflow.in_trainer.row_attention import keep_rows_apart
+from vlmflow.in_trainer.row_log import rows_of_step
 from vlmflow.lengths.count import RowLength, read_lengths
+from vlmflow.supervisor import passes
+from vlmflow.supervisor.passes import find_passes
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.smoke import choose_rows, smoke_training
+from vlmflow.supervisor.step_plan import PLAN, kept_plan, plan_of, read_plan
+from vlmflow.supervisor.train import TooLargeError, Trained, TrainingFailedError, train
 from vlmflow.swift.arguments import Passes, Training
 from vlmflow.swift.one_sequence import joins_rows
-from vlmflow.trainer.bad_step import ACCOUNT
-from vlmflow.trainer.events import Log, read_events
-from vlmflow.trainer.row_attention import keep_rows_apart
-from vlmflow.trainer.row_log import rows_of_step
-from vlmflow.training import passes
-from vlmflow.training.passes import find_passes
-from vlmflow.training.run_folder import RunFolder
-from vlmflow.training.smoke import choose_rows, smoke_training
-from vlmflow.training.step_plan import PLAN, kept_plan, plan_of, read_plan
-from vlmflow.training.train import TooLargeError, Trained, TrainingFailedError, train
 
 COUNT_PASSES = """
 if TRAINER:

@@ -16,11 +16,11 @@ from trainer_faults import make_fault
 from vlmflow.core.errors import PassingError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import counted
+from vlmflow.supervisor import agent
+from vlmflow.supervisor.group import group_of
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
-from vlmflow.training import agent
-from vlmflow.training.group import group_of
-from vlmflow.training.run_folder import RunFolder
-from vlmflow.training.train import Trained, train
 from workflow_runs import ROOT, words_of
 
 STEPS = 6
@@ -105,7 +105,7 @@ def test_a_node_that_must_end_lets_all_ranks_save(two: Training, alone: str, tmp
 
 def test_a_node_of_another_attempt_joins_nothing(two: Training, tmp_path: Path) -> None:
     folder = RunFolder(runs_in(tmp_path) / two.digest())
-    words = ["-m", "vlmflow.training.other_node", str(tmp_path / "r"), "an-earlier-attempt", "1", "1"]
+    words = ["-m", "vlmflow.supervisor.other_node", str(tmp_path / "r"), "an-earlier-attempt", "1", "1"]
     env = {"PYTHONPATH": str(ROOT / "scripts")}
     late = subprocess.Popen([sys.executable, *words], env=env, stderr=subprocess.PIPE, text=True)
     assert "waiting for node 0 of attempt an-earlier-attempt" in late.stderr.readline()

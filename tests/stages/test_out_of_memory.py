@@ -10,12 +10,12 @@ from tiny_models import write_text_model
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.in_trainer.events import Begin, Log, as_line
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.resumed import HangError, Mark, OutOfGpuMemoryError, ResumableError, last_step, resume_once
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.trainer.events import Begin, Log, as_line
-from vlmflow.training.resumed import HangError, Mark, OutOfGpuMemoryError, ResumableError, last_step, resume_once
-from vlmflow.training.run_folder import RunFolder
-from vlmflow.training.train import train
 from warm_programs import HANDING_OVER
 from workflow_runs import ROOT
 
@@ -23,7 +23,7 @@ SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-a
 
 SMALL_GPU = """
 import os, sys
-if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "vlmflow.in_trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     import torch, transformers
     step = transformers.Trainer.training_step
 

@@ -23,11 +23,11 @@ from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.rows.chat import Turn
 from vlmflow.serving.client import Client
 from vlmflow.serving.server import serve_with_transformers
+from vlmflow.supervisor.train import train
 from vlmflow.swift import row_lengths
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, run_module
 from vlmflow.swift.row_reader import _load_rows, _rows
-from vlmflow.training.train import train
 from warm_programs import fresh
 
 LIBRARIES = (

@@ -11,7 +11,7 @@ UNWRAP = """
 import sys
 from torch.nn import Linear
 from vlmflow.config.strategies import strategy_of
-from vlmflow.trainer import engine
+from vlmflow.in_trainer import engine
 engine.spare_deepspeed(strategy_of(sys.argv[1]))
 from accelerate.utils import extract_model_from_parallel
 extract_model_from_parallel(Linear(1, 1))

@@ -19,11 +19,11 @@ from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
 from vlmflow.config.deepspeed_json import BLOCKS, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.in_trainer.events import Begin, Event, Log, read_events
+from vlmflow.in_trainer.row_log import rows_of_step
+from vlmflow.supervisor.foreign_code import SAFE, ForeignCodeError, refuse_foreign_code
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
-from vlmflow.trainer.events import Begin, Event, Log, read_events
-from vlmflow.trainer.row_log import rows_of_step
-from vlmflow.training.foreign_code import SAFE, ForeignCodeError, refuse_foreign_code
-from vlmflow.training.train import Trained, train
 
 DRIFT = """
 import os, sys

@@ -17,16 +17,16 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.config.tuners import LORA
 from vlmflow.core.errors import VlmflowError
+from vlmflow.in_trainer import process as trainer
+from vlmflow.in_trainer.orders import Orders
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.rows.trajectories import Trajectory, timestep_rows, trajectory_row
+from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.trainer import process as trainer
-from vlmflow.trainer.orders import Orders
-from vlmflow.training.train import train
 from warm_programs import fresh
 from workflow_runs import ROOT, RUN, STEPS, command, copy_folder, snakemake, words_of
 

@@ -9,9 +9,9 @@ from trained_rows import check_rows
 from trainer_faults import make_fault
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import PassingError
-from vlmflow.training.accounts import TrainingReport
-from vlmflow.training.report import report
-from vlmflow.training.train import train
+from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.report import report
+from vlmflow.supervisor.train import train
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
 """Processes, and the batch size of each."""

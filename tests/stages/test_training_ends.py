@@ -19,11 +19,11 @@ from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.core.errors import InterruptedTrainingError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.accounts import EndedEarly
+from vlmflow.supervisor.report import report
+from vlmflow.supervisor.steps import Steps
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import BaseModel, Training
-from vlmflow.training.accounts import EndedEarly
-from vlmflow.training.report import report
-from vlmflow.training.steps import Steps
-from vlmflow.training.train import Trained, train
 from warm_programs import fresh
 
 WORDS = ["red", "green", "blue", "one", "two", "three"]
@@ -109,7 +109,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> 
 def refused_by_trainers_that_do_nothing(whole: Training, runs: Path) -> str:
     """Train with trainers that end before a step, and well; return why it is no progress."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vlmflow.training.train.launch", lambda *given: None)
+        patch.setattr("vlmflow.supervisor.train.launch", lambda *given: None)
         with pytest.raises(InterruptedTrainingError) as ended:
             train(whole, runs, 2, "train_model r")
     assert not ended.value.saved

@@ -23,13 +23,13 @@ from tiny_trainings import Tiny, losses_of
 from trained_rows import check_rows
 from trainer_faults import make_fault, passes
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.in_trainer.bad_step import ACCOUNT
+from vlmflow.in_trainer.events import Log, read_events
+from vlmflow.in_trainer.row_log import rows_of_step
+from vlmflow.supervisor import agent, hangs
+from vlmflow.supervisor.report import report
+from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
-from vlmflow.trainer.bad_step import ACCOUNT
-from vlmflow.trainer.events import Log, read_events
-from vlmflow.trainer.row_log import rows_of_step
-from vlmflow.training import agent, hangs
-from vlmflow.training.report import report
-from vlmflow.training.train import Trained, train
 from warm_programs import fresh
 
 STEPS = 6

@@ -14,7 +14,7 @@ import torch
 
 import session_folder
 from tiny_trainings import Tiny, losses_of
-from vlmflow.training.train import train
+from vlmflow.supervisor.train import train
 from warm_programs import fresh
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")

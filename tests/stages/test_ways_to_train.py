@@ -13,11 +13,11 @@ from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.model_types import model_types
 from vlmflow.config.strategies import DDP, STRATEGIES, strategy_of
 from vlmflow.config.tuners import LORA, QLORA, TUNERS, Tuner
+from vlmflow.in_trainer.model_layers import Layers
 from vlmflow.merging.proof import LogitProof, TensorProof
-from vlmflow.trainer.model_layers import Layers
-from vlmflow.training.gate import QUANTISED
-from vlmflow.training.report import report
-from vlmflow.training.train import train
+from vlmflow.supervisor.gate import QUANTISED
+from vlmflow.supervisor.report import report
+from vlmflow.supervisor.train import train
 
 OWN = {"zero_optimization": {"stage": 1}}
 """DeepSpeed settings of one's own."""

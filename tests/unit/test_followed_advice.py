@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "remove what is damaged": (
         r"\b(?:remove|delete|rename|move|unset|restore|put it back|leave \w+ out|empty)\b",
-        "tests/unit/trainer/test_events.py::test_a_damaged_line_is_named_and_costs_no_training",
+        "tests/unit/in_trainer/test_events.py::test_a_damaged_line_is_named_and_costs_no_training",
     ),
     "set a key": (
         r"\b(?:runs|datasets|models|search|stores|cluster)\.|\b(?:train|smoke|verify)\.\w|config: |objective:|"

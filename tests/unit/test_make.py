@@ -123,8 +123,7 @@ def test_what_a_person_writes_reaches_the_programs(checkout: Path) -> None:
         *("scripts/serve.py", "--run", "mine", "--what", "adapter"),
         *("--directory", "my folder", "--what", "base"),
     ]
-    at = words.index("scripts/check_config.py")
-    assert words[at : at + 3] == ["scripts/check_config.py", "a.yaml", "b.yaml"]
+    assert "scripts/check_config.py a.yaml b.yaml" in " ".join(words)
     at = words.index("remote.cluster.controller")
     assert "merged/mine" in words
 
@@ -143,6 +142,19 @@ def test_every_program_with_a_configuration_gets_the_files(checkout: Path) -> No
     assert said.count(files) == len(takes) + len(
         ["run", "estimate", "refresh-pictures", "doctor", "status", "cluster-run"]
     )
+
+
+def test_the_files_are_read_before_snakemake_starts(checkout: Path) -> None:
+    """It reads --configfile before the Snakefile, and names neither file nor line of a fault."""
+    python = checkout / ".venv" / "bin" / "python"
+    python.write_text(f"{STUB}exit 1\n")
+    for target in ("run", "estimate", "refresh-pictures", "cluster-run"):
+        record = checkout / "record"
+        record.write_text("")
+        words = ["make", "--no-print-directory", target, "CONFIG=a.yaml b.yaml"]
+        done = subprocess.run(words, cwd=checkout, env=os.environ | {"RECORD": str(record)}, check=False)
+        assert done.returncode
+        assert record.read_text().split("\0") == ["scripts/check_config.py", "--only-yaml", "a.yaml", "b.yaml", ""]
 
 
 def test_files_that_are_named_in_two_ways_are_refused(checkout: Path) -> None:

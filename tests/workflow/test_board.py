@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from vlmflow.training.event_folders import EventFolders
+from vlmflow.supervisor.event_folders import EventFolders
 from workflow_runs import ROOT, RUN
 
 BOARD = [sys.executable, ROOT / "scripts" / "board.py"]

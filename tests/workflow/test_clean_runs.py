@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.training.run_folder import RunFolder
+from vlmflow.supervisor.run_folder import RunFolder
 from workflow_runs import ROOT, RUN, copy_folder, stale_rules
 
 OTHER = "0123456789abcdef"

@@ -28,7 +28,7 @@ FORGOTTEN = {
     ],
     "new-form": ["tests/workflow/test_stages.py"],
     "new-stage": ["tests/workflow/test_stages.py"],
-    "new-strategy": ["tests/unit/training/test_arguments.py", "tests/unit/config/test_config.py"],
+    "new-strategy": ["tests/unit/supervisor/test_arguments.py", "tests/unit/config/test_config.py"],
 }
 """By patch, the tests that report what was forgotten, besides its own."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from snakemake.iocontainers import Wildcards
 
-from harness.staleness import texts_of
+from harness.staleness import settings_of, texts_of
 from rules import read_rules
 from vlmflow.config.raw_forms import modules_of
 from vlmflow.config.settings import Settings
@@ -144,16 +144,12 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def params_of(rule: Any, name: str) -> dict[str, Any]:
-    """Give a rule's params for the run and the data set of a name, without those that derive from its job."""
+    """Give a rule's params for the run and the data set of a name, without those that nobody records."""
     wildcards = Wildcards(
         fromdict={"dataset": name, "run": name, "split": "train", "model": "m", "file": "t.json"}
         | {"search": name, "round": "0", "rung": "0", "slot": "0"},
     )
-    return {
-        key: value(wildcards) if callable(value) else value
-        for key, value in rule.params.items()
-        if not rule._is_deriving_function(value)
-    }
+    return settings_of(rule, wildcards)
 
 
 def texts(folder: Path, name: str, **settings: Any) -> dict[str, set[str]]:

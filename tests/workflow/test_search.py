@@ -22,7 +22,7 @@ QUICK, LONG = 1, 32
 
 WAIT = f"""
 import sys
-if "vlmflow.trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "vlmflow.in_trainer.process" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
     if sys.orig_argv[sys.orig_argv.index("--gradient_accumulation_steps") + 1] == "{LONG}":
         import time
         from transformers import Trainer

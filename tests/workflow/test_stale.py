@@ -102,7 +102,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         {"fetch_rows", "resolve_images", *FROM_CONVERSION},
     ),
     "a function that conversion uses": (
-        edit("scripts/vlmflow/rows/trajectories.py", "def read_score(", "def score_of("),
+        edit("scripts/vlmflow/rows/trajectories.py", "def timestep_rows(", "def rows_of_timesteps("),
         {"convert_rows", *FROM_VALIDATION},
     ),
     "a function that the estimate alone uses": (
@@ -114,7 +114,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         PUBLISHING,
     ),
     "a function that the trainers run": (
-        edit("scripts/vlmflow/trainer/callback.py", "def _ends_here(", "def _ends_there("),
+        edit("scripts/vlmflow/in_trainer/callback.py", "def _ends_here(", "def _ends_there("),
         FROM_TRAINING,
     ),
 }

@@ -22,7 +22,7 @@ PATIENCE = 600.0
 """Seconds for which a call is retried while the server is unreachable or refuses temporarily."""
 
 CREATE_PATIENCE = 60.0
-"""The same for the creation of a Job: during the retries the other Jobs are not watched."""
+"""Seconds for which the creation of a Job is retried: meanwhile the other Jobs are not watched."""
 
 CREATED = ("/jobs", "/pytorchjobs", "/trainjobs", "/trainingruntimes")
 """The ends of the addresses for that; an operator whose webhook is away refuses for a while, too."""

@@ -36,7 +36,7 @@ SINGLE = ""
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""O_NONBLOCK: opening a named pipe would wait for ever."""
+"""O_NONBLOCK: opening a named pipe would block forever."""
 
 
 class Broken(Exception):

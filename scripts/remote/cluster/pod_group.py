@@ -24,7 +24,7 @@ NODE_LABEL = "batch.kubernetes.io/job-completion-index"
 """The label with a pod's number, or in clusters before 1.28 the annotation."""
 
 REPLICA_LABEL = "training.kubeflow.org/replica-index"
-"""The same in a PyTorchJob."""
+"""The label with a pod's number in a PyTorchJob."""
 
 RULE_CONTAINERS = {"training.kubeflow.org/job-name": "pytorch", "jobset.sigs.k8s.io/jobset-name": "node"}
 """The container that runs the rule, by a label that the pods of another kind of group have."""

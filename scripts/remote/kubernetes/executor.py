@@ -95,7 +95,7 @@ class HardenedExecutor(Executor):
             raise WorkflowError(f"{what}\n  what to do: `make doctor` shows what the cluster lacks") from None
         self.next_seconds_between_status_checks = POLL_SECONDS
         # The controller's cores do not limit what a pod may have.
-        self.workflow.global_resources["_cores"] = None
+        self.workflow.register_resource("_cores", None)
         self.workflow.resource_settings.cores = None
 
     def register_secret(self) -> None:

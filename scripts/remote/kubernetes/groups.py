@@ -1,7 +1,7 @@
 """The command of a training on several nodes.
 
-Node 0 runs the rule, as the only pod of any other Job does. The others run `vlmflow.training.other_node`, with the same
-sources: each pod unpacks the archive whose sha256 is in its own command.
+Node 0 runs the rule, as the only pod of any other Job does. The others run `vlmflow.supervisor.other_node`, with the
+same sources: each pod unpacks the archive whose sha256 is in its own command.
 """
 
 import shlex

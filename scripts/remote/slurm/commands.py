@@ -31,7 +31,7 @@ def refuse_without_slurm() -> None:
     if shutil.which("sbatch") is None:
         raise VlmflowError(
             "this machine has no sbatch: it is not a login node of a Slurm cluster",
-            "run Snakemake on a login node (`module load slurm` on some), or without the profile: docs/slurm.md",
+            "use a login node (`module load slurm` on some), or call Snakemake without the profile: docs/slurm.md",
         )
 
 
@@ -58,11 +58,11 @@ def ask(*words: str, script: str | None = None, environment: Mapping[str, str] =
             timeout=SECONDS,
         )
     except FileNotFoundError:
-        raise SlurmError(f"this machine has no {words[0]}", "see docs/slurm.md") from None
+        raise SlurmError(f"this machine has no {words[0]}", "use a login node of Slurm: docs/slurm.md") from None
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{words[0]} did not answer for {SECONDS:.0f} s", "try again later", outage=True) from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"code {done.returncode}"
         outage = any(word in said.lower() for word in OUTAGES)
-        raise SlurmError(f"{words[0]}: {said}", "docs/slurm.md lists what Slurm says and what to do", outage)
+        raise SlurmError(f"{words[0]}: {said}", "take the step that docs/slurm.md names for what Slurm says", outage)
     return done.stdout

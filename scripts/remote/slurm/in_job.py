@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ ENDS = "VLMFLOW_SLURM_ENDS"
 
 SHELLS = ("sh", "bash", "dash")
 """Snakemake starts a stage through one."""
+
+TRAINERS = "torch.distributed.run"
+"""A word in the command line of the child of a stage that starts the trainers, and ends with them."""
 
 SIGNAL_EARLY = 60
 """Seconds by which Slurm may send a signal earlier than it was asked to (sbatch(1), --signal)."""
@@ -56,9 +60,7 @@ def install(workflow: Any) -> None:
         wait_for_stages(self, *signal_and_frame)
         if _warning(workflow):
             told.append(True)
-            for stage in stages():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    stage.send_signal(signal.SIGTERM)
+            threading.Thread(target=tell_trainers, daemon=True).start()
 
     def end(*signal_and_frame: Any) -> None:  # before Snakemake has a scheduler
         told.append(True)
@@ -88,6 +90,22 @@ def stages() -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             found += child.children() if child.name() in SHELLS else [child]
     return found
+
+
+def tell_trainers() -> None:
+    """Tell each stage to save and end, as soon as its trainers run; it never returns.
+
+    At other times SIGTERM would end the stage without a word of what it saved. After its trainers have ended, it may
+    well put their result in place before the job must end.
+    """
+    told: set[int] = set()
+    while True:
+        for stage in stages():
+            with contextlib.suppress(psutil.Error):
+                if stage.pid not in told and any(TRAINERS in child.cmdline() for child in stage.children()):
+                    told.add(stage.pid)
+                    stage.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
 
 
 def requeue(job: str, saved: bool, warning: int) -> str:

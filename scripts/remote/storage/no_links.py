@@ -16,7 +16,7 @@ from vlmflow.core.errors import VlmflowError
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""O_NONBLOCK: opening a named pipe would wait for ever."""
+"""O_NONBLOCK: opening a named pipe would block forever."""
 
 
 @contextmanager

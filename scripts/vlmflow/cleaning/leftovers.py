@@ -24,10 +24,10 @@ from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
 from vlmflow.raw import embedded
 from vlmflow.reports.accounts import Provenance
-from vlmflow.training.accounts import TrainingReport
-from vlmflow.training.checkpoint import read_checkpoint
-from vlmflow.training.former import RUN_FOLDER, former_trainings
-from vlmflow.training.released import read_release
+from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.checkpoint import read_checkpoint
+from vlmflow.supervisor.former import RUN_FOLDER, former_trainings
+from vlmflow.supervisor.released import read_release
 
 HUB_FOLDER = re.compile(r".+--.+@[0-9a-f]{40}")
 """The folder of a store for a repository at a commit (`store_folder`)."""

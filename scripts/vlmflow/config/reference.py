@@ -14,10 +14,11 @@ KINDS = re.compile(r"(<!-- kinds: .* -->\n).*?(<!-- end of kinds -->)", re.DOTAL
 
 HEAD = f"""# Configuration
 
-Made by `make docs` from the model in `scripts/vlmflow/config/`; a test fails when this page differs from it.
+For people who look up a key. `make docs` makes this page from the model in `scripts/vlmflow/config/`; a test compares
+both.
 
-`config.yaml` holds the real runs. Do not edit it for your own run: put what differs into a file and add
-`--configfile my-run.yaml`; give single values on the command line, as in
+`config.yaml` holds the real runs. Do not edit it for your own run: put what differs into a file and name it,
+`CONFIG=my-run.yaml` (Snakemake: `--configfile my-run.yaml`); give single values on Snakemake's command line, as in
 `--config 'runs={{qwen3vl-fire: {{train: {{learning_rate: 2e-4}}}}}}'`. Blocks are merged key by key, lists are
 replaced. Numbers may have exponent form (`1e-4`) everywhere; whole numbers without another upper bound are at most
 {MOST:,}. Snakemake refuses a wrong key, type or value when it reads the workflow, with one line per error.

@@ -5,7 +5,7 @@ ms-swift, the trainer, the check of checkpoints, the estimate and the doctor rea
 names: one more entry is one more strategy. The doctor's trial of processes that train together, and the shared memory
 that data loaders use, are the same for all strategies.
 
-`tests/unit/training/test_strategies.py` has, by strategy, the files that a real training of two processes saved. Its
+`tests/unit/supervisor/test_strategies.py` has, by strategy, the files that a real training of two processes saved. Its
 tests, and the trainings in `tests/stages/test_strategies_train.py`, run for every entry.
 """
 

@@ -3,7 +3,7 @@
 ATTEMPT, NODE_0 = "VLMFLOW_ATTEMPT", "VLMFLOW_NODE_0"
 """The variables with the attempt's name, and with the host name of node 0. Without them all nodes are this machine."""
 
-OTHER_NODE = "vlmflow.training.other_node"
+OTHER_NODE = "vlmflow.supervisor.other_node"
 """The module that runs on every node but node 0."""
 
 PORT = 29500

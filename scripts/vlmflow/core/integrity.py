@@ -143,7 +143,7 @@ class _Digests(msgspec.Struct):
 
 
 class _DigestsByKind(msgspec.Struct):
-    """The same of an account that has files of several kinds."""
+    """The digests of an account that has files of several kinds."""
 
     digests: dict[str, dict[str, str]]
 

@@ -5,7 +5,7 @@ import logging
 import msgspec
 
 from vlmflow.estimate.accounts import Estimate, NoEstimate, Result
-from vlmflow.training.accounts import TrainingReport
+from vlmflow.supervisor.accounts import TrainingReport
 
 log = logging.getLogger("vlmflow")
 

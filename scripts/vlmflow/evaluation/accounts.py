@@ -8,9 +8,9 @@ import msgspec
 from vlmflow.core.printable import counted
 
 QUESTION, OWN, OTHER, OTHER_PICTURE = "question", "own", "other", "other_picture"
-"""What stands before the answers of a margin. question: the question alone; in a data set without feedback the whole
-row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the same
-as own (without feedback as question), with another row's picture."""
+"""The context of the scored answers. question: the question alone; in a data set without feedback the
+whole row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the
+same as own (without feedback as question), with another row's picture."""
 
 
 class Loss(msgspec.Struct, frozen=True):

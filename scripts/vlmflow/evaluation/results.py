@@ -9,7 +9,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import AlsoChose, EvaluationReport
 from vlmflow.evaluation.verdict import TOO_FEW, Verdict, falls_short
 from vlmflow.merging.proof import Proof, proven_digest
-from vlmflow.training.accounts import TrainingReport
+from vlmflow.supervisor.accounts import TrainingReport
 
 REPORT = "report.json"
 """The report in a folder eval/RUN/SPLIT."""

@@ -49,7 +49,7 @@ def merge_weights(
     """Write base + adapter, or the trained weights, to the folder `merged`, which appears complete or not at all.
 
     base: the base model's folder. files: the names of the model's files in it.
-    released: the folder with the files that a training with `tuner` releases (`training.released`).
+    released: the folder with the files that a training with `tuner` releases (`supervisor.released`).
     threads: the number of cores to use.
 
     A touched tensor is computed in float32 and rounded once, to the base's type.

@@ -24,7 +24,7 @@ from vlmflow.merging.adapter import (
 )
 from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_rows
 from vlmflow.merging.trained_model import TrainedModel, as_in_base, plan_replacements, read_trained_model
-from vlmflow.training.accounts import PlannedMerge
+from vlmflow.supervisor.accounts import PlannedMerge
 
 SAMPLED_TENSORS = 16
 SAMPLED_ROWS = 64
@@ -90,7 +90,7 @@ def plan_merge(base: Path, released: Path, files: Collection[str], tuner: Tuner 
     """Read the base and what a training released, without their weights, and return the plan of their merge.
 
     base: the base model's folder. files: the names of the model's files in it. released: the folder with the files that
-    a training with `tuner` releases (`training.released`).
+    a training with `tuner` releases (`supervisor.released`).
 
     Raises VlmflowError if either is damaged, they do not fit, or the adapter is of a kind that cannot be merged.
     """

@@ -83,7 +83,7 @@ def verify_tensors(
     """Compare the folder `merged` with base + adapter, or with the trained weights.
 
     base: the base model's folder. files: the names of the model's files in it.
-    released: the folder with the files that a training with `tuner` releases (`training.released`).
+    released: the folder with the files that a training with `tuner` releases (`supervisor.released`).
     threads: the number of cores to use.
 
     Raises VlmflowError with file and tensor at the first fault: a missing, new or changed file, a shard with another

@@ -18,8 +18,8 @@ from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.publish.adapter_card import adapter_card
 from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.provenance import model_card
-from vlmflow.training.accounts import TrainingReport
-from vlmflow.training.released import read_release
+from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.released import read_release
 
 CARD = "README.md"
 

@@ -8,7 +8,7 @@ from vlmflow.merging.proof import Checks
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.reports.licences import StatedLicences
 from vlmflow.rows.stats import Stats
-from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.supervisor.accounts import Gate, TrainingReport
 
 
 class Fp8Files(msgspec.Struct, frozen=True):

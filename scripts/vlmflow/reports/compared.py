@@ -7,7 +7,7 @@ from vlmflow.core.progress import clock
 from vlmflow.estimate import compare as estimated
 from vlmflow.estimate.accounts import NoEstimate, Result
 from vlmflow.estimate.compare import compare, nearest
-from vlmflow.training.accounts import Gate, TrainingReport
+from vlmflow.supervisor.accounts import Gate, TrainingReport
 
 
 @dataclass(frozen=True)

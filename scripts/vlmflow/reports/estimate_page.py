@@ -9,7 +9,7 @@ from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, R
 from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.verdict import GB, parts_of, spread_of
 from vlmflow.reports.page import Tile, render
-from vlmflow.training.steps import schedule_in_words
+from vlmflow.supervisor.steps import schedule_in_words
 
 
 @dataclass(frozen=True)

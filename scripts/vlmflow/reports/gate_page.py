@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from vlmflow.reports.longest_rows import LongRow, long_rows
 from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import Tile, render
-from vlmflow.training.accounts import Check, Gate
+from vlmflow.supervisor.accounts import Check, Gate
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import time
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.files import whole_file
 from vlmflow.core.progress import LOG_INTERVAL
+from vlmflow.in_trainer.events import new_events
 from vlmflow.reports.run_history import RunHistory
 from vlmflow.reports.run_page import live_page
-from vlmflow.trainer.events import new_events
-from vlmflow.training.doing import doing
-from vlmflow.training.run_folder import RunFolder
+from vlmflow.supervisor.doing import doing
+from vlmflow.supervisor.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
 
@@ -19,7 +19,7 @@ MOST_TIME = 0.01
 
 
 class LivePage:
-    """The page of one training; `refresh` is its onlooker (`training.onlooker`).
+    """The page of one training; `refresh` is its onlooker (`supervisor.onlooker`).
 
     run: the run's name. stage: "smoke" or "full". settings: the training's. every: seconds between two pages.
     """

@@ -20,8 +20,8 @@ from vlmflow.reports.licences import StatedLicences, hub_datasets
 from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.trained_text import in_words
-from vlmflow.training.accounts import Gate, TrainingReport
-from vlmflow.training.former import settings_of
+from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.former import settings_of
 
 
 def provenance(

@@ -29,8 +29,8 @@ from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import render
 from vlmflow.reports.weights import proven_weights
 from vlmflow.rows.stats import Stats
-from vlmflow.training.accounts import Gate, TrainingReport
-from vlmflow.training.former import FormerTraining, former_trainings, settings_of
+from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.former import FormerTraining, former_trainings, settings_of
 
 T = TypeVar("T")
 

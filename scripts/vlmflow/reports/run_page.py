@@ -9,18 +9,18 @@ from pathlib import Path
 from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
 from vlmflow.estimate.accounts import Result
+from vlmflow.in_trainer.events import Event
 from vlmflow.reports.compared import Comparison, comparisons, gigabytes
 from vlmflow.reports.histogram import short
 from vlmflow.reports.line_chart import LineChart
 from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.run_history import RunHistory
-from vlmflow.trainer.events import Event
-from vlmflow.training.accounts import Gate, TrainingReport
-from vlmflow.training.doing import Doing
-from vlmflow.training.former import FormerTraining, former_trainings
-from vlmflow.training.newest import Newest
-from vlmflow.training.steps import schedule_in_words
+from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.doing import Doing
+from vlmflow.supervisor.former import FormerTraining, former_trainings
+from vlmflow.supervisor.newest import Newest
+from vlmflow.supervisor.steps import schedule_in_words
 
 SENTENCES: dict[Doing, str] = {
     "starting": "The trainers load the model.",

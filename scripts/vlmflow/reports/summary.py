@@ -11,7 +11,7 @@ from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.weights import published_weights
 from vlmflow.rows.stats import SplitCounts
-from vlmflow.training.accounts import Gate
+from vlmflow.supervisor.accounts import Gate
 
 SPLITS = ("val", "test")
 Line = tuple[str, str]

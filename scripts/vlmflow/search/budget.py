@@ -11,7 +11,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.estimate.accounts import NoEstimate, read_estimate
-from vlmflow.training.accounts import Gate
+from vlmflow.supervisor.accounts import Gate
 
 log = logging.getLogger("vlmflow")
 

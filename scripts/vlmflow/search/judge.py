@@ -27,10 +27,10 @@ from vlmflow.search.accounts import TrialResult
 from vlmflow.search.against_own import decisive
 from vlmflow.search.run_trial import Ended
 from vlmflow.search.starts import one_start, starts_of
+from vlmflow.supervisor.released import digests_of, release
+from vlmflow.supervisor.train import Trained
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import ChildFailedError
-from vlmflow.training.released import digests_of, release
-from vlmflow.training.train import Trained
 
 FOLDER = "judged"
 """The folder of a run folder that holds the merged weights as long as they are evaluated."""

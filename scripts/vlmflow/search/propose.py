@@ -15,7 +15,7 @@ from vlmflow.search.accounts import OWN, Asked, AskedTrial
 from vlmflow.search.budget import hours_each
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import Study, ranked
-from vlmflow.training.steps import Steps, scheduled
+from vlmflow.supervisor.steps import Steps, scheduled
 
 SPENT = "the budget is spent (limits.gpu_hours)"
 FEW = "too few trials finished the rung before within the limits"

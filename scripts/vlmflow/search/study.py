@@ -22,7 +22,7 @@ STATES: dict[TrialState, str] = {
     "waiting": "waits for the next rung",
     "left": "did not go on",
 }
-"""The same for people."""
+"""The states of a trial, for people."""
 
 
 class StudyTrial(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_folder import model_with, read_model_manifest
-from vlmflow.training.released import read_release
+from vlmflow.supervisor.released import read_release
 
 
 class Trained(msgspec.Struct, frozen=True):

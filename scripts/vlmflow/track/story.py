@@ -18,12 +18,12 @@ from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interv
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.fetch.published_run import PROVENANCE
+from vlmflow.in_trainer.events import Begin, Event, Log, read_events
+from vlmflow.in_trainer.orders import PROGRESS
 from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.weights import published_weights
+from vlmflow.supervisor.accounts import TrainingReport
 from vlmflow.track.accounts import Point, Story
-from vlmflow.trainer.events import Begin, Event, Log, read_events
-from vlmflow.trainer.orders import PROGRESS
-from vlmflow.training.accounts import TrainingReport
 
 OF_TRAINING = ("loss", "learning_rate", "grad_norm", "epoch", "tokens", "waited", "memory")
 """The figures of a step (`trainer.events.Log`) that trackers get as train/NAME."""

@@ -11,7 +11,7 @@ from vlmflow.cleaning.leftovers import find_leftovers, of_trainings, of_trials
 from vlmflow.config.model import Config, check_config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_folder import FileRecord, link_files, write_model_manifest
-from vlmflow.training.accounts import TrainingDigests
+from vlmflow.supervisor.accounts import TrainingDigests
 
 
 def settings_with(**stores: str) -> Config:

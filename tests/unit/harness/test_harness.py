@@ -188,7 +188,7 @@ def test_a_second_process_of_a_job_refuses_to_make_the_same_files(tmp_path: Path
     assert done.returncode == 1
     assert done.stderr.splitlines()[-2:] == [
         "the stage failed: this is process 1 of job 77: Slurm has started this stage more than once",
-        "  what to do: let the job have one task (srun --ntasks=1)",
+        "  what to do: give the job one task: srun --ntasks=1",
     ]
     assert not (tmp_path / "t").exists()
     assert json.loads((tmp_path / "verdict").read_text()) == {"again": False}

@@ -10,7 +10,7 @@ from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.compared import Compared, comparisons
 from vlmflow.reports.run_page import run_page
-from vlmflow.training.accounts import Best, TrainingReport
+from vlmflow.supervisor.accounts import Best, TrainingReport
 
 
 def on_h100(**values: object) -> TrainingReport:

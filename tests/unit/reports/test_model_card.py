@@ -30,7 +30,7 @@ from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.stats import SplitCounts
-from vlmflow.training.accounts import EndedEarly
+from vlmflow.supervisor.accounts import EndedEarly
 
 DATA: dict[str, Any] = {
     "dataset": "alpaca",

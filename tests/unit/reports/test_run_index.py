@@ -28,7 +28,7 @@ from vlmflow.fetch.model_folder import ModelManifest
 from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
-from vlmflow.training.accounts import Check
+from vlmflow.supervisor.accounts import Check
 
 HOSTILE = "<script>document.title='taken'</script>"
 

@@ -20,7 +20,8 @@ SYMBOLS = "mm cm dm km nm ft yd mi in mg kg lbs? oz ml cl dl ms secs? mins? hrs?
 """Units that may follow digits without a space, in any case."""
 
 SYMBOL = rf"(?:%|°[CF]?|(?:(?i:{'|'.join(SYMBOLS.split())}|km/?h|px|fps|rpm|am|pm|percent)|[mghlLVW])(?![^\W_]))"
-"""The same, with single letters. All else makes digits part of a name: 7up, 16th, 3D, 1990s, 5A; so does $5m."""
+"""Units that may follow digits without a space, with single letters. All else makes digits part of a
+name: 7up, 16th, 3D, 1990s, 5A; so does $5m."""
 
 UNITS = word_set("mm cm dm m km nm ft yd mi mg g kg lb lbs oz ml cl dl l")
 """Units that a sentence may give after a number; others are words."""

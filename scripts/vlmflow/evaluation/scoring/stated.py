@@ -28,7 +28,7 @@ NEGATIONS = word_set(
 )
 
 DENIALS = (["rule", "out"], ["ruled", "out"], ["far", "from"])
-"""The same in two words."""
+"""Words that deny, in pairs."""
 
 BOUNDS = (["at", "least"], ["at", "most"], ["up", "to"])
 """Before an answer, they make it a bound: "at least 3" may be 5. "More than 3" is a contrast."""

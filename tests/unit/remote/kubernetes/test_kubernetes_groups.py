@@ -48,7 +48,7 @@ def test_only_node_0_runs_the_rule_and_all_unpack_the_same_sources() -> None:
     assert (job["spec"]["completions"], job["spec"]["parallelism"], nodes_of(job)) == (2, 2, 2)
     private = f"{DEPLOY} --local-storage-prefix /workdir/.sources"
     rule = RULE.replace(DEPLOY, private)
-    python = 'PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec python -m vlmflow.training.other_node'
+    python = 'PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec python -m vlmflow.supervisor.other_node'
     words = '\'/outputs/runs/a b\' "$VLMFLOW_ATTEMPT" "$JOB_COMPLETION_INDEX" 4'
     other = f"trap : TERM; pip install x && {private} && {python} {words}"
     assert spec_of(job)["containers"][0]["args"] == [

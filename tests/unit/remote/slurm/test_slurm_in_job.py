@@ -2,12 +2,12 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from remote.slurm import in_job
@@ -106,19 +106,42 @@ def test_only_a_job_that_was_told_asks_to_come_again(
     assert done.stderr == (f"{why}\n" if why else "")
 
 
-def test_stages_are_found_behind_their_shells() -> None:
-    with (
-        subprocess.Popen(["sh", "-c", "sleep 60; true"]) as shell,
-        subprocess.Popen(["sleep", "60"]) as alone,
-    ):
-        try:
-            sleeps = psutil.Process(shell.pid)
-            until = time.monotonic() + 10
-            while not sleeps.children() and time.monotonic() < until:
-                time.sleep(0.01)
-            found = {stage.pid for stage in in_job.stages()}
-            assert {sleeps.children()[0].pid, alone.pid} <= found
-            assert shell.pid not in found
-        finally:
-            for process in (*sleeps.children(), sleeps, alone):
-                process.kill()
+STAGE = """
+import signal, subprocess, sys, threading, time
+from pathlib import Path
+folder, child = Path(sys.argv[1]), None
+def save(*given):
+    print("saves", flush=True)
+    threading.Timer(1, child.kill).start()
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+wait_for("train")
+before = signal.signal(signal.SIGTERM, save)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(40)", "torch.distributed.run"])
+child.wait()
+signal.signal(signal.SIGTERM, before)
+print("trained", flush=True)
+wait_for("end")
+print("ends well", flush=True)
+"""
+"""A stage that saves when it is told, while it has trainers; at other times it would just end."""
+
+
+def test_a_stage_is_told_once_its_trainers_run(tmp_path: Path) -> None:
+    """Behind its shell; and not before, nor when their result is being put in place."""
+    tells = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); from remote.slurm import in_job\n"
+    tells += "import subprocess, threading\nthreading.Thread(target=in_job.tell_trainers, daemon=True).start()\n"
+    tells += "print(subprocess.run(['sh', '-c', sys.argv[1] + '; true']).returncode)"
+    (tmp_path / "stage.py").write_text(STAGE)
+    words = f"{sys.executable} {tmp_path}/stage.py {tmp_path}"
+    with subprocess.Popen([sys.executable, "-c", tells, words], stdout=subprocess.PIPE, text=True) as snakemake:
+        assert snakemake.stdout is not None
+        time.sleep(1.5)
+        assert snakemake.poll() is None
+        (tmp_path / "train").touch()
+        assert select.select([snakemake.stdout], [], [], 30)[0]
+        assert [snakemake.stdout.readline() for _ in range(2)] == ["saves\n", "trained\n"]
+        time.sleep(0.5)
+        (tmp_path / "end").touch()
+        assert snakemake.stdout.read() == "ends well\n0\n"

@@ -12,9 +12,17 @@ from remote.slurm import node
     ("number", "restarts", "command"),
     [
         ("0", None, ["python3", "-m", "snakemake", "x y"]),
-        ("1", None, [sys.executable, "-m", "vlmflow.training.other_node", "stores/runs/r", "slurm-123456-0", "1", "8"]),
+        (
+            "1",
+            None,
+            [sys.executable, "-m", "vlmflow.supervisor.other_node", "stores/runs/r", "slurm-123456-0", "1", "8"],
+        ),
         ("0", "2", ["python3", "-m", "snakemake", "x y"]),
-        ("3", "2", [sys.executable, "-m", "vlmflow.training.other_node", "stores/runs/r", "slurm-123456-2", "3", "8"]),
+        (
+            "3",
+            "2",
+            [sys.executable, "-m", "vlmflow.supervisor.other_node", "stores/runs/r", "slurm-123456-2", "3", "8"],
+        ),
     ],
 )
 def test_node_0_runs_snakemake_and_each_other_an_agent_of_the_same_attempt(

@@ -1,0 +1,100 @@
+"""What this workflow changes inside Snakemake, since 9.27.1 has no public way to it; nothing else replaces its parts.
+
+Each function names the upstream line that it works around. A test (tests/unit/harness/test_patches.py) fails when
+upstream no longer needs it: then delete the function. A sixth patch is in `remote.slurm.in_job`, for jobs of Slurm.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial, wraps
+from typing import Any
+
+
+def around_planning(workflow: Any, around: Callable[[Callable[[], None]], None]) -> None:
+    """Let a function make Snakemake's plan, with and without -n: it gets the function that does it, and calls it.
+
+    snakemake/workflow.py:1500 (`Workflow.execute`): the workflow's hooks are called after the plan, and not with -n.
+    """
+    workflow._build_dag = partial(around, workflow._build_dag)
+
+
+def compare_past_ancient_inputs(dag: Any) -> None:
+    """Make Snakemake compare jobs that only `ancient` files connect to jobs that run. Call it before planning.
+
+    snakemake/dag.py:1642 (`DAG.update_needrun`): each job downstream of one that runs is skipped, because it will run
+    as well; but past an `ancient` input it does not (dag.py:1666). Without this patch, a setting of the estimate and of
+    the smoke run makes only the estimate again when it changes, and weights that were trained with the old value pass
+    as those of the new one.
+    """
+    update_needrun, bfs = dag.update_needrun, dag.bfs
+
+    @wraps(bfs)
+    def past_no_ancient_input(direction: Any, *jobs: Any) -> Iterator[Any]:
+        reached = list(jobs)
+        for job in reached:
+            yield job
+            following = direction[job].items()
+            reached += [next_job for next_job, files in following if next_job not in reached and not _is_ancient(files)]
+
+    @wraps(update_needrun)
+    async def updated(*args: Any, **options: Any) -> None:
+        dag.bfs = past_no_ancient_input
+        try:
+            await update_needrun(*args, **options)
+        finally:
+            dag.bfs = bfs
+
+    dag.update_needrun = updated
+
+
+def _is_ancient(files: Any) -> bool:
+    return all(file.is_ancient for file in files)
+
+
+def ask_for(workflow: Any, files: Iterable[str]) -> None:
+    """Add files to the targets of the call. Call it before planning.
+
+    snakemake/dag.py:1654 (`DAG.update_needrun`): a missing file is made again only if a job that needs it runs, so one
+    that must be there has to be a target; and a workflow cannot add to the targets of the command.
+    """
+    workflow.dag.targetfiles |= set(map(workflow.modifier.path_modifier.apply_default_storage, files))
+
+
+def store_by(*classes: type) -> None:
+    """Replace the classes of targets in storage plugins; each class derives from that of its plugin.
+
+    Call it in the Snakefile before the first rule: a target gets its class when it is named.
+
+    snakemake_interface_storage_plugins/storage_provider.py:168 (`get_storage_object_cls`): a provider looks its class
+    up in its plugin's module. A plugin of our own would have to be installed beside the repository.
+    """
+    for ours in classes:
+        theirs = ours.__mro__[1]
+        sys.modules[theirs.__module__].StorageObject = ours  # type: ignore[attr-defined]
+
+
+def watch_executor(plugin: Any, named: Callable[[], None], install: Callable[[], None] | None) -> None:
+    """Learn whether a call names the executor of a plugin, and replace this one when Snakemake makes it.
+
+    named: called when Snakemake checks the settings of the plugin, which it does, also with -n, for the one that the
+    call names. install: sets `plugin.executor`, when Snakemake makes one; None if that is already ours.
+
+    snakemake/api.py:536 (`DAGApi.execute_workflow`): the executor is looked up by its name after the rules are read,
+    which cannot ask for it, and with -n another one runs.
+    """
+    check = plugin.validate_settings
+
+    def check_and_say(settings: Any) -> None:
+        named()
+        check(settings)
+
+    plugin.validate_settings = check_and_say
+    if install is not None:
+        replace = install
+
+        class Made:  # Snakemake asks of which classes it is
+            def __new__(cls, *values: Any) -> Any:
+                replace()
+                return plugin.executor(*values)
+
+        plugin.executor = Made

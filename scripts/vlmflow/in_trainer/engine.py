@@ -1,0 +1,117 @@
+"""What the trainers wrap the model in, according to the run's strategy."""
+
+import sys
+from functools import partial
+from typing import Any
+
+from accelerate.utils import other as accelerate_utils
+from torch.distributed.fsdp import FSDPModule
+
+from vlmflow.config.model_types import model_types
+from vlmflow.config.strategies import Strategy
+from vlmflow.in_trainer import fsdp2
+from vlmflow.in_trainer.model_layers import layers_of
+
+
+def spare_deepspeed(strategy: Strategy) -> None:
+    """Keep accelerate from importing DeepSpeed under another strategy, only to ask whether it wraps the model."""
+    if strategy.engine != "deepspeed":
+        accelerate_utils.is_deepspeed_available = lambda: False
+
+
+def prepare(strategy: Strategy, trainer: Any) -> None:
+    """Prepare a trainer (transformers' `Trainer`) for the strategy, before it wraps the model."""
+    if strategy.engine == "fsdp2":
+        fsdp2.replace_checkpoints(trainer)
+        fsdp2.keep_precision(trainer)
+    if strategy.engine == "fsdp2" or _trains_vision(trainer):
+        _pass_blank_pictures()
+        if trainer.args.world_size > 1:
+            _require_the_tower(trainer)
+    if strategy.engine == "deepspeed":
+        trainer.save_model = partial(_save_model, trainer, trainer.save_model)
+
+
+def begin(strategy: Strategy, trainer: Any) -> None:
+    """Check, before the first step, that the model is wrapped as the strategy asks.
+
+    Raises RuntimeError otherwise: with `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.
+    """
+    model = trainer.model_wrapped
+    engines = {"deepspeed": _is_deepspeed(model), "fsdp2": isinstance(model, FSDPModule)}
+    wanted = {name: name == strategy.engine for name in engines}
+    if engines != wanted:
+        raise RuntimeError(f"strategy {strategy.name} is not at work: the model is a {type(model).__name__}")
+    if strategy.engine == "fsdp2":
+        fsdp2.keep_random_states(model)
+    if strategy.engine == "deepspeed":
+        _follow_learning_rate(trainer)
+
+
+def _trains_vision(trainer: Any) -> bool:
+    kind = model_types()[trainer.template.model_meta.model_type]
+    return any(each.trained and kind.part_of(each.name) != "language_model" for each in layers_of(trainer.model))
+
+
+def _pass_blank_pictures() -> None:
+    """Let batches without a picture pass a blank one through the vision tower.
+
+    Otherwise only some ranks gather the tower's weights, and under FSDP2 all wait for ever. Or DDP fails, because
+    weights of the tower that it trains got no gradient. ms-swift (4.6) does so under DeepSpeed alone, in its loaders of
+    models and in its templates.
+    """
+    for name, module in sys.modules.items():
+        if name.startswith(("swift.model.", "swift.template.")) and "is_deepspeed_enabled" in vars(module):
+            module.is_deepspeed_enabled = lambda: True  # type: ignore[attr-defined]
+
+
+def _require_the_tower(trainer: Any) -> None:
+    """Refuse the first batch that does not pass through the vision tower, instead of waiting for ever.
+
+    ms-swift passes blank pictures for some models only: not for LLaVA, Gemma 3, Idefics3.
+    """
+    kind = model_types()[trainer.template.model_meta.model_type]
+    towers = {name for part, names in kind.parts.items() if part == "vision_tower" for name in names}
+    passed: list[bool] = []
+    for name, module in trainer.model.named_modules():
+        if name.removeprefix("base_model.model.") in towers:
+            module.register_forward_hook(lambda *_: passed.append(True))
+
+    def look(model: Any, *_: Any) -> None:
+        if model.training and towers and not passed:
+            raise ValueError(
+                f"a batch without pictures does not pass through {', '.join(sorted(towers))}, and the processes wait "
+                "for each other there; train rows with pictures alone, in one process, or, except under fsdp2, with "
+                "train.freeze: [vision_tower, aligner]"
+            )
+        passed.clear()
+
+    trainer.model.register_forward_hook(look)
+
+
+def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    """Save the model as DDP does, from the first process alone, if each process holds all weights.
+
+    accelerate (`Accelerator.get_state_dict`) would copy the whole model into the memory of every process for each
+    checkpoint, and an output layer that is also the embedding would be saved twice.
+    """
+    if trainer.deepspeed.zero_optimization_stage() == 3:
+        save(output_dir, _internal_call=_internal_call)
+    elif trainer.args.should_save:
+        trainer._save(output_dir)
+
+
+def _follow_learning_rate(trainer: Any) -> None:
+    """Let the scheduler set the learning rate of DeepSpeed's optimizer, also after a checkpoint was loaded.
+
+    ms-swift (trainers/mixin.py, `create_scheduler`) gives the scheduler the optimizer from before DeepSpeed. With
+    offload, DeepSpeed's is another (accelerate/utils/deepspeed.py, `map_pytorch_optim_to_deepspeed`). Both have the
+    same groups until a checkpoint replaces those of DeepSpeed's: the rate would then stay that of the checkpoint, and
+    the logs would show the scheduler's.
+    """
+    trainer.lr_scheduler.optimizer.param_groups = trainer.model_wrapped.basic_optimizer.param_groups
+
+
+def _is_deepspeed(model: Any) -> bool:
+    """Return whether DeepSpeed's engine wraps a model; importing DeepSpeed takes seconds."""
+    return any(f"{kind.__module__}.{kind.__name__}".startswith("deepspeed.") for kind in type(model).__mro__)

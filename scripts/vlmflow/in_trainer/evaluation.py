@@ -1,0 +1,162 @@
+"""The validation loss: Σ NLL / Σ trained tokens over all rows of the val split.
+
+transformers 5.19 averages global batches with equal weight, and accelerate repeats rows to fill the last ones; so its
+loss depends on the number of processes and on the batch size. This one does not. Sums are in float64.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from swift.dataloader import DataLoaderShard
+from swift.sequence_parallel import sequence_parallel
+
+from vlmflow.in_trainer.heartbeat import Doing, Heart
+from vlmflow.in_trainer.micro_batches import Planner
+
+IGNORED = -100
+"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
+
+
+class Evaluation:
+    """Takes the place of a trainer's own evaluation; the trainer's loop and its logs stay.
+
+    trainer: ms-swift's (swift/trainers/seq2seq_trainer.py). An evaluation also logs `eval_rows` and `eval_tokens`.
+    """
+
+    def __init__(self, trainer: Any, heart: Heart, planner: Planner | None) -> None:
+        """planner: for the rows of the val split; None for batches of a fixed number of rows."""
+        self._trainer = trainer
+        self._planner = planner
+        self._heart = heart
+        self._loader: DataLoaderShard | None = None
+        self._evaluate = trainer._evaluate
+        self._loop = trainer.evaluation_loop
+        self._step = trainer.prediction_step
+        trainer._evaluate = self._without_random_numbers
+        trainer.evaluation_loop = self._evaluation_loop
+        trainer.prediction_step = self._prediction_step
+        trainer.get_eval_dataloader = self._get_eval_dataloader
+
+    def _without_random_numbers(self, *arguments: Any, **values: Any) -> Any:
+        """Evaluate, but draw no random numbers from the training's.
+
+        Each start of a loader draws one. A checkpoint that SIGTERM saved before its evaluation would otherwise be
+        resumed with other dropout than an unbroken training has.
+        """
+        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
+            return self._evaluate(*arguments, **values)
+
+    def _get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoaderShard:
+        """Return the one loader of all evaluations, made as ms-swift makes that of the training."""
+        trainer, args = self._trainer, self._trainer.args
+        if self._loader is None:
+            rank, ranks = _place(trainer)
+            batches = EvenBatches(self._batches(ranks), rank)
+            self._loader = DataLoaderShard(
+                trainer.eval_dataset,
+                device=trainer.accelerator.device,
+                batch_sampler=batches,
+                collate_fn=trainer.data_collator,
+                num_workers=args.dataloader_num_workers,
+                pin_memory=args.dataloader_pin_memory,
+                persistent_workers=args.dataloader_persistent_workers,
+                prefetch_factor=args.dataloader_prefetch_factor,
+                **trainer._maybe_multiprocessing_context(args),
+            )
+        return self._loader
+
+    def _batches(self, ranks: int) -> list[list[list[int]]]:
+        """Return the batches of each rank, each row once."""
+        rows = range(len(self._trainer.eval_dataset))
+        if self._planner:
+            return self._planner.step(rows)
+        return dealt(rows, self._trainer.args.eval_batch_size, ranks)
+
+    def _evaluation_loop(self, dataloader: DataLoaderShard, *arguments: Any, **values: Any) -> Any:
+        """Evaluate all batches; replace the loss by that of all tokens."""
+        trainer = self._trainer
+        self._own = dataloader.batch_sampler.own
+        self._sum = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)  # NLL in nats, trained tokens
+        with _loss_of_a_batch_alone(trainer):
+            output = self._loop(dataloader, *arguments, **values)
+        if dist.is_initialized():
+            dist.all_reduce(self._sum)
+        # The ranks that share a row by sequence parallelism each added all of it.
+        nll, tokens = (self._sum / trainer.template.sequence_parallel_size).tolist()
+        output.metrics["eval_loss"] = nll / tokens if tokens else float("nan")
+        output.metrics["eval_rows"] = len(trainer.eval_dataset)
+        output.metrics["eval_tokens"] = round(tokens)
+        return output
+
+    def _prediction_step(self, model: Any, inputs: Any, *arguments: Any, **values: Any) -> Any:
+        """Compute a batch as ms-swift does, and add its loss; a repeated batch adds nothing."""
+        trainer = self._trainer
+        self._heart.beat(Doing.EVALUATING)
+        self._own -= 1
+        if self._own < 0:
+            with _metrics_put_aside(trainer):
+                return self._step(model, inputs, *arguments, **values)
+        # A model predicts no first token. Counted now: ms-swift cuts labels without training, or shares them out.
+        tokens = int((inputs["labels"][..., 1:] != IGNORED).sum())
+        trainer._get_num_items_in_batch = lambda *_: torch.tensor(max(1, tokens), device=trainer.args.device)
+        loss, logits, labels = self._step(model, inputs, *arguments, **values)
+        if tokens:
+            self._sum += torch.stack([loss.double() * tokens, loss.new_tensor(tokens, dtype=torch.float64)])
+        return loss, logits, labels
+
+
+def dealt(rows: range, size: int, ranks: int) -> list[list[list[int]]]:
+    """Deal rows to ranks, one by one; return the batches of each, of `size` rows."""
+    of_ranks = [rows[rank::ranks] for rank in range(ranks)]
+    return [[list(mine[at : at + size]) for at in range(0, len(mine), size)] for mine in of_ranks]
+
+
+class EvenBatches:
+    """The batches of one rank; as many on each, because forward passes may be collective.
+
+    own: how many come first that are the rank's own; then it repeats its first one, or row 0.
+    """
+
+    def __init__(self, of_ranks: list[list[list[int]]], rank: int) -> None:
+        self.own = len(of_ranks[rank])
+        again = of_ranks[rank][0] if self.own else [0]
+        self._batches = of_ranks[rank] + [again] * (max(map(len, of_ranks)) - self.own)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
+def _place(trainer: Any) -> tuple[int, int]:
+    """Return which part of the rows this process evaluates, and of how many parts."""
+    if trainer.template.sequence_parallel_size > 1:
+        return sequence_parallel.dp_rank, sequence_parallel.dp_world_size
+    return trainer.args.process_index, trainer.args.world_size
+
+
+@contextmanager
+def _loss_of_a_batch_alone(trainer: Any) -> Iterator[None]:
+    """Make the trainer return a batch's mean loss over its tokens, and not its share of all ranks' batches."""
+    count, scales = trainer._get_num_items_in_batch, trainer.model_accepts_loss_kwargs
+    trainer.model_accepts_loss_kwargs = False  # seq2seq_trainer.py would multiply by the number of processes
+    try:
+        yield
+    finally:
+        trainer._get_num_items_in_batch, trainer.model_accepts_loss_kwargs = count, scales
+
+
+@contextmanager
+def _metrics_put_aside(trainer: Any) -> Iterator[None]:
+    """Keep a repeated batch out of ms-swift's own figures, such as the share of right tokens."""
+    before = trainer.custom_metrics["eval"]
+    trainer.custom_metrics["eval"] = defaultdict(before.default_factory)
+    try:
+        yield
+    finally:
+        trainer.custom_metrics["eval"] = before

@@ -1,0 +1,169 @@
+"""The program of every node of a training but the first:
+
+    python -m vlmflow.supervisor.other_node RUNS ATTEMPT NODE THREADS
+
+RUNS: the folder with the run folders of a run, by stage and digest. ATTEMPT: the name of the attempt. NODE: the node's
+number, from 1. THREADS: cores for its processes together.
+
+It waits for the attempt's launch file, starts this node's trainers as that says, and reports how they ended. When the
+launch file is removed, or after SIGTERM, it ends; its trainers save a checkpoint first if they are at work.
+"""
+
+import logging
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from vlmflow.core.account import write_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
+from vlmflow.supervisor.agent import Place, end, let_them_save, ranks_of, start
+from vlmflow.supervisor.launch_file import ATTEMPT, Launch, Order, Report, launch_file, read_launch, report_file
+from vlmflow.supervisor.lease import Sign, newest
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.swift.arguments import Training
+
+log = logging.getLogger("vlmflow")
+
+PAUSE = 0.5
+"""Seconds between two looks at the launch file."""
+
+
+def main() -> None:
+    """Serve until the attempt is over. Ends with code 1 if the launch file is wrong, or SIGTERM came before."""
+    runs, attempt, node, threads = sys.argv[1:]
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=f"node {node}: %(message)s")
+    if not ATTEMPT.fullmatch(attempt):
+        sys.exit(f"{attempt!r:.80} is not the name of an attempt")
+    try:
+        if not OtherNode(Path(runs), attempt, int(node), int(threads)).serve():
+            sys.exit(f"node {node}: ended by SIGTERM")
+    except VlmflowError as error:
+        sys.exit(f"node {node}: {error}")
+
+
+class OtherNode:
+    """One node of a training, which follows the launch file that node 0 writes."""
+
+    def __init__(self, runs: Path, attempt: str, node: int, threads: int) -> None:
+        """See the arguments of the module."""
+        self._runs = runs
+        self._attempt = attempt
+        self._node = node
+        self._threads = threads
+        self._obeyed: tuple[int, Order] = (0, "stop")
+        self._torchrun: subprocess.Popen[bytes] | None = None
+        self._reported = Report(0, False, None)
+        self._ends = False
+        self._asked: set[int] = set()
+        self._said = ""
+
+    def serve(self) -> bool:
+        """Follow the launch file until it is removed, or SIGTERM came; returns whether it was removed.
+
+        Raises VlmflowError if it is wrong.
+        """
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        log.info(f"waiting for node 0 of attempt {self._attempt}")
+        file = self._found()
+        while file and (found := self._read(file)) is not None:
+            if self._ends and (self._torchrun is None or self._torchrun.poll() is not None):
+                break
+            self._obey(*found, RunFolder(file.parent))
+            if self._ends:
+                self._let_them_save()
+            self._report(file.parent)
+            time.sleep(PAUSE)
+        self._end_trainers()
+        if file is None or file.exists():
+            if file:
+                self._report(file.parent)
+            return False
+        report_file(file.parent, self._attempt, self._node).unlink(missing_ok=True)
+        log.info(f"attempt {self._attempt} is over")
+        return True
+
+    def _found(self) -> Path | None:
+        """Return the launch file, once it exists and node 0 lives; None after SIGTERM.
+
+        A killed node 0 leaves its launch file. If a queue suspends its Job and lets it go on, the next one has the same
+        attempt; so only a file counts beside which the lease of the run folder goes on. Node 0 gets that first, and
+        then removes old launch files.
+        """
+        pattern = f"*/*/{launch_file(Path(), self._attempt).name}"
+        seen: dict[Path, Sign | None] = {}
+        while not self._ends:
+            for file in self._runs.glob(pattern):
+                with suppress(OSError):
+                    sign = newest(file.parent)
+                    if sign and not sign.released and sign != seen.setdefault(file, sign) and file.exists():
+                        return file
+            time.sleep(PAUSE)
+        return None
+
+    def _read(self, file: Path) -> tuple[Launch, Training] | None:
+        """Return what the launch file says; None if it was removed. Raises VlmflowError if it is wrong."""
+        while True:
+            try:
+                return read_launch(file)
+            except OSError as error:  # on a network volume, for instance ESTALE as it is replaced
+                if self._ends:
+                    raise VlmflowError(f"{file}: {error}", "run the same command again") from None
+                if str(error) != self._said:
+                    self._said = str(error)
+                    log.info(f"{file}: {error}; looking again")
+                time.sleep(PAUSE)
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        self._ends = True
+        self._let_them_save()
+
+    def _let_them_save(self) -> None:
+        if self._torchrun is not None:
+            let_them_save(self._torchrun, self._asked)
+
+    def _obey(self, launch: Launch, training: Training, folder: RunFolder) -> None:
+        if self._obeyed == (launch.session, launch.order) or (self._ends and launch.order == "train"):
+            return
+        self._obeyed = launch.session, launch.order
+        if launch.order == "stacks":
+            for process in ranks_of(self._torchrun).values() if self._torchrun else ():
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGUSR1)
+            return
+        self._end_trainers()
+        if launch.order == "train":
+            log.info(f"starting {counted(launch.processes, 'trainer')}, session {launch.session} ({folder.path})")
+            resume = folder.output / launch.resume if launch.resume else None
+            place = Place(self._node, launch.endpoint, launch.meeting)
+            self._torchrun = start(training, folder, resume, self._threads, place)
+            self._asked = set()
+
+    def _end_trainers(self) -> None:
+        if self._torchrun is not None and self._torchrun.poll() is None:
+            log.info("ending the trainers")
+            end(self._torchrun)
+
+    def _report(self, run_folder: Path) -> None:
+        """Tell node 0 how the trainers of its session ended, or that they run."""
+        code = self._torchrun.poll() if self._torchrun else None
+        report = Report(self._obeyed[0], self._torchrun is not None and code is None, code)
+        if report != self._reported:
+            try:
+                write_account(report_file(run_folder, self._attempt, self._node), report)
+            except OSError as error:  # a network volume may fail for a moment; the next look writes it
+                log.info(f"cannot report the state of this node to node 0 yet: {error}")
+                return
+            self._reported = report
+            if code is not None:
+                log.info(f"the trainers of session {report.session} ended with code {code}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Runs a training from its first step, or from its newest checkpoint, to its target."""
+
+import importlib.metadata
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
+from vlmflow.core.printable import counted
+from vlmflow.supervisor.bad_steps import refuse_bad_step
+from vlmflow.supervisor.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
+from vlmflow.supervisor.failures import MachineFaultError
+from vlmflow.supervisor.foreign_code import ForeignCodeError
+from vlmflow.supervisor.group import Group, group_of
+from vlmflow.supervisor.launch import launch
+from vlmflow.supervisor.onlooker import Onlooker, nobody
+from vlmflow.supervisor.released import refuse_other_adapter
+from vlmflow.supervisor.resumed import OutOfGpuMemoryError, ResumableError, last_step, resume_once
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.shared_memory import refuse_small_shared_memory
+from vlmflow.supervisor.step_plan import kept_plan
+from vlmflow.swift.arguments import Training
+
+log = logging.getLogger("vlmflow")
+
+
+class TrainingFailedError(VlmflowError):
+    """The training itself failed, with its data and settings; neither this machine nor somebody's signal ended it."""
+
+
+class TooLargeError(TrainingFailedError):
+    """A GPU ran out of memory in a training that is not resumed."""
+
+
+class OutOfHoursError(VlmflowError):
+    """The trainers saved and ended because their hours were over (`Training.hours`)."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training: its run folder, the last checkpoint, and the best one by validation loss."""
+
+    folder: RunFolder
+    last: Checkpoint
+    best: Checkpoint
+
+
+def train(
+    training: Training, runs: Path, threads: int, what: str, resumes: bool = True, onlooker: Onlooker = nobody
+) -> Trained:
+    """Train `training` in its run folder under `runs` (`runs/DIGEST`), and return the result.
+
+    A run folder with complete checkpoints of the same data and settings is resumed from the newest; a finished one is
+    used as it is.
+
+    what: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether a
+    training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
+
+    Raises TrainingFailedError if the trainers fail, or a step has spoiled the training (TooLargeError if a GPU ran out
+    of memory, and it is not resumed); OutOfHoursError if they ended because their hours were over, or have none to
+    begin with; InterruptedTrainingError if they saved and ended before their target; PassingError if they ended without
+    saving (TrainersDiedError if nobody asked them to); VlmflowError if this machine cannot train, or a checkpoint
+    cannot be read.
+    """
+    refuse_slow_torch(importlib.metadata.version("torch"))
+    folder = RunFolder(runs / training.digest())
+    with folder.held(training.describe()) as lock:
+        plan = kept_plan(training, folder, what)
+        training = replace(training, found=plan.passes) if plan else training
+        with group_of(training, folder, threads) as group:
+            loaders = training.ranks if group.is_local else training.processes
+            refuse_small_shared_memory(training.settings, loaders, plan.picture_tokens if plan else None)
+            return _train(training, folder, lock, group, what, resumes, onlooker)
+
+
+def _train(
+    training: Training, folder: RunFolder, lock: int, group: Group, what: str, resumes: bool, onlooker: Onlooker
+) -> Trained:
+    patience = training.settings.early_stop_after
+    with _failures_of_the_training():
+        refuse_bad_step(folder, training.data.train, what)
+    begun = last = _newest(training, folder)
+    over = training.hours is not None and training.hours <= 0
+    if last is not None and last.ended(patience, training.stop_at):
+        log.info(f"{what}: already trained to step {last.step} ({folder.path})")
+    elif not over:
+        if last is not None:
+            lost = max(0, last_step(folder.progress) - last.step)
+            again = f"; lost since then, and trained again: {counted(lost, 'step')}" if lost else ""
+            log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
+        with _failures_of_the_training():
+            left = _launch(training, folder, last, lock, group, what, resumes, onlooker)
+            over = left is not None and left <= 0
+            refuse_bad_step(folder, training.data.train, what)
+        last = _newest(training, folder)
+    log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
+    if last is None or not last.ended(patience, training.stop_at):
+        if over:
+            at = f"step {last.step} of {last.target}" if last else "no checkpoint"
+            raise OutOfHoursError(
+                f"{what}: its hours are over, with {at}",
+                "give it more hours: it resumes there",
+            )
+        if last is None:
+            raise InterruptedTrainingError(
+                f"{what}: the training was interrupted before its first checkpoint",
+                "run the same command again: it trains from step 0",
+                saved=False,
+            )
+        raise InterruptedTrainingError(
+            f"{what}: the training was interrupted, with step {last.step} of {last.target}",
+            "run the same command again: it resumes there",
+            saved=begun is None or last.step > begun.step,
+        )
+    if last.best is None:
+        raise TrainingFailedError(
+            f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
+            f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
+        )
+    if last.ended_early(patience):
+        log.info(
+            f"{what}: ended early at step {last.step} of {last.target}: {counted(patience or 0, 'evaluation')} "
+            f"without a lower validation loss than step {_step_of(last.best)}'s (early_stop_after)"
+        )
+    best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
+    if best is None:
+        raise VlmflowError(
+            f"{last.best}: the best checkpoint can no longer be read",
+            f"remove {folder.path} and run the same command again",
+        )
+    if training.tuner.trains_adapter:
+        refuse_other_adapter(best.folder, training.settings.lora)
+    return Trained(folder, last, best)
+
+
+def trained_before(training: Training, runs: Path) -> Trained | None:
+    """Return what a finished training left in its run folder under `runs`; None if it is not there any more."""
+    folder = RunFolder(runs / training.digest())
+    last = _newest(training, folder)
+    if last is None or last.best is None or not last.ended(training.settings.early_stop_after, training.stop_at):
+        return None
+    best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
+    return Trained(folder, last, best) if best else None
+
+
+@contextmanager
+def _failures_of_the_training() -> Iterator[None]:
+    """Tell what ends the trainers from what the machines lack, and from a checkpoint that they must not load."""
+    try:
+        yield
+    except (PassingError, MachineFaultError, ForeignCodeError, TrainingFailedError):
+        raise
+    except VlmflowError as error:
+        raise TrainingFailedError(error.cause, error.next_step) from None
+
+
+def _launch(
+    training: Training,
+    folder: RunFolder,
+    last: Checkpoint | None,
+    lock: int,
+    group: Group,
+    what: str,
+    resumes: bool,
+    onlooker: Onlooker,
+) -> float | None:
+    """Start the trainers; if a GPU runs out of memory, or they hang, start them once more from each checkpoint.
+
+    Returns the hours that are left to them then; None without a limit.
+    """
+    begun = time.monotonic()
+    left = training.hours
+    while True:
+        try:
+            now = replace(training, hours=left)
+            launch(now, folder, last.folder if last else None, lock, group, what, onlooker)
+            return _left(training.hours, begun)
+        except ResumableError as error:
+            if not resumes and isinstance(error, OutOfGpuMemoryError):
+                raise TooLargeError(error.cause, error.next_step) from None
+            left = _left(training.hours, begun)
+            last = _newest(training, folder) if resumes else None
+            begin = 0 if resumes and error.begins_again else None
+            mark = resume_once(folder, last.step if last else begin, error)
+            log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
+
+
+def _left(hours: float | None, begun: float) -> float | None:
+    return None if hours is None else max(0.0, hours - (time.monotonic() - begun) / 3600)
+
+
+def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:
+    return newest_whole_checkpoint(folder.output, training.ranks, training.strategy, training.tuner)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def refuse_slow_torch(version: str) -> None:
+    """Refuse PyTorch 2.9, which runs Qwen3-VL's vision tower 10 to 20 times slower (pytorch#174051)."""
+    if version.startswith("2.9."):
+        raise VlmflowError(
+            f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
+            "install the pinned environment: rm .venv/train.stamp && make .venv/train.stamp",
+        )

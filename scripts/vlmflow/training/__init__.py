@@ -1,1 +1,0 @@
-"""Training: run folder, trainers, checkpoints, and the gate before the full run."""

@@ -1,0 +1,155 @@
+"""Each patch of Snakemake still has its reason: the tests fail when upstream no longer needs it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import snakemake_storage_plugin_fs
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+from snakemake_interface_storage_plugins.storage_provider import StorageProviderBase
+
+from harness import patches
+from remote.storage.fs_object import FsObject
+from workflow_runs import ROOT
+
+
+def snakemake(folder: Path, snakefile: str, *words: str) -> str:
+    """Run Snakemake in a folder on a Snakefile that can use `patches`, and return its output."""
+    head = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\nfrom harness import patches\n"
+    (folder / "Snakefile").write_text(head + snakefile)
+    call = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-triggers", "params", "--keep-incomplete"]
+    done = subprocess.run([*call, *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+HOOKS = """
+rule all:
+    output: "all.txt"
+    shell: "touch {output}"
+onstart: print("onstart")
+onsuccess: print("onsuccess")
+"""
+
+AROUND = """
+def around(plan):
+    print("before")
+    plan()
+    print("after", len(workflow.dag))
+patches.around_planning(workflow, around)
+"""
+
+
+def test_no_hook_is_called_with_a_dry_run(tmp_path: Path) -> None:
+    """`around_planning`."""
+    said = snakemake(tmp_path, HOOKS + AROUND, "-n")
+    assert "onstart" not in said
+    assert "onsuccess" not in said
+    assert said.index("before\n") < said.index("after 1\n")
+
+
+ANCIENT = """
+rule c:
+    input: ancient("a.txt")
+    output: "c.txt"
+    params: x=config.get("val", 1)
+    shell: "touch {output}"
+rule a:
+    output: "a.txt"
+    params: x=config.get("val", 1)
+    shell: "touch {output}"
+"""
+"""The lines of the report in docs/decisions.md."""
+
+COMPARED = """
+def around(plan):
+    patches.compare_past_ancient_inputs(workflow.dag)
+    plan()
+patches.around_planning(workflow, around)
+"""
+
+
+def planned(said: str) -> set[str]:
+    return {line.split()[1].rstrip(":") for line in said.splitlines() if line.startswith("rule ")}
+
+
+def test_a_job_behind_an_ancient_input_is_forgotten(tmp_path: Path) -> None:
+    """`compare_past_ancient_inputs`."""
+    snakemake(tmp_path, ANCIENT)
+    assert planned(snakemake(tmp_path, ANCIENT, "-n", "--config", "val=2")) == {"a"}
+    assert planned(snakemake(tmp_path, ANCIENT + COMPARED, "-n", "--config", "val=2")) == {"a", "c"}
+    snakemake(tmp_path, ANCIENT, "--config", "val=2")  # for good: `a` is up to date now, and `c` is compared
+    assert planned(snakemake(tmp_path, ANCIENT, "-n", "--config", "val=2")) == {"c"}
+
+
+CHAIN = """
+rule best:
+    input: "result.txt"
+    output: "best.txt"
+    shell: "touch {output}"
+rule result:
+    output: "result.txt"
+    shell: "touch {output}"
+"""
+
+ASKED = """
+def around(plan):
+    patches.ask_for(workflow, ["result.txt"])
+    plan()
+patches.around_planning(workflow, around)
+"""
+
+
+def test_a_missing_file_between_others_is_left_alone(tmp_path: Path) -> None:
+    """`ask_for`."""
+    snakemake(tmp_path, CHAIN, "best.txt")
+    (tmp_path / "result.txt").unlink()
+    assert planned(snakemake(tmp_path, CHAIN, "-n", "best.txt")) == set()
+    assert "result" in planned(snakemake(tmp_path, CHAIN + ASKED, "-n", "best.txt"))
+
+
+def test_a_provider_asks_its_plugins_module_for_the_class_of_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`store_by`."""
+    theirs = FsObject.__base__
+    monkeypatch.setattr(snakemake_storage_plugin_fs, "StorageObject", theirs)  # other tests have replaced it
+    provider = snakemake_storage_plugin_fs.StorageProvider
+    assert provider.get_storage_object_cls.__func__ is StorageProviderBase.get_storage_object_cls.__func__
+    assert provider.get_storage_object_cls() is theirs
+
+    patches.store_by(FsObject)
+    assert provider.get_storage_object_cls() is FsObject
+
+
+EXECUTOR = """
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+print("read with", workflow.executor_plugin)
+patches.watch_executor(ExecutorPluginRegistry().get_plugin("slurm"), lambda: print("named"), None)
+rule all:
+    output: "all.txt"
+    shell: "touch {output}"
+onstart: print("never")
+"""
+
+
+def test_a_workflow_is_read_without_its_executor_and_planned_with_another(tmp_path: Path) -> None:
+    """`watch_executor`."""
+    around = "def around(plan):\n    plan()\n    print('planned with', workflow.executor_plugin.name)\n"
+    snakefile = EXECUTOR + around + "patches.around_planning(workflow, around)\n"
+    said = snakemake(tmp_path, snakefile, "-n", "--executor", "slurm", "--jobs", "1")
+    assert "read with None" in said
+    assert said.index("named") < said.index("planned with dryrun")
+    assert "named" not in snakemake(tmp_path, snakefile, "-n")
+
+
+def test_an_executor_is_replaced_when_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = ExecutorPluginRegistry().get_plugin("slurm")
+    for name in ("executor", "validate_settings"):
+        monkeypatch.setattr(plugin, name, getattr(plugin, name))
+    made: list[tuple[str, str]] = []
+    patches.watch_executor(
+        plugin, lambda: None, lambda: setattr(plugin, "executor", lambda *values: made.append(values))
+    )
+    assert not made
+    plugin.executor("workflow", "logger")
+    assert made == [("workflow", "logger")]

@@ -1,0 +1,115 @@
+"""The rows of each step, from ms-swift's own loaders; what is trained on them is in the stages' tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from vlmflow.in_trainer.batches import Batches, Fixed
+from vlmflow.in_trainer.heartbeat import Heart
+from vlmflow.in_trainer.row_log import Batch, RowLog, rows_of_step
+
+NUMBERS = range(17)
+"""A data set whose rows are their own numbers."""
+
+
+class Fed(list):
+    """What a collator makes of rows, here the rows themselves; the trainer asks for its tensors by name."""
+
+    def __init__(self, rows: list[int]) -> None:
+        super().__init__(rows)
+        self.mask = torch.ones(len(rows), 3)
+
+    def get(self, name: str) -> torch.Tensor | None:
+        return self.mask if name == "attention_mask" else None
+
+
+class Trainer:
+    """The part of a trainer that `Batches` uses: ms-swift's loader, transformers' way to take batches from it."""
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+        self.state = SimpleNamespace(global_step=0)
+        self.args = SimpleNamespace(resume_from_checkpoint=None)
+
+    def training_step(self, *_: Any) -> None:
+        return None
+
+    floating_point_ops = training_step
+
+    def get_train_dataloader(self) -> Any:
+        from swift.dataloader.shard import BatchSamplerShard, DataLoaderShard
+
+        sampler = BatchSamplerShard(len(NUMBERS), 2, shuffle=True, drop_last=False, data_seed=1)
+        values = {"num_workers": self.workers, "persistent_workers": self.workers > 0, "collate_fn": Fed}
+        return DataLoaderShard(NUMBERS, batch_sampler=sampler, **values)
+
+    def get_batch_samples(self, *arguments: Any) -> Any:
+        from transformers import Trainer
+
+        return Trainer.get_batch_samples(self, *arguments)
+
+    def _get_num_items_in_batch(self, *_: Any) -> None:
+        return None
+
+
+def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
+    """Yield the two batches that a loop as that of transformers takes as one in each step."""
+    loader = trainer.get_train_dataloader()
+    for epoch in range(passes):
+        loader.set_epoch(epoch)
+        iterator = iter(loader)
+        while step := trainer.get_batch_samples(iterator, 1, "cpu")[0]:
+            yield [list(batch) for batch in step[0]]
+            trainer.state.global_step += 1
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, workers: int) -> None:
+    """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
+    trainer = Trainer(workers)
+    batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), RowLog(tmp_path, 0))
+    taken = list(steps_of(trainer, 2))
+    assert [rows_of_step(tmp_path, step + 1)[0] for step in range(len(taken))] == taken
+    assert sorted(row for step in taken for batch in step for row in batch) == sorted([*NUMBERS, *NUMBERS])
+    assert batches.waited > 0
+    assert batches.tokens_of_step() == 0  # the last pass is over
+
+
+def test_rows_of_similar_length_are_those_of_ms_swift(tmp_path: Path) -> None:
+    """Its own sampler, with lengths that are known before the start."""
+    from swift.dataloader.shard import BatchSamplerShard
+
+    lengths = [100 * (number % 5) + number for number in NUMBERS]
+    trainer = Trainer(0)
+    Batches(trainer, Heart(tmp_path, 0), Fixed(2, lengths), RowLog(tmp_path, 0))
+    theirs = BatchSamplerShard(len(NUMBERS), 2, True, False, 1, group_by_length=True, lengths=lengths)
+    assert [batch for step in steps_of(trainer, 1) for batch in step] == list(theirs)
+
+
+@pytest.mark.parametrize(("rows", "size"), [(7, 1), (9, 1), (11, 2), (12, 2)])
+def test_ranks_have_equally_many_batches_of_rows_of_similar_length(
+    rows: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an odd number of rows, ms-swift's sampler gives the first of two ranks a row more."""
+    from swift.dataloader.shard import BatchSamplerShard
+
+    counts = []
+    for rank in (0, 1):
+        monkeypatch.setattr(BatchSamplerShard, "rank", rank)
+        monkeypatch.setattr(BatchSamplerShard, "world_size", 2)
+        steps = Fixed(4, list(range(rows))).steps(BatchSamplerShard(rows, size, True, False, 1))
+        counts.append([len(step) for step in steps])
+        assert len(counts[-1]) == len(steps)
+    assert counts[0] == counts[1]
+
+
+def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
+    trainer = Trainer(0)
+    batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), None)
+    taken = next(steps_of(trainer, 1))
+    assert batches.of_step == taken, "a bad step names its rows all the same"
+    assert rows_of_step(tmp_path, 1) == {}

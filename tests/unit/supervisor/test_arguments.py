@@ -1,0 +1,276 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import STRATEGIES, strategy_of
+from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
+from vlmflow.config.tuners import TUNERS
+from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.agent import command, environment
+from vlmflow.supervisor.launch import end_of_whole_lines
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.shared_memory import refuse_small_shared_memory, shared_memory_needed
+from vlmflow.supervisor.train import refuse_slow_torch
+from vlmflow.swift.arguments import BaseModel, Targets, Training
+
+DATA = TrainingData(Path("d/train.jsonl"), Path("d/val.jsonl"), Path("pictures/fire"), "data-digest", False)
+MODEL = BaseModel(Path("/models/m"), "qwen3_vl", "model-digest")
+
+
+def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = DATA, **settings: Any) -> Training:
+    return Training(data, MODEL, TrainSettings(**settings), device, processes, strategy_of(strategy))
+
+
+def value(arguments: list[str], name: str) -> str | None:
+    return arguments[arguments.index(f"--{name}") + 1] if f"--{name}" in arguments else None
+
+
+def test_what_a_model_with_experts_adapts_is_named_and_in_the_digest() -> None:
+    plain = job()
+    assert "--target_parameters" not in plain.arguments()
+    own = replace(plain, targets=Targets(["q_proj", "k_proj"], ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+    words = " ".join(own.arguments())
+    assert " --target_modules q_proj k_proj " in words
+    assert " --target_parameters mlp.experts.gate_up_proj mlp.experts.down_proj " in words
+    assert own.digest() != plain.digest() == replace(plain, targets=None).digest()
+
+
+def test_the_trainer_is_strict_and_uses_no_network() -> None:
+    """Broken and over-long rows stop ms-swift instead of being replaced; no network."""
+    arguments = job().arguments()
+    assert value(arguments, "strict") == "true"
+    assert value(arguments, "check_model") == "false"
+    env = environment(job(), RunFolder(Path("run")), threads=8)
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env["USE_HF"] == "1"
+    assert {env[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"2"}
+    assert env["ROOT_IMAGE_DIR"] == str(Path("pictures/fire").absolute())
+
+
+@pytest.mark.parametrize(
+    ("device", "strategy", "expected"),
+    [
+        ("cpu", "ddp", {"use_cpu": "true", "ddp_backend": "gloo", "deepspeed": None}),
+        ("cuda", "ddp", {"use_cpu": None, "ddp_backend": "nccl", "deepspeed": None}),
+        ("cuda", "zero2", {"use_cpu": None, "ddp_backend": "nccl", "deepspeed": "zero2"}),
+        ("cuda", "zero3", {"use_cpu": None, "ddp_backend": "nccl", "deepspeed": "zero3"}),
+    ],
+)
+def test_strategies_are_ms_swifts_own_flags(device: str, strategy: str, expected: dict[str, str | None]) -> None:
+    arguments = job(device, strategy=strategy).arguments()
+    assert {name: value(arguments, name) for name in expected} == expected
+
+
+def test_32_bit_weights_are_trained_in_32_bits() -> None:
+    """ms-swift would use fp16 with them (swift/arguments/base_args/model_args.py, `_init_mixed_precision`)."""
+    for dtype, flags in (
+        ("float32", ("false", "false")),
+        ("bfloat16", ("false", "true")),
+        ("float16", ("true", "false")),
+    ):
+        arguments = job(dtype=dtype).arguments()
+        assert (value(arguments, "fp16"), value(arguments, "bf16")) == flags
+
+
+def test_a_hang_ends_and_nobody_loads_the_best_checkpoint() -> None:
+    """Loading it is collective, but each rank would decide alone; ms-swift's own timeout is 208 days."""
+    arguments = job().arguments()
+    assert value(arguments, "ddp_timeout") == "1800"
+    assert value(arguments, "load_best_model_at_end") is None
+    assert value(arguments, "metric_for_best_model") == "loss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [
+        ({}, "500"),
+        ({"checkpoint_steps": 60}, "540"),
+        ({"evaluation_steps": 250}, "300"),
+        ({"checkpoint_steps": 7, "evaluation_steps": 7}, "7"),
+        ({"checkpoint_steps": 10, "evaluation_steps": 3}, "10"),
+    ],
+)
+def test_every_evaluated_step_is_saved(settings: dict[str, int], every: str) -> None:
+    assert value(job(**settings).arguments(), "eval_steps") == every
+
+
+@pytest.mark.parametrize("steps", [*range(1, 130), 164, 199, 999, 1_001, 4_999, 5_000, 6_000, 123_456])
+def test_a_run_is_evaluated_ten_times_where_its_steps_allow_it(steps: int) -> None:
+    """And saved at each of them; a long run as before, and hardly more often than ten times."""
+    settings = TrainSettings().scheduled(steps)
+    assert settings.evaluate_every % settings.save_every == 0
+    assert settings.evaluation_steps == settings.evaluate_every
+    assert settings.checkpoint_steps == settings.save_every <= 100
+    evaluations = -(-steps // settings.evaluate_every)
+    assert evaluations >= min(10, steps)
+    assert evaluations < 20 or settings.evaluate_every == 500
+    assert settings.scheduled(9) == settings, "what is decided stays"
+    if steps >= 5_000:
+        assert (settings.save_every, settings.evaluate_every) == (100, 500)
+
+
+@pytest.mark.parametrize("steps", [6, 44, 700, 10**6])
+@pytest.mark.parametrize(
+    "given", [{"checkpoint_steps": 20}, {"evaluation_steps": 30}, {"checkpoint_steps": 100, "evaluation_steps": 500}]
+)
+def test_steps_that_are_configured_stay(given: dict[str, int], steps: int) -> None:
+    settings = TrainSettings(**given).scheduled(steps)
+    assert {key: getattr(settings, key) for key in given} == given
+    assert settings.evaluate_every % settings.save_every == 0
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"fsdp": "fsdp2"}, "the workflow sets this argument itself (runs.NAME.strategy)"),
+        ({"save_only_model": True}, "what resuming needs"),
+        ({"safe_serialization": False}, "must be safetensors"),
+        ({"deepspeed": "zero2"}, "(runs.NAME.strategy)"),
+        ({"early_stop_interval": 3}, "set train.early_stop_after"),
+        ({"load_best_model_at_end": True}, "wait for the others"),
+        ({"target_parameters": "mlp.experts.down_proj"}, "(train.lora.experts)"),
+        ({"lisa_activated_layers": 1}, "and would refuse this adapter"),
+        ({"init_weights": "pissa"}, "the merge would refuse the adapter; allowed: true, false, gaussian"),
+        ({"max_epochs": 1}, "set train.epochs"),
+        ({"eval_on_start": True}, "would count in train.early_stop_after"),
+        ({"enable_jit_checkpoint": True}, "would catch SIGTERM"),
+        ({"use_swift_lora": True}, "not be in peft's format"),
+        ({"rope_scaling": "yarn"}, "without this change"),
+        ({"hub_token": "hf_x"}, "put a token in the environment"),
+        ({"external_plugins": "evil.py"}, "imports Python from outside"),
+        ({"load_args": True}, "write them here"),
+        ({"adapters": "elsewhere"}, "than train.lora gives"),
+        ({"model_kwargs": '{"IMAGE_MAX_TOKEN_NUM": 99}'}, "train.image_max_tokens"),
+        ({"new_special_tokens": "<x>"}, "without these tokens"),
+        ({"ignore_data_skip": True}, "would repeat the first rows"),
+        ({"cached_dataset": "elsewhere"}, "set runs.NAME.dataset"),
+        ({"cached_val_dataset": "elsewhere"}, "set runs.NAME.dataset"),
+        ({"packing_length": 4096}, "train.micro_batch_tokens plans"),
+        ({"packing_num_proc": 2}, "train.micro_batch_tokens plans"),
+        ({"packing_strategy": "sequential"}, "train.micro_batch_tokens plans"),
+        ({"streaming": True}, "could not count rows or steps"),
+        ({"custom_register_path": "evil.py"}, "imports Python from outside"),
+        ({"local_repo_path": "evil"}, "imports Python from outside"),
+        ({"load_data_args": True}, "write them here"),
+        ({"swanlab_token": "x"}, "put a token in the environment"),
+        ({"swanlab_secret": "x"}, "put a token in the environment"),
+        ({"swanlab_webhook_url": "https://x/y"}, "put a token in the environment"),
+        ({"router_aux_loss_coef": 0.01}, "would not be the mean over all trained tokens"),
+        ({"task_type": "seq_cls"}, "would not be the mean over all trained tokens"),
+        ({"num_labels": 2}, "would not be the mean over all trained tokens"),
+        ({"label_names": "x"}, "its evaluations give no loss"),
+        ({"custom_dataset_info": "info.json"}, "datasets.NAME.columns"),
+        ({"warmup_steps": 10}, "set train.warmup_ratio"),
+        ({"system": "a\0b"}, "system: 'a\\x00b' holds '\\x00'"),
+        ({"system": "a\ud800b"}, "system: 'a\\ud800b' holds '\\ud800'"),
+        ({"adam_beta1": float("nan")}, "adam_beta1: nan is not allowed; it must be a finite number"),
+        ({"adam_beta1": float("-inf")}, "adam_beta1: -inf is not allowed; it must be a finite number"),
+        ({"push_to_hub": True}, "runs offline"),
+        ({"fsdp_config": "{}"}, "to shard with FSDP, set runs.NAME.strategy: fsdp2"),
+        ({"deepspeed_autotp_size": 2}, "no checkpoint would have the whole adapter"),
+        ({"zero_hpz_partition_size": 2}, "set it in runs.NAME.deepspeed.zero_optimization"),
+        ({"use_flash_ckpt": True}, "what resuming needs"),
+        ({"resume_only_model": True}, "what resuming needs"),
+        ({"auto_find_batch_size": True}, "those of the smoke run"),
+        ({"dataloader_drop_last": True}, "would skip rows"),
+        ({"tuner_backend": "unsloth"}, "not be in peft's format"),
+        ({"lisa_activated_layers": 2}, "and would refuse this adapter"),
+        ({"use_galore": True}, "and would refuse this adapter"),
+        ({"columns": "{}"}, "datasets.NAME.columns"),
+        ({"split_dataset_ratio": 0.1}, "datasets.NAME.val_share"),
+        ({"logging_strategy": "no"}, "the loss of every step"),
+        ({"logging_dir": "elsewhere"}, "set stores.runs"),
+    ],
+)
+def test_arguments_that_break_a_run_are_refused_by_name(argument: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(said)):
+        TrainSettings(swift_args=argument)
+    TrainSettings(swift_args={"init_weights": "gaussian"})
+    TrainSettings(swift_args={"init_weights": True})
+
+
+def test_torchrun_starts_one_worker_per_process() -> None:
+    words = command(job(processes=2), RunFolder(Path("run")), Path("run/checkpoints/checkpoint-3"))
+    assert words[1:5] == ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    assert value(words, "resume_from_checkpoint") == str(Path("run/checkpoints/checkpoint-3").absolute())
+    assert value(words, "output_dir") == str(Path("run/checkpoints").absolute())
+
+
+def test_the_timestep_form_trains_only_its_last_answer() -> None:
+    timestep = TrainingData(DATA.train, DATA.val, DATA.pictures, DATA.digest, last_answer_only=True)
+    assert value(job(data=timestep).arguments(), "loss_scale") == "last_round"
+    assert value(job().arguments(), "loss_scale") == "default"
+
+
+def test_the_digest_changes_with_what_matters_and_with_no_path() -> None:
+    same = job().digest()
+    moved = TrainingData(Path("x"), Path("y"), Path("z"), DATA.digest, False)
+    assert job(data=moved).digest() == same
+    other_data = TrainingData(DATA.train, DATA.val, DATA.pictures, "other", False)
+    for changed in (
+        job(learning_rate=2e-4),
+        job(processes=2),
+        job(device="cpu"),
+        job(strategy="zero2"),
+        job(image_max_tokens=64),
+        job(swift_args={"use_cache": True}),
+        job(early_stop_after=3),
+        job(data=other_data),
+    ):
+        assert changed.digest() != same
+
+
+def test_further_arguments_are_passed_on_and_cannot_undo_ours() -> None:
+    """The configuration refuses every argument that any training sets."""
+    assert value(job(swift_args={"use_cache": True}).arguments(), "use_cache") == "true"
+    jobs = [job(strategy=name) for name in STRATEGIES]
+    jobs += [replace(job(), tuner=tuner) for tuner in TUNERS.values()]
+    jobs += [job(device="cpu"), job(max_steps=1), replace(job(), targets=Targets(["q_proj"], ["down_proj"]))]
+    words = [word for one in jobs for word in command(one, RunFolder(Path("run")), resume=Path("checkpoint-1"))]
+    torchruns = {"standalone", "nproc_per_node=4"}
+    assert {word[2:] for word in words if word.startswith("--")} - torchruns == set(SET_BY_THE_WORKFLOW)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("use_cache", "--model=/another"), ("agent_template", "--push_to_hub"), ("system", "-- Hello")],
+)
+def test_a_text_that_looks_like_an_argument_stays_a_value(name: str, text: str) -> None:
+    """ms-swift takes the word behind a name that needs no value for an argument of its own."""
+    arguments = job(swift_args={name: text}).arguments()
+    assert f"--{name}={text}" in arguments
+    assert text not in arguments
+    with pytest.raises(ValidationError, match="target_modules"):
+        TrainSettings(lora={"target_modules": ["all-linear", text]})
+
+
+def test_a_slow_torch_is_refused() -> None:
+    """Qwen3-VL's vision tower on torch 2.9."""
+    refuse_slow_torch("2.13.0")
+    refuse_slow_torch("2.90.0")
+    with pytest.raises(VlmflowError, match=r"torch 2\.9\.1"):
+        refuse_slow_torch("2.9.1")
+
+
+def test_small_shared_memory_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    """Two batches per worker of the loaders of train and val, with a picture's pixels as the processor returns them."""
+    settings = TrainSettings(dataloader_workers=4, image_max_tokens=1024)
+    assert shared_memory_needed(settings, 4) == 4 * 2 * 4 * 2 * (4096 * 1536 * 4)
+    with pytest.raises(VlmflowError, match="dataloader_workers to 0"):
+        refuse_small_shared_memory(settings, 10_000_000, folder=tmp_path)
+    refuse_small_shared_memory(TrainSettings(dataloader_workers=0), 10_000_000, folder=tmp_path)
+
+
+def test_a_progress_line_that_a_full_disk_cut_is_replaced(tmp_path: Path) -> None:
+    """Otherwise the next session would write after the incomplete line, and no report could be made."""
+    progress = tmp_path / "progress.jsonl"
+    assert end_of_whole_lines(progress) == 0
+    progress.write_text('{"event": "begin"}\n{"event": "lo')
+    assert end_of_whole_lines(progress) == 19
+    assert progress.read_text() == '{"event": "begin"}\n'
