@@ -8,10 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from remote.slurm.node import PORTS
 from remote.slurm.queue import QueuedJob
 from slurm.slurm_calls import Call
 from slurm.slurm_cluster import NODES, SlurmCluster
-from vlmflow.core.attempt import OTHER_NODE
+from vlmflow.core.attempt import OTHER_NODE, PORT
 from workflow_runs import ROOT, RUN, copy_folder, snakemake, words_of
 
 pytestmark = pytest.mark.slow
@@ -163,19 +164,22 @@ def test_two_trainings_share_a_node(slurm: SlurmCluster, folder: Path, gated: Pa
         run.end(1)
 
 
-def agents() -> list[str]:
-    """Return the words of the programs on other nodes."""
-    return [words for process in psutil.process_iter() if OTHER_NODE in (words := words_of(process))]
+def started(*words: str) -> bool:
+    """Return whether a process runs whose command line has all of these words."""
+    return any(all(word in line for word in words) for line in map(words_of, psutil.process_iter()))
 
 
 def test_a_training_on_two_nodes(slurm: SlurmCluster, folder: Path) -> None:
-    """It is requeued in the middle: its second start has a name of its own, and the same port."""
+    """It is requeued in the middle: each start has a name of its own, and the job its own port."""
     run = train(folder, "--max-threads", "1", "--force", target=SMOKE, nodes=2, processes=1)
-    run.until("the other node serves", agents)
+    run.until("the other node serves", lambda: started(OTHER_NODE))
     job = run.jobs("train_smoke")[-1]
-    assert f" slurm-{job.id}-0 1 " in agents()[0]
-    slurm.run("scontrol", "requeue", job.id)
-    run.until("it serves again", lambda: any(f" slurm-{job.id}-1 1 " in words for words in agents()))
+    port = f":{PORT + int(job.id) % PORTS} "
+    for restart in (0, 1):
+        run.until("the other node has its name", lambda: started(OTHER_NODE, f" slurm-{job.id}-{restart} 1 "))
+        run.until("both train", lambda: all(started(port, f"--node_rank={node} ") for node in (0, 1)))
+        if not restart:
+            slurm.run("scontrol", "requeue", job.id)
     run.end()
     assert json.loads((folder / SMOKE / "gate.json").read_text())["passed"]
-    assert agents() == []
+    assert not started(OTHER_NODE)
