@@ -61,6 +61,7 @@ def test_a_job_sees_only_its_own_gpu_as_number_0(slurm: SlurmCluster, tmp_path: 
     assert slurm.wait_for_job(third, "COMPLETED", "FAILED") == "COMPLETED"
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_limit_reaches_only_the_first_process_of_a_step(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
