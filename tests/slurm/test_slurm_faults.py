@@ -185,15 +185,21 @@ def test_jobs_that_slurm_forgot_are_judged_by_their_targets(slurm: SlurmCluster,
 
 
 def test_sigterm_ends_all_jobs(slurm: SlurmCluster, folder: Path) -> None:
-    """One runs, the other waits until a core is free."""
+    """One runs, the other waits until a core is free. The next call does not follow them while they end."""
     slurm.submit("sleep 1000", "--exclusive", "--nodelist=node-a", "--time=10")
     slurm.submit("sleep 1000", "--nodelist=node-b", "--time=10")
-    run = call(folder, "--", "one.txt", "two.txt")
-    run.until("both are submitted", lambda: len(run.jobs("waits")) == 2)
-    run.until("one runs", lambda: begun(folder, "one") + begun(folder, "two"))
-    run.process.send_signal(signal.SIGTERM)
-    run.end(1, limit=30)
-    assert [job.state for job in run.jobs("waits")] == ["CANCELLED", "CANCELLED"]
+    with slurm.configured(KillWait=60):
+        run = call(folder, "--", "one.txt", "two.txt")
+        run.until("both are submitted", lambda: len(run.jobs("waits")) == 2)
+        run.until("one runs", lambda: begun(folder, "one") + begun(folder, "two"))
+        run.process.send_signal(signal.SIGTERM)
+        run.end(1, limit=30)
+        again = call(folder, "--", "one.txt", "two.txt")
+        again.wait_for("waiting for jobs of an earlier call to end: waits:")
+        for name in ("one", "two"):
+            (folder / f"{name}.enough").touch()
+        again.end()
+        assert [job.state for job in run.jobs("waits")] == ["CANCELLED"] * 2 + ["COMPLETED"] * 2
 
 
 def test_jobs_that_snakemake_could_not_end_are_named_and_found_again(slurm: SlurmCluster, folder: Path) -> None:

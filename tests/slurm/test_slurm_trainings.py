@@ -175,11 +175,11 @@ def test_a_training_on_two_nodes(slurm: SlurmCluster, folder: Path) -> None:
     run.until("the other node serves", lambda: started(OTHER_NODE))
     job = run.jobs("train_smoke")[-1]
     port = f":{PORT + int(job.id) % PORTS} "
-    for restart in (0, 1):
-        run.until("the other node has its name", lambda: started(OTHER_NODE, f" slurm-{job.id}-{restart} 1 "))
-        run.until("both train", lambda: all(started(port, f"--node_rank={node} ") for node in (0, 1)))
-        if not restart:
-            slurm.run("scontrol", "requeue", job.id)
+    run.until("both train", lambda: all(started(port, f"--node_rank={node} ") for node in (0, 1)))
+    assert started(OTHER_NODE, f" slurm-{job.id}-0 1 ")
+    slurm.run("scontrol", "requeue", job.id)
+    run.until("the other node serves again", lambda: started(OTHER_NODE, f" slurm-{job.id}-1 1 "))
+    run.until("both train", lambda: all(started(port, f"--node_rank={node} ") for node in (0, 1)))
     run.end()
     assert json.loads((folder / SMOKE / "gate.json").read_text())["passed"]
     assert not started(OTHER_NODE)
