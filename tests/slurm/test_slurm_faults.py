@@ -128,17 +128,18 @@ def test_a_submission_whose_answer_is_lost_is_not_repeated(slurm: SlurmCluster, 
     assert [job.state for job in run.jobs("waits")] == ["COMPLETED"]
 
 
-def test_a_killed_snakemake_finds_its_job_again(slurm: SlurmCluster, folder: Path) -> None:
-    first = call(folder, "--", "one.follows")
+@pytest.mark.parametrize("groups", [[], ["--groups", "waits=both", "follows=both"]])
+def test_a_killed_snakemake_finds_its_job_again(slurm: SlurmCluster, folder: Path, groups: list[str]) -> None:
+    first = call(folder, *groups, "--", "one.follows")
     started(first, "one")
     first.process.kill()
     first.process.wait()
-    run = call(folder, "--", "one.follows")
+    run = call(folder, *groups, "--", "one.follows")
     run.wait_for(f"job {begun(folder, 'one')[0]} of an earlier call makes it")
     (folder / "one.enough").touch()
     run.end()
     assert len(begun(folder, "one")) == 1
-    assert [job.name for job in run.jobs("waits", "follows")] == ["waits:one", "follows:one"]
+    assert len(run.jobs("waits", "follows", "both")) == (1 if groups else 2)
 
 
 def test_what_a_job_made_after_snakemake_was_killed_counts(slurm: SlurmCluster, folder: Path) -> None:
@@ -181,6 +182,38 @@ def test_jobs_that_slurm_forgot_are_judged_by_their_targets(slurm: SlurmCluster,
     assert len(set(begun(folder, "two"))) == 2
     assert "Slurm no longer knows it, and it made no target" in said
     assert "this uses no retry" in said
+
+
+def test_sigterm_ends_all_jobs(slurm: SlurmCluster, folder: Path) -> None:
+    """One runs, the other waits until a core is free. The next call does not follow them while they end."""
+    slurm.submit("sleep 1000", "--exclusive", "--nodelist=node-a", "--time=10")
+    slurm.submit("sleep 1000", "--nodelist=node-b", "--time=10")
+    with slurm.configured(KillWait=60):
+        run = call(folder, "--", "one.txt", "two.txt")
+        run.until("both are submitted", lambda: len(run.jobs("waits")) == 2)
+        run.until("one runs", lambda: begun(folder, "one") + begun(folder, "two"))
+        run.process.send_signal(signal.SIGTERM)
+        run.end(1, limit=30)
+        again = call(folder, "--", "one.txt", "two.txt")
+        again.wait_for("waiting for jobs of an earlier call to end: waits:")
+        for name in ("one", "two"):
+            (folder / f"{name}.enough").touch()
+        again.end()
+        assert [job.state for job in run.jobs("waits")] == ["CANCELLED"] * 2 + ["COMPLETED"] * 2
+
+
+def test_jobs_that_snakemake_could_not_end_are_named_and_found_again(slurm: SlurmCluster, folder: Path) -> None:
+    first = call(folder, "--", "one.txt")
+    number = started(first, "one")
+    slurm.stop_controller()
+    first.process.send_signal(signal.SIGTERM)
+    assert f"these jobs may still run: {number}. scancel ends them." in first.end(1)
+    slurm.start_controller()
+    run = call(folder, "--", "one.txt")
+    run.wait_for(f"job {number} of an earlier call makes it")
+    (folder / "one.enough").touch()
+    run.end()
+    assert begun(folder, "one") == [number]
 
 
 def test_a_cancelled_job_ends_the_run(slurm: SlurmCluster, folder: Path) -> None:

@@ -1,11 +1,14 @@
 """Ends jobs for good: those that wait at once, and trainers after they have saved a checkpoint."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from remote.slurm.commands import SlurmError, ask
 from remote.slurm.queue import jobs
 from vlmflow.core.printable import counted
+
+UNTIL_ENDED = 120.0
+"""Seconds to wait for jobs that Slurm is ending; it kills them after KillWait, 30 s where nobody has changed it."""
 
 
 def end_jobs(warnings: Mapping[str, int], say: Callable[[str], None]) -> None:
@@ -34,6 +37,19 @@ def end_jobs(warnings: Mapping[str, int], say: Callable[[str], None]) -> None:
         _cancel(numbers)
     except SlurmError as error:
         say(f"{error.cause}; these jobs may still run: {' '.join(numbers)}. scancel ends them.")
+
+
+def wait_until_ended(numbers: Collection[str]) -> None:
+    """Wait for jobs that Slurm is ending, at most UNTIL_ENDED: until then their stages may still write.
+
+    Raises SlurmError if Slurm gives no answer.
+    """
+    give_up = time.monotonic() + UNTIL_ENDED
+    while time.monotonic() < give_up:
+        queue = jobs()
+        if not any(number in queue and queue[number].state == "COMPLETING" for number in numbers):
+            return
+        time.sleep(1)
 
 
 def _cancel(numbers: list[str], *options: str) -> None:

@@ -23,12 +23,13 @@ from remote.ended import Attempts, Ended
 from remote.rule_job import RuleJob
 from remote.slurm import in_job
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
+from remote.slurm.earlier import EarlierJobs
 from remote.slurm.ended import GONE, ended_of
-from remote.slurm.ending import end_jobs
+from remote.slurm.ending import end_jobs, wait_until_ended
 from remote.slurm.news import News
 from remote.slurm.partitions import Asked, accounts, partitions, refuse_what_fits_nowhere
-from remote.slurm.queue import OURS, jobs
-from remote.slurm.request import comment_of, folder_digest, rule_job_of, sbatch_words, script
+from remote.slurm.queue import jobs
+from remote.slurm.request import comment_of, rule_job_of, sbatch_words, script
 from vlmflow.core.errors import VlmflowError
 
 FIRST_PAUSE, LONGEST_PAUSE = 3.0, 30.0
@@ -88,15 +89,9 @@ class SlurmExecutor(Executor):
         try:
             refuse_without_slurm()
             self._site = partitions()
-            ours = (OURS, folder_digest(self.workflow.workdir_init))
-            queue = jobs()
-            self._seen = set(queue)
-            self._earlier = [job for job in queue.values() if job.is_active and job.words[:2] == ours]
+            self._earlier = EarlierJobs(self.workflow.workdir_init, self.logger.info)
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
-        if self._earlier:
-            names = ", ".join(f"{job.name} ({job.id})" for job in self._earlier)
-            self.logger.info(f"Jobs of an earlier call still run: {names}")
         super().__post_init__()
         self._ends = Path(self.workflow.persistence.aux_path).absolute() / "slurm-ends"
         self.next_seconds_between_status_checks = FIRST_PAUSE
@@ -142,15 +137,14 @@ class SlurmExecutor(Executor):
     def _follow_earlier(self, job: Any) -> SubmittedJobInfo | None:
         """Return the job of an earlier call that makes the same, if one is there; end those that make it otherwise."""
         _, _, identity, *stages = comment_of(job, self.workflow.workdir_init).split()
-        with self.lock:  # two threads submit
-            found = [one for one in self._earlier if not set(one.words[3:]).isdisjoint(stages)]
-            self._earlier = [one for one in self._earlier if one not in found]
+        found = self._earlier.take(stages)
         for earlier in found:
             if earlier.words[2] == identity and len(found) == 1:
                 self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it")
                 return self._info(job, earlier.id)
             self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, which makes it otherwise")
             end_jobs({earlier.id: _warning(job)}, self.logger.info)
+            wait_until_ended([earlier.id])
         return None
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
@@ -173,7 +167,7 @@ class SlurmExecutor(Executor):
         )
         text = script(self.format_job_exec(job), self.get_python_executable(), rule_job)
         number = self._ask_patiently(words, text, comment)
-        self._seen.add(number)
+        self._earlier.seen.add(number)
         self.logger.info(f"{_words(job)}: job {number} of Slurm")
         return self._info(job, number)
 
@@ -190,7 +184,7 @@ class SlurmExecutor(Executor):
             time.sleep(OUTAGE_PAUSE)
             try:  # the answer may have been lost, not the submission; its job may have ended by now
                 for job in jobs().values():
-                    if job.words == tuple(comment.split()) and job.id not in self._seen:
+                    if job.words == tuple(comment.split()) and job.id not in self._earlier.seen:
                         return job.id
             except SlurmError as error:
                 self._say(error.cause)
