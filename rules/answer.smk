@@ -34,17 +34,7 @@ rule answer:
         split="val|test",
     params:
         modules=params.form_modules_of_run,  # it says which rows have feedback, and reads right answers
-        settings=params.run(
-            "answer",
-            "evaluation.rows",
-            "evaluation.feedback",
-            "train.seed",
-            "train.text_args",
-            "train.image_max_tokens",
-            "train.max_length",
-            "train.dtype",
-            "device",
-        ),
+        settings=params.run(EvaluationBlock, "answer"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: 8

@@ -26,10 +26,7 @@ rule estimate_page:
         "benchmarks/estimate_page/{run}.tsv"
     params:
         reads="vlmflow/reports/templates",
-        settings=params.run(
-            *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
-            *("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows"),
-        ),
+        settings=params.run(EstimateBlock),
     threads: 1
     resources:
         mem_mb=2_000,

@@ -36,17 +36,7 @@ rule evaluate:
         split="val|test",
     params:
         modules=params.form_modules_of_run,  # it says which rows have feedback
-        settings=params.run(
-            "evaluation.rows",
-            "evaluation.feedback",
-            "train.seed",
-            "model.model_type",
-            "train.text_args",
-            "train.image_max_tokens",
-            "train.max_length",
-            "train.dtype",
-            "device",
-        ),
+        settings=params.run(EvaluationBlock, "model.model_type"),
         chosen_by=params.chosen_by_of_val,
         processes=params.processes,
         picture_store=lookup(dpath="stores/pictures", within=config),

@@ -29,9 +29,7 @@ rule judge_best:
         "benchmarks/judge_best/{search}.tsv"
     params:
         modules=inputs.of_search(params.form_modules_of_run),  # it says which rows have feedback
-        settings=params.search_run(
-            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type"
-        ),
+        settings=params.search_run(TrainBlock),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
         search=params.search("limits"),
         picture_store=lookup(dpath="stores/pictures", within=config),

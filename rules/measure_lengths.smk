@@ -28,9 +28,7 @@ rule measure_lengths:
     benchmark:
         "benchmarks/measure_lengths/{run}.tsv"
     params:
-        settings=params.run(
-            *("model.model_type", "model.template_differs", "train.image_max_tokens", "train.text_args")
-        ),
+        settings=params.run(LengthBlock, "model.template_differs"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

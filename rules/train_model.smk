@@ -30,9 +30,7 @@ rule train_model:
     benchmark:
         "benchmarks/train_model/{run}.tsv"
     params:
-        settings=params.run(
-            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type"
-        ),
+        settings=params.run(TrainBlock),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads

@@ -28,9 +28,7 @@ rule train_smoke:
     benchmark:
         "benchmarks/train_smoke/{run}.tsv"
     params:
-        settings=params.run(
-            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type", "smoke"
-        ),
+        settings=params.run(TrainBlock, "smoke"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads

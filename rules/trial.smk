@@ -29,9 +29,7 @@ rule trial:
     benchmark:
         "benchmarks/trial/{search}.{round}.{rung}.{slot}.tsv"
     params:
-        settings=params.search_run(
-            "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "model.model_type"
-        ),
+        settings=params.search_run(TrainBlock),
         objective=params.judging,
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),

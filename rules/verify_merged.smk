@@ -24,14 +24,7 @@ rule verify_merged:
     benchmark:
         "benchmarks/verify_merged/{run}.tsv"
     params:
-        settings=params.run(
-            "verify",
-            "device",
-            "model.model_type",
-            "train.text_args",
-            "train.image_max_tokens",
-            "train.dtype",
-        ),
+        settings=params.run(LengthBlock, "verify", "device", "train.dtype"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

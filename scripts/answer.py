@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.answer_settings import AnswerSettings
-from vlmflow.config.settings import Settings
+from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.core.keys import ANSWER_KEY, key_of
@@ -28,20 +28,10 @@ UNKNOWN = "unknown"
 log = logging.getLogger("vlmflow")
 
 
-class RunBlock(Settings):
+class RunBlock(EvaluationBlock):
     """The run's settings that this stage uses; see docs/config.md."""
 
     answer: AnswerSettings
-    rows: int
-    """Rows that `evaluate` draws: no others are asked."""
-
-    feedback: bool | None
-    seed: int
-    text_args: dict[str, Any]
-    image_max_tokens: int
-    max_length: int
-    device: str
-    dtype: str
 
 
 def main(

@@ -2,11 +2,10 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from harness.stage import run_stage
 from vlmflow.config.chosen_by import ChosenBy
-from vlmflow.config.settings import Settings
+from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport
@@ -23,20 +22,10 @@ from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.swift.template_texts import named
 
 
-class RunBlock(Settings):
+class RunBlock(EvaluationBlock):
     """The run's settings that this stage uses; see docs/config.md."""
 
-    rows: int
-    """How many rows are evaluated."""
-
-    feedback: bool | None
-    seed: int
     model_type: str
-    text_args: dict[str, Any]
-    image_max_tokens: int
-    max_length: int
-    device: str
-    dtype: str
 
 
 def main(

@@ -2,11 +2,10 @@
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from harness.stage import run_stage
+from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
-from vlmflow.config.settings import Settings
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
@@ -30,13 +29,10 @@ with quick_imports():
 log = logging.getLogger("vlmflow")
 
 
-class RunBlock(Settings):
+class RunBlock(LengthBlock):
     """The run's settings that this stage uses; see docs/config.md."""
 
     verify: VerifySettings
-    model_type: str
-    text_args: dict[str, Any]
-    image_max_tokens: int
     device: str
     dtype: str
 

@@ -4,10 +4,15 @@ import sys
 from typing import Any
 
 from harness import gpu_share
-from harness.plan import run_of
 from vlmflow.config.model import Config
 from vlmflow.config.pins import revision_of
 from vlmflow.core.printable import counted
+
+
+def run_of(settings: Config, job: Any) -> str:
+    """Return the run that a job trains: its wildcard, or that of its search."""
+    search = job.wildcards.get("search")
+    return settings.search[search].run if search else str(job.wildcards.run)
 
 
 def refuse_unpinned(workflow: Any, settings: Config) -> None:

@@ -26,6 +26,16 @@ from vlmflow.fetch.small_files import naming_files
 ParamsFunction = Callable[..., Any]
 """Takes Snakemake's wildcards, and `output` if it returns a block; returns a JSON value."""
 
+Keys = str | type[Settings]
+"""A key of a run's settings, or a block of several."""
+
+WITHIN = {
+    **dict.fromkeys(("rows", "feedback"), "evaluation"),
+    **dict.fromkeys(("seed", "text_args", "image_max_tokens", "max_length", "dtype"), "train"),
+    "model_type": "model",
+}
+"""Where the keys of blocks are that are not the run's own."""
+
 
 class RuleParams:
     """The params functions."""
@@ -37,9 +47,12 @@ class RuleParams:
         """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given."""
         return lambda wildcards, output=None: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
 
-    def run(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block."""
-        return lambda wildcards, output=None: _block(self._run_with_what_it_names(wildcards.run), keys, renamed)
+    def run(self, *keys: Keys) -> ParamsFunction:
+        """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block.
+
+        A class of `run_blocks` stands for its keys, wherever they are in the run's settings.
+        """
+        return lambda wildcards, output=None: _block(self._run_with_what_it_names(wildcards.run), _named(keys), {})
 
     def search(self, *keys: str) -> ParamsFunction:
         """Some settings of wildcard `search`."""
@@ -48,7 +61,7 @@ class RuleParams:
             mode="json", include=include
         )
 
-    def search_run(self, *keys: str) -> ParamsFunction:
+    def search_run(self, *keys: Keys) -> ParamsFunction:
         """Settings of the run of wildcard `search`, as `run`.
 
         Keys of `train` that it searches have the first of their values: each trial has its own, from what was asked.
@@ -58,7 +71,7 @@ class RuleParams:
             search = self._settings.search[wildcards.search]
             run = self._run_with_what_it_names(search.run)
             run.train = trained_with(run.train, {one.key: one.first for one in dimensions(search.space)})
-            return _block(run, keys, {})
+            return _block(run, _named(keys), {})
 
         return block
 
@@ -203,6 +216,12 @@ class RuleParams:
             "compared_rows": run.compared_rows,
         }
         return SimpleNamespace(**(dict(run) | named))
+
+
+def _named(keys: Sequence[Keys]) -> list[str]:
+    """Return the keys of a run's settings, with dots within blocks."""
+    given = [[key] if isinstance(key, str) else list(key.model_fields) for key in keys]
+    return [f"{WITHIN[key]}.{key}" if key in WITHIN else key for group in given for key in group]
 
 
 def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) -> dict[str, Any]:

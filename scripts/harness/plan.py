@@ -11,6 +11,7 @@ from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
 from harness import before_start, light_stages, patches, place, search_targets, stale_lock, staleness
+from harness.before_start import run_of
 from harness.plan_notes import notes
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
 from vlmflow.config.data_settings import RAW_SPLITS
@@ -32,12 +33,6 @@ SEARCHING = ("propose", "tell")
 
 LOOKING = ("fetch_images", "resolve_images")
 """The rules that search for pictures in a data set's roots."""
-
-
-def run_of(settings: Config, job: Any) -> str:
-    """Return the run that a job trains: its wildcard, or that of its search."""
-    search = job.wildcards.get("search")
-    return settings.search[search].run if search else str(job.wildcards.run)
 
 
 def install(

@@ -23,9 +23,11 @@ both.
 replaced. Numbers may have exponent form (`1e-4`) everywhere; whole numbers without another upper bound are at most
 {MOST:,}. Snakemake refuses a wrong key, type or value when it reads the workflow, with one line per error.
 
-A file that is empty, is not valid YAML or has a key twice is refused with file, line and column. `make check-config
-CONFIG=my-run.yaml` checks all of this in a second, without a plan. `snakemake -n` also checks that files and picture
-folders exist (but for the default `pictures/`), and that there are enough cores. GPUs are checked when a run starts.
+A file that is empty, is not valid YAML or has a key twice is refused with file, line and column by every `make`
+command with `CONFIG=my-run.yaml`, and by `make check-config CONFIG=my-run.yaml`, which takes a second and makes no
+plan. If `snakemake --configfile` cannot read a file at all, it does not say where. Put targets behind `--`: Snakemake
+would take them for such files. `snakemake -n` also checks that files and picture folders exist (but for the default
+`pictures/`), and that there are enough cores. GPUs are checked when a run starts.
 """
 
 

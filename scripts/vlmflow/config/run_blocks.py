@@ -15,6 +15,21 @@ class LengthBlock(Settings):
     """The part of swift_args that changes the text."""
 
 
+class EvaluationBlock(Settings):
+    """The settings that decide which rows compare the tuned model with its base, and how; see docs/config.md."""
+
+    rows: int
+    """How many rows are evaluated; answers are asked for no others."""
+
+    feedback: bool | None
+    seed: int
+    text_args: dict[str, Any]
+    image_max_tokens: int
+    max_length: int
+    device: str
+    dtype: str
+
+
 class TrainBlock(Settings):
     """The settings that decide how a run trains; see docs/config.md."""
 
