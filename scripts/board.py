@@ -17,7 +17,7 @@ from pathlib import Path
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
-from vlmflow.supervisor.event_folders import EventFolders
+from vlmflow.track.event_folders import EventFolders
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 

@@ -11,7 +11,7 @@ from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.of_run import estimate_of_run
 from vlmflow.estimate.verdict import judge
 from vlmflow.fetch.small_files import read_small_files
-from vlmflow.supervisor.steps import schedule_in_words
+from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.swift.adapter_targets import adapter_targets
 
 log = logging.getLogger("vlmflow")

@@ -18,7 +18,7 @@ from vlmflow.search.against_own import against_own
 from vlmflow.search.judge import Judgement, compared
 from vlmflow.search.run_trial import of_trial
 from vlmflow.search.study import Study, StudyTrial
-from vlmflow.supervisor.plan_training import plan_training
+from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.train import Trained, trained_before
 from vlmflow.swift.arguments import Training
 

@@ -13,7 +13,7 @@ from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
-from vlmflow.supervisor.trained_rows import newest_training, trained_rows
+from vlmflow.reports.trained_rows import newest_training, trained_rows
 
 CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
 

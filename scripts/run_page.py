@@ -8,8 +8,7 @@ from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.estimate.accounts import read_estimate
 from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
-from vlmflow.in_trainer.events import read_events
-from vlmflow.in_trainer.orders import PROGRESS
+from vlmflow.in_trainer.messages import PROGRESS, read_events
 from vlmflow.reports.made_of import trained
 from vlmflow.reports.run_page import run_page
 from vlmflow.supervisor.accounts import Gate, TrainingReport

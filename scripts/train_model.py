@@ -7,14 +7,13 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.in_trainer.orders import PROGRESS
+from vlmflow.in_trainer.messages import PROGRESS
 from vlmflow.supervisor.accounts import Gate
 from vlmflow.supervisor.gate import refuse_failed, with_passes
-from vlmflow.supervisor.onlooker import page_of
-from vlmflow.supervisor.plan_training import plan_training
+from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.released import release
-from vlmflow.supervisor.report import draw_losses, report
-from vlmflow.supervisor.train import train
+from vlmflow.supervisor.train import draw_losses, report, train
+from vlmflow.supervisor.watch import page_of
 from vlmflow.swift.arguments import Training
 
 

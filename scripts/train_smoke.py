@@ -11,19 +11,17 @@ from vlmflow.core.files import whole_folder
 from vlmflow.estimate.accounts import fits_by, read_estimate
 from vlmflow.estimate.compare import log_compared
 from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.in_trainer.events import read_events
+from vlmflow.in_trainer.messages import read_events
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import to_train
 from vlmflow.supervisor.accounts import TrainingReport
 from vlmflow.supervisor.gate import judge, refuse_failed
-from vlmflow.supervisor.onlooker import page_of
-from vlmflow.supervisor.passes import find_passes, gpu_memory
-from vlmflow.supervisor.plan_training import plan_training
-from vlmflow.supervisor.report import draw_losses, report
-from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows, smoke_training
-from vlmflow.supervisor.train import Trained, train
+from vlmflow.supervisor.plan import plan_training
+from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows, find_passes, gpu_memory, smoke_training
+from vlmflow.supervisor.train import Trained, draw_losses, report, train
+from vlmflow.supervisor.watch import page_of
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.quick_imports import quick_imports
 

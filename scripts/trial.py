@@ -21,7 +21,7 @@ from vlmflow.search.judge import JUDGING, Judgement, judged
 from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
 from vlmflow.supervisor.accounts import Gate
 from vlmflow.supervisor.gate import refuse_failed, with_passes
-from vlmflow.supervisor.plan_training import plan_training
+from vlmflow.supervisor.plan import plan_training
 from vlmflow.swift.arguments import Training
 
 

@@ -46,7 +46,7 @@ WITH_PROGRAMS = {
     "tests/stages/": (".venv", ".venv-track", ".venv-search"),
     "tests/workflow/": (".venv", ".venv-track", ".venv-search"),
     "tests/unit/search/": (".venv-search",),
-    "tests/unit/supervisor/test_steps.py": (".venv",),
+    "tests/unit/lengths/test_steps.py": (".venv",),
 }
 """Where tests start programs that may fork (warm_programs), and the environments of these."""
 

@@ -56,7 +56,7 @@ HEAVY = (
     *("unit/pictures/test_size_limits.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
     *("unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
     *("unit/test_notebook.py", "unit/in_trainer"),
-    *("unit/supervisor/test_checkpoint.py", "unit/supervisor/test_foreign_code.py", "unit/supervisor/test_steps.py"),
+    *("unit/supervisor/test_checkpoint.py", "unit/supervisor/test_foreign_code.py", "unit/lengths/test_steps.py"),
     "unit/supervisor/test_strategies.py",
     *("workflow/test_demo_workflow.py", "workflow/test_estimate_refuses.py", "workflow/test_evaluate.py"),
     "workflow/test_kills.py",

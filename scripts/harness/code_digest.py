@@ -8,7 +8,7 @@ Imports do not show other files that a script reads, so a rule names their folde
 
 - the same templates in `validate_sharegpt` and `train_smoke`, which also write a page (counts.html, gate.html): a new
   layout is no reason to validate or train again, and these pages get it the next time;
-- for the same reason the code of the page that shows a training while it runs (vlmflow/supervisor/onlooker.py);
+- for the same reason the code of the page that shows a training while it runs (vlmflow/supervisor/watch.py);
 - the tables of ms-swift's names in `vlmflow/config`, which change only with the locked ms-swift.
 """
 

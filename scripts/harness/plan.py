@@ -15,13 +15,12 @@ from harness.before_start import run_of
 from harness.plan_notes import notes
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
 from vlmflow.config.data_settings import RAW_SPLITS
+from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler, refuse_old_driver
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
 from vlmflow.core.printable import counted
-from vlmflow.supervisor.compiler import refuse_missing_compiler
-from vlmflow.supervisor.machine_needs import refuse_missing, refuse_old_driver
 
 """The rules that start `processes` trainers."""
 

@@ -10,9 +10,9 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.fitted import ACCOUNT
+from vlmflow.lengths.steps import Steps, evaluations_of, schedule_in_words
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.trained_text import in_words, is_mixed
-from vlmflow.supervisor.steps import Steps, evaluations_of, schedule_in_words
 
 Kind = TypeVar("Kind")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmflow.core.stage_end import FAILURE, plain
 
 PROGRESS = re.compile(r"left|\d:\d\d|/step|evaluating and saving")
-"""What follows the first middle dot in the lines of vlmflow.core.progress and vlmflow.supervisor.launch."""
+"""What follows the first middle dot in the lines of vlmflow.core.progress and vlmflow.supervisor.watch."""
 
 LINES = 60
 """How many of a log's last lines are read."""

@@ -9,7 +9,7 @@ from vlmflow.core.progress import clock
 
 
 class Training(Protocol):
-    """A training that a process of this machine runs (`vlmflow.supervisor.local_runs`)."""
+    """A training that a process of this machine runs (`vlmflow.supervisor.progress`)."""
 
     @property
     def run(self) -> str:

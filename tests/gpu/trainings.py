@@ -17,13 +17,13 @@ from gpu.bounded import bounded, end, start
 from gpu.road import CORES, ROOT, Road
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.in_trainer.events import Log, read_events
-from vlmflow.in_trainer.micro_batches import Plan, Planner
+from vlmflow.in_trainer.messages import Log, read_events
 from vlmflow.lengths.count import read_lengths
-from vlmflow.supervisor.agent import environment
-from vlmflow.supervisor.pace import timed_steps
-from vlmflow.supervisor.plan_training import plan_training
+from vlmflow.lengths.micro_batches import Plan, Planner
+from vlmflow.supervisor.gate import timed_steps
+from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.trainers import environment
 
 WARM_UP = 2
 """The first steps of a training do not count: they load kernels and reserve memory."""

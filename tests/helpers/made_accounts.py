@@ -16,7 +16,7 @@ from vlmflow.evaluation.accounts import (
 )
 from vlmflow.evaluation.answering.accounts import AfterRounds, AnswerReport, AskedModel, Change, ModelFigures
 from vlmflow.evaluation.scoring.results import Overlap
-from vlmflow.in_trainer.events import Event, as_line
+from vlmflow.in_trainer.messages import Event, as_line
 from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.accounts import BaseModelFiles, Provenance

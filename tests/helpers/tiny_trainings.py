@@ -20,7 +20,7 @@ from vlmflow.config.strategies import DDP, Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.in_trainer.events import Log, read_events
+from vlmflow.in_trainer.messages import Log, read_events
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter

@@ -11,7 +11,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluatedModel, EvaluatedRow, Loss, Margin
 from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
-from vlmflow.in_trainer.events import Begin, End, Event, Log, as_line
+from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
 from vlmflow.reports.weights import published_weights
 from vlmflow.supervisor.accounts import TrainingDigests
 

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from tiny_trainings import Tiny
 from trainer_faults import passes
-from vlmflow.in_trainer.row_log import rows_of_step
+from vlmflow.in_trainer.messages import rows_of_step
 
 
 def check_rows(folder: Path, run_folder: Path, tiny: Tiny, steps: Iterable[int], ranks: int) -> None:

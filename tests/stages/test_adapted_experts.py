@@ -33,12 +33,12 @@ from vlmflow.config.tuners import LORA as LORA_TUNER
 from vlmflow.config.tuners import QLORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.small_files import write_small_files
-from vlmflow.in_trainer.model_layers import layers_of
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import Targets
+from vlmflow.swift.model_layers import layers_of
 
 COUNT = 5
 WIDTH = 32

@@ -21,7 +21,7 @@ from gpu.table import table
 from gpu.trainings import figures_of, figures_of_swift
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.demo.tiny_tokenizer import fire_texts
-from vlmflow.in_trainer.events import Begin, Log
+from vlmflow.in_trainer.messages import Begin, Log
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.image_manifest import PictureEntry

@@ -14,7 +14,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.fitted import fitted_data
-from vlmflow.supervisor import agent
+from vlmflow.supervisor import trainers
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
 from workflow_runs import ROOT
@@ -49,7 +49,7 @@ def test_stages_see_only_links_to_a_models_files(text_run: Path) -> None:
 
 def test_the_trainer_never_trusts_remote_code(text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ms-swift passes true to each of these calls; transformers gets false."""
-    monkeypatch.setattr(agent, "trainer", SimpleNamespace(__name__="recording_worker"))
+    monkeypatch.setattr(trainers, "trainer", SimpleNamespace(__name__="recording_worker"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"), prepend=os.pathsep)
     monkeypatch.setenv("VLMFLOW_TEST_RECORD", str(tmp_path / "record"))
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})

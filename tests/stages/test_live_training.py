@@ -15,10 +15,10 @@ from test_training_ends import job
 from browser import Browser
 from vlmflow.core.errors import PassingError
 from vlmflow.reports import live_page
-from vlmflow.supervisor.local_runs import LocalRun, local_runs
-from vlmflow.supervisor.onlooker import page_of
+from vlmflow.supervisor.progress import LocalRun, local_runs
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train
+from vlmflow.supervisor.watch import page_of
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import FULL, LORA, Tuner
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.row_log import rows_of_step
+from vlmflow.in_trainer.messages import rows_of_step
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel
 

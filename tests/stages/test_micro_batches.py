@@ -28,19 +28,16 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import write_account
-from vlmflow.in_trainer.bad_step import ACCOUNT
-from vlmflow.in_trainer.events import Log, read_events
-from vlmflow.in_trainer.row_attention import keep_rows_apart
-from vlmflow.in_trainer.row_log import rows_of_step
+from vlmflow.in_trainer.faults import ACCOUNT
+from vlmflow.in_trainer.messages import Log, read_events, rows_of_step
 from vlmflow.lengths.count import RowLength, read_lengths
-from vlmflow.supervisor import passes
-from vlmflow.supervisor.passes import find_passes
+from vlmflow.supervisor.plan import PLAN, kept_plan, plan_of, read_plan
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.smoke import choose_rows, smoke_training
-from vlmflow.supervisor.step_plan import PLAN, kept_plan, plan_of, read_plan
+from vlmflow.supervisor.smoke import choose_rows, find_passes, smoke_training
 from vlmflow.supervisor.train import TooLargeError, Trained, TrainingFailedError, train
 from vlmflow.swift.arguments import Passes, Training
 from vlmflow.swift.one_sequence import joins_rows
+from vlmflow.swift.row_attention import keep_rows_apart
 
 COUNT_PASSES = """
 if TRAINER:
@@ -256,7 +253,7 @@ def test_auto_is_what_a_smoke_run_survives(
     text: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of what the estimate lets fit, the fastest is tried; what does not fit the GPU is halved."""
-    monkeypatch.setattr(passes, "NUMBERS", [64, 128, 256, 512])
+    monkeypatch.setattr("vlmflow.supervisor.smoke.NUMBERS", [64, 128, 256, 512])
     before_trainers(tmp_path, DEEPSPEED + SMALL_GPU, monkeypatch)
     monkeypatch.setenv("VLMFLOW_TEST_TOKENS_THAT_FIT", "260")
     full = text.training(**SETTINGS | {"gradient_checkpointing": "auto"}, gradient_accumulation_steps=8)

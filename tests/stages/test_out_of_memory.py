@@ -10,9 +10,9 @@ from tiny_models import write_text_model
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.events import Begin, Log, as_line
+from vlmflow.in_trainer.messages import Begin, Log, as_line
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.resumed import HangError, Mark, OutOfGpuMemoryError, ResumableError, last_step, resume_once
+from vlmflow.supervisor.failures import HangError, Mark, OutOfGpuMemoryError, ResumableError, last_step, resume_once
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training

@@ -19,9 +19,8 @@ from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
 from vlmflow.config.deepspeed_json import BLOCKS, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.events import Begin, Event, Log, read_events
-from vlmflow.in_trainer.row_log import rows_of_step
-from vlmflow.supervisor.foreign_code import SAFE, ForeignCodeError, refuse_foreign_code
+from vlmflow.in_trainer.messages import Begin, Event, Log, read_events, rows_of_step
+from vlmflow.supervisor.checkpoint import SAFE, ForeignCodeError, refuse_foreign_code
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
 

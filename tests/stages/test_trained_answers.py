@@ -30,8 +30,7 @@ from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.sharegpt import as_line, first_fault
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.rows.trajectories import TrainingForm
-from vlmflow.supervisor.report import report
-from vlmflow.supervisor.train import train
+from vlmflow.supervisor.train import report, train
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.child_process import environment
 

@@ -18,7 +18,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.config.tuners import LORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer import process as trainer
-from vlmflow.in_trainer.orders import Orders
+from vlmflow.in_trainer.messages import Orders
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.raw.json_file import JsonRows

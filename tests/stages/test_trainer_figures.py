@@ -10,8 +10,7 @@ from trainer_faults import make_fault
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import PassingError
 from vlmflow.supervisor.accounts import TrainingReport
-from vlmflow.supervisor.report import report
-from vlmflow.supervisor.train import train
+from vlmflow.supervisor.train import report, train
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]
 """Processes, and the batch size of each."""

@@ -18,11 +18,10 @@ from vlmflow.config.strategies import DEEPSPEED as DEEPSPEED_JSON
 from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.core.errors import InterruptedTrainingError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.steps import Steps
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.accounts import EndedEarly
-from vlmflow.supervisor.report import report
-from vlmflow.supervisor.steps import Steps
-from vlmflow.supervisor.train import Trained, train
+from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import BaseModel, Training
 from warm_programs import fresh
 

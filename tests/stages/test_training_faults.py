@@ -23,12 +23,10 @@ from tiny_trainings import Tiny, losses_of
 from trained_rows import check_rows
 from trainer_faults import make_fault, passes
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.bad_step import ACCOUNT
-from vlmflow.in_trainer.events import Log, read_events
-from vlmflow.in_trainer.row_log import rows_of_step
-from vlmflow.supervisor import agent, hangs
-from vlmflow.supervisor.report import report
-from vlmflow.supervisor.train import Trained, train
+from vlmflow.in_trainer.faults import ACCOUNT
+from vlmflow.in_trainer.messages import Log, read_events, rows_of_step
+from vlmflow.supervisor import trainers, watch
+from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import Training
 from warm_programs import fresh
 
@@ -69,7 +67,7 @@ class Hung:
 def hung(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     folder, training, said = tmp_path_factory.mktemp("hung"), short(tiny), Said()
     with fresh(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agent, "GRACE", 1.0)
+        patch.setattr(trainers, "GRACE", 1.0)
         make_fault(patch, folder, "hang", "step", 4, rank=1)
         logging.getLogger("vlmflow").addHandler(said)
         trained = train(training, folder / "runs", 2, "train_model r")
@@ -191,7 +189,7 @@ def test_an_interrupted_training_resumes_and_has_the_losses_of_an_unbroken_one(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "GRACE", 1.0)
+    monkeypatch.setattr(trainers, "GRACE", 1.0)
 
 
 @pytest.mark.slow
@@ -205,7 +203,7 @@ def test_a_hang_leaves_no_trace_in_the_losses(hung: Hung, unbroken: dict[str, di
 def test_a_second_hang_from_the_same_checkpoint_ends_the_stage(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, doing: str
 ) -> None:
-    monkeypatch.setattr(hangs, "LONGER", 1.5)
+    monkeypatch.setattr(watch, "LONGER", 1.5)
     make_fault(monkeypatch, tmp_path, "hang", place, 4, rank=0, once=False)
     training = short(tiny)
     with pytest.raises(VlmflowError) as stopped:

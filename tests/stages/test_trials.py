@@ -22,10 +22,10 @@ from vlmflow.core.files import sha256_of
 from vlmflow.search.accounts import AskedTrial
 from vlmflow.search.run_trial import TRIES, Ended, empty_slot, of_trial, run_trial
 from vlmflow.search.starts import Starts, Step, forget_tries, one_start, starts_of
-from vlmflow.supervisor.agent import ranks_of
 from vlmflow.supervisor.failures import TrainersDiedError
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train, trained_before
+from vlmflow.supervisor.trainers import ranks_of
 from vlmflow.swift.arguments import Training
 from warm_programs import fresh
 from workflow_runs import words_of

@@ -21,8 +21,7 @@ from training_rows import made_row
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.in_trainer.row_tensors import Inputs
-from vlmflow.in_trainer.trained_tensors import POSITIONS
+from vlmflow.in_trainer.checkpoints import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.merging.logit_inputs import inputs_of
 from vlmflow.merging.logit_proof import LogitProof
@@ -32,6 +31,7 @@ from vlmflow.merging.verify_stored_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.messages import messages_of
+from vlmflow.swift.row_tensors import Inputs
 from workflow_runs import ROOT
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]

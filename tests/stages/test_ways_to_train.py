@@ -13,11 +13,10 @@ from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.model_types import model_types
 from vlmflow.config.strategies import DDP, STRATEGIES, strategy_of
 from vlmflow.config.tuners import LORA, QLORA, TUNERS, Tuner
-from vlmflow.in_trainer.model_layers import Layers
 from vlmflow.merging.proof import LogitProof, TensorProof
 from vlmflow.supervisor.gate import QUANTISED
-from vlmflow.supervisor.report import report
-from vlmflow.supervisor.train import train
+from vlmflow.supervisor.train import report, train
+from vlmflow.swift.model_layers import Layers
 
 OWN = {"zero_optimization": {"stage": 1}}
 """DeepSpeed settings of one's own."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from vlmflow.supervisor.event_folders import EventFolders
+from vlmflow.track.event_folders import EventFolders
 from workflow_runs import ROOT, RUN
 
 BOARD = [sys.executable, ROOT / "scripts" / "board.py"]

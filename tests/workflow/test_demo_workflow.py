@@ -17,7 +17,7 @@ from run_page import main as draw_page
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.in_trainer.events import Begin, as_line, read_events
+from vlmflow.in_trainer.messages import Begin, as_line, read_events
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
 from vlmflow.reports.accounts import Provenance

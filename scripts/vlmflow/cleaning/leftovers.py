@@ -24,9 +24,9 @@ from vlmflow.fetch.model_folder import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
 from vlmflow.raw import embedded
 from vlmflow.reports.accounts import Provenance
+from vlmflow.reports.former import RUN_FOLDER, former_trainings
 from vlmflow.supervisor.accounts import TrainingReport
 from vlmflow.supervisor.checkpoint import read_checkpoint
-from vlmflow.supervisor.former import RUN_FOLDER, former_trainings
 from vlmflow.supervisor.released import read_release
 
 HUB_FOLDER = re.compile(r".+--.+@[0-9a-f]{40}")

@@ -9,7 +9,7 @@ from vlmflow.config.gpus import Gpu
 from vlmflow.estimate.accounts import SHARE, Needs
 from vlmflow.estimate.case import Case
 from vlmflow.estimate.memory import memory
-from vlmflow.in_trainer.micro_batches import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
+from vlmflow.lengths.micro_batches import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
 
 
 def needs_of(case: Case) -> list[Needs]:
@@ -37,7 +37,7 @@ def as_begun(case: Case, needs: Sequence[Needs], gpu: Gpu | None) -> Case:
 
 
 def _cost(case: Case) -> float:
-    """Return what a step costs as the smoke run will compare it (`supervisor.passes`), but of rows as they come."""
+    """Return what a step costs as the smoke run will compare it (`supervisor.smoke`), but of rows as they come."""
     each = case.settings.per_device_batch_size * case.settings.gradient_accumulation_steps
     tokens = case.train.tokens[case.train.grouped(each)].sum(axis=1) if len(case.train) else np.zeros(1)
     counts = np.ceil(tokens / (case.micro_batch_tokens or 1))

@@ -20,7 +20,7 @@ from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
 from vlmflow.estimate.way import Way
 from vlmflow.estimate.work import Work, forward, training
-from vlmflow.supervisor.steps import Steps, evaluations_of, side_by_side
+from vlmflow.lengths.steps import Steps, evaluations_of, side_by_side
 
 Numbers = NDArray[np.float64]
 

@@ -91,9 +91,9 @@ def main() -> None:
         template = own_template(words)
         from transformers.utils.logging import disable_progress_bar
 
-        from vlmflow.in_trainer.row_attention import SDPA, keep_rows_apart
         from vlmflow.merging.loaded_model import load
         from vlmflow.swift.one_sequence import joins_rows
+        from vlmflow.swift.row_attention import SDPA, keep_rows_apart
     disable_progress_bar()
     model = load(Path(template.model_info.model_dir), how.device, how.dtype)
     template.model = model  # the template asks it for the positions of pictures
@@ -163,7 +163,7 @@ def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any],
     """Return the losses of encoded conversations in one forward pass, each with what is given of its last answer."""
     import torch
 
-    from vlmflow.in_trainer.row_attention import ROWS, NamesRows
+    from vlmflow.swift.row_attention import ROWS, NamesRows
 
     lengths = [len(each["input_ids"]) for each, _ in conversations]
     encoded = [each | {"length": length} for (each, _), length in zip(conversations, lengths, strict=True)]

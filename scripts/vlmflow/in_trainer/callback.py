@@ -9,7 +9,7 @@ It
   evaluation before its next step;
 - trains each step's micro-batches and notes their rows (`batches`), evaluates every row once (`evaluation`), gives
   signs of life (`heartbeat`);
-- writes `events` to the run folder (rank 0).
+- writes events (`messages`) to the run folder (rank 0).
 """
 
 import dataclasses
@@ -30,24 +30,30 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.files import whole_file
 from vlmflow.in_trainer import engine
-from vlmflow.in_trainer.batches import Batches, Fixed
+from vlmflow.in_trainer.batches import Batches, Fixed, keep_trained_columns
+from vlmflow.in_trainer.checkpoints import store_digests_with_each_checkpoint, store_logits_with_each_checkpoint
+from vlmflow.in_trainer.engine import gather, keep_their_form, peak_memory, refuse_different_weights
 from vlmflow.in_trainer.evaluation import Evaluation
-from vlmflow.in_trainer.events import Begin, End, Event, Log, Model, as_line
 from vlmflow.in_trainer.faults import Faults
 from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.in_trainer.history import STATE, evaluated, stalled
-from vlmflow.in_trainer.micro_batches import Plan, Planner, read_sizes
-from vlmflow.in_trainer.model_layers import layers_of
-from vlmflow.in_trainer.orders import Orders
-from vlmflow.in_trainer.padded_rows import keep_trained_columns
-from vlmflow.in_trainer.quantised_layers import keep_their_form
-from vlmflow.in_trainer.ranks import gather, peak_memory, refuse_different_weights
-from vlmflow.in_trainer.row_attention import in_one_sequence
-from vlmflow.in_trainer.row_log import RowLog
-from vlmflow.in_trainer.saved_digests import store_digests_with_each_checkpoint
-from vlmflow.in_trainer.stored_logits import store_with_each_checkpoint
+from vlmflow.in_trainer.messages import (
+    STATE,
+    Begin,
+    End,
+    Event,
+    Log,
+    Model,
+    Orders,
+    RowLog,
+    as_line,
+    evaluated,
+    stalled,
+)
 from vlmflow.lengths.count import read_lengths
+from vlmflow.lengths.micro_batches import Plan, Planner, read_sizes
 from vlmflow.swift.arguments import CALLBACK
+from vlmflow.swift.model_layers import layers_of
+from vlmflow.swift.row_attention import in_one_sequence
 
 LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
 
@@ -110,7 +116,7 @@ class Watch(TrainerCallback):
             join = keep_trained_columns if self.orders.micro_batches.padded else in_one_sequence
             join(self.trainer)
         if not tuner_of(self.orders.tuner).trains_adapter:
-            store_with_each_checkpoint(self.trainer)
+            store_logits_with_each_checkpoint(self.trainer)
         store_digests_with_each_checkpoint(self.trainer)
         handler = self.trainer.callback_handler
         handler.callbacks = [*(other for other in handler.callbacks if other is not self), self]

@@ -1,16 +1,22 @@
-"""What the trainers wrap the model in, according to the run's strategy."""
+"""How the ranks of a training hold the model: what wraps it by the run's strategy, and what they tell each other."""
 
+import hashlib
+import resource
 import sys
 from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from accelerate.utils import other as accelerate_utils
 from torch.distributed.fsdp import FSDPModule
+from transformers import PreTrainedModel
 
 from vlmflow.config.model_types import model_types
 from vlmflow.config.strategies import Strategy
 from vlmflow.in_trainer import fsdp2
-from vlmflow.in_trainer.model_layers import layers_of
+from vlmflow.swift.model_layers import layers_of
+from vlmflow.swift.row_attention import SDPA
 
 
 def spare_deepspeed(strategy: Strategy) -> None:
@@ -115,3 +121,61 @@ def _follow_learning_rate(trainer: Any) -> None:
 def _is_deepspeed(model: Any) -> bool:
     """Return whether DeepSpeed's engine wraps a model; importing DeepSpeed takes seconds."""
     return any(f"{kind.__module__}.{kind.__name__}".startswith("deepspeed.") for kind in type(model).__mro__)
+
+
+def attend_as_the_model_can() -> None:
+    """Let models that are loaded from now on and in this process take sdpa as transformers' own default.
+
+    Without an argument transformers takes sdpa, or else eager; ms-swift always gives one, and transformers refuses it.
+    """
+    plain = PreTrainedModel.get_correct_attn_implementation
+
+    def choose(model: PreTrainedModel, requested: str | None, *values: Any, **named: Any) -> str:
+        chosen: str = plain(model, None if requested == SDPA else requested, *values, **named)
+        return chosen
+
+    PreTrainedModel.get_correct_attn_implementation = choose
+
+
+def keep_their_form(model: Any) -> None:
+    """Forbid bitsandbytes' layers to repack their weights at the first evaluation on a CPU with AVX512-BF16.
+
+    It computes a little differently afterwards (bitsandbytes 0.50, nn/modules.py, `Linear4bit.forward`), so a training
+    that resumes at an evaluated step would not have an unbroken one's losses. On a GPU this changes nothing.
+    """
+    for layer in model.modules():
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank; all ranks must call it."""
+    if not dist.is_initialized():
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def refuse_different_weights(model: torch.nn.Module) -> None:
+    """Raise RuntimeError on all ranks if their trained weights differ: they do not train together."""
+    digests = set(gather(_digest_of_trained(model)))
+    if len(digests) > 1:
+        raise RuntimeError(f"not really distributed: {len(digests)} different sets of trained weights at one step")
+
+
+def peak_memory() -> int:
+    """Return the most memory of this process so far, in bytes: on the GPU, or on a machine without one in all."""
+    if torch.cuda.is_available():
+        on_gpu: int = torch.cuda.max_memory_reserved()
+        return on_gpu
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _digest_of_trained(model: torch.nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            digest.update(name.encode())
+            digest.update(weight.detach().contiguous().cpu().view(torch.uint8).numpy())
+    return digest.hexdigest()

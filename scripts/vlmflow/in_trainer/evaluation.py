@@ -15,7 +15,7 @@ from swift.dataloader import DataLoaderShard
 from swift.sequence_parallel import sequence_parallel
 
 from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.in_trainer.micro_batches import Planner
+from vlmflow.lengths.micro_batches import Planner
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""

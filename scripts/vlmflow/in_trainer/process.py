@@ -2,8 +2,8 @@
 
     torchrun … -m vlmflow.in_trainer.process ORDERS [swift arguments]
 
-ORDERS are `orders.Orders` as JSON. The process trains with ms-swift's `sft` and our callback (`callback.Watch`).
-`supervisor.launch` needs only the name of this module, so what needs torch is imported in `main`.
+ORDERS are `messages.Orders` as JSON. The process trains with ms-swift's `sft` and our callback (`callback.Watch`).
+`supervisor.watch` needs only the name of this module, so what needs torch is imported in `main`.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 
 from vlmflow.core.process import descends_from, die_with_parent
 from vlmflow.in_trainer.heartbeat import Heart
-from vlmflow.in_trainer.orders import read_orders
+from vlmflow.in_trainer.messages import read_orders
 from vlmflow.swift.own_template import encode_as_in_training
 from vlmflow.swift.quick_imports import quick_imports
 
@@ -36,7 +36,7 @@ def main() -> None:
         from vlmflow.config.strategies import strategy_of
         from vlmflow.in_trainer import engine
         from vlmflow.in_trainer.callback import EndsAtOnce, register
-        from vlmflow.in_trainer.default_attention import attend_as_the_model_can
+        from vlmflow.in_trainer.engine import attend_as_the_model_can
         from vlmflow.in_trainer.faults import BadStepError
 
         # It prints a row. Its words may be private, or look like the cause of a failure (supervisor/failures.py).

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
-from vlmflow.in_trainer.row_tensors import Inputs, rows_in
 from vlmflow.merging import row_inputs
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, run_module
+from vlmflow.swift.row_tensors import Inputs, rows_in
 
 
 def inputs_of(

@@ -2,7 +2,7 @@
 
     python -m vlmflow.merging.row_inputs ROWS INPUTS --model FOLDER …
 
-ROWS: JSON lines of ShareGPT rows. INPUTS: the output file (`in_trainer.row_tensors`). ms-swift's own arguments of model
+ROWS: JSON lines of ShareGPT rows. INPUTS: the output file (`swift.row_tensors`). ms-swift's own arguments of model
 and template follow. The picture store and the picture budget come from the environment, as for training
 (`child_process.environment`).
 """
@@ -27,8 +27,8 @@ def main() -> None:
         from safetensors.torch import save_file
         from swift.dataset import load_dataset
 
-        from vlmflow.in_trainer.row_tensors import row_tensors
         from vlmflow.swift.meta_model import meta_model
+        from vlmflow.swift.row_tensors import row_tensors
 
     template.model = meta_model(Path(template.model_info.model_dir))  # Qwen-VL's asks it for the positions of pictures
     dataset, _ = load_dataset([rows], strict=True)

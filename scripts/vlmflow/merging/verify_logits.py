@@ -16,7 +16,6 @@ from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.config.run_settings import QuantisationSettings
 from vlmflow.core.progress import lines_meanwhile
-from vlmflow.in_trainer.row_tensors import Inputs
 from vlmflow.merging.loaded_model import (
     allowed_deviation,
     free,
@@ -30,6 +29,7 @@ from vlmflow.merging.loaded_model import (
 from vlmflow.merging.logit_proof import compare, judge
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.quantisation import effect_of_quantisation
+from vlmflow.swift.row_tensors import Inputs
 
 POSITIONS = 128
 """The number of a row's last positions that are compared; they depend on everything before them."""

@@ -16,8 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.config.tuners import FULL
 from vlmflow.core.progress import lines_meanwhile
-from vlmflow.in_trainer.row_tensors import Inputs, rows_in
-from vlmflow.in_trainer.trained_tensors import LOGITS, POSITIONS
+from vlmflow.in_trainer.checkpoints import LOGITS, POSITIONS
 from vlmflow.merging.loaded_model import (
     allowed_deviation,
     free,
@@ -31,6 +30,7 @@ from vlmflow.merging.loaded_model import (
 from vlmflow.merging.logit_proof import compare, judge
 from vlmflow.merging.proof import LogitProof
 from vlmflow.supervisor.released import released_files
+from vlmflow.swift.row_tensors import Inputs, rows_in
 
 
 @lines_meanwhile("the comparison of logits")

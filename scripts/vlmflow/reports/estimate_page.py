@@ -8,8 +8,8 @@ from vlmflow.core.printable import counted
 from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.verdict import GB, parts_of, spread_of
+from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.reports.page import Tile, render
-from vlmflow.supervisor.steps import schedule_in_words
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import time
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.files import whole_file
 from vlmflow.core.progress import LOG_INTERVAL
-from vlmflow.in_trainer.events import new_events
+from vlmflow.in_trainer.messages import new_events
 from vlmflow.reports.run_history import RunHistory
 from vlmflow.reports.run_page import live_page
-from vlmflow.supervisor.doing import doing
+from vlmflow.supervisor.progress import doing
 from vlmflow.supervisor.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")
@@ -19,7 +19,7 @@ MOST_TIME = 0.01
 
 
 class LivePage:
-    """The page of one training; `refresh` is its onlooker (`supervisor.onlooker`).
+    """The page of one training; `refresh` is its onlooker (`supervisor.watch`).
 
     run: the run's name. stage: "smoke" or "full". settings: the training's. every: seconds between two pages.
     """

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from vlmflow.config.differing import asked, own_settings
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import RunSettings
+from vlmflow.reports.former import settings_of
 from vlmflow.supervisor.accounts import TrainingReport
-from vlmflow.supervisor.former import settings_of
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
 from vlmflow.merging.published_limits import LimitedFile
 from vlmflow.reports.accounts import BaseModelFiles, Fp8Files, Provenance
 from vlmflow.reports.eval_figures import ShownFigures, losses_of, shown_figures
+from vlmflow.reports.former import settings_of
 from vlmflow.reports.licences import StatedLicences, hub_datasets
 from vlmflow.reports.page import render
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.trained_text import in_words
 from vlmflow.supervisor.accounts import Gate, TrainingReport
-from vlmflow.supervisor.former import settings_of
 
 
 def provenance(

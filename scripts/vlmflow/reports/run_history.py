@@ -2,10 +2,10 @@
 
 from msgspec import UNSET
 
-from vlmflow.in_trainer.events import Begin, Event, Log
+from vlmflow.in_trainer.messages import Begin, Event, Log
 from vlmflow.reports.curve import Curve
 from vlmflow.reports.line_chart import LineChart, line_chart
-from vlmflow.supervisor.newest import Newest
+from vlmflow.supervisor.progress import Newest
 
 
 class RunHistory:

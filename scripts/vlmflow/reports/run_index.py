@@ -25,12 +25,12 @@ from vlmflow.fetch.model_folder import model_with
 from vlmflow.lengths.accounts import FittedRows, LengthSummary
 from vlmflow.merging.proof import PROOF, Proof
 from vlmflow.reports.eval_figures import colour_of
+from vlmflow.reports.former import FormerTraining, former_trainings, settings_of
 from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import render
 from vlmflow.reports.weights import proven_weights
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.accounts import Gate, TrainingReport
-from vlmflow.supervisor.former import FormerTraining, former_trainings, settings_of
 
 T = TypeVar("T")
 

@@ -9,18 +9,17 @@ from pathlib import Path
 from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
 from vlmflow.estimate.accounts import Result
-from vlmflow.in_trainer.events import Event
+from vlmflow.in_trainer.messages import Event
+from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.reports.compared import Comparison, comparisons, gigabytes
+from vlmflow.reports.former import FormerTraining, former_trainings
 from vlmflow.reports.histogram import short
 from vlmflow.reports.line_chart import LineChart
 from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.run_history import RunHistory
 from vlmflow.supervisor.accounts import Gate, TrainingReport
-from vlmflow.supervisor.doing import Doing
-from vlmflow.supervisor.former import FormerTraining, former_trainings
-from vlmflow.supervisor.newest import Newest
-from vlmflow.supervisor.steps import schedule_in_words
+from vlmflow.supervisor.progress import Doing, Newest
 
 SENTENCES: dict[Doing, str] = {
     "starting": "The trainers load the model.",

@@ -11,11 +11,11 @@ from vlmflow.config.search_settings import SearchSettings, dimensions, trained_w
 from vlmflow.config.search_steps import share_of_rung, slots_of, step_before, trials_of_rung
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
+from vlmflow.lengths.steps import Steps, scheduled
 from vlmflow.search.accounts import OWN, Asked, AskedTrial
 from vlmflow.search.budget import hours_each
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import Study, ranked
-from vlmflow.supervisor.steps import Steps, scheduled
 
 SPENT = "the budget is spent (limits.gpu_hours)"
 FEW = "too few trials finished the rung before within the limits"

@@ -20,12 +20,11 @@ from msgspec.structs import replace as replace_fields
 from vlmflow.config.search_settings import trained_with
 from vlmflow.core import attempt
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.events import End, read_events
+from vlmflow.in_trainer.messages import End, read_events
 from vlmflow.search.accounts import AskedTrial, TrialResult
 from vlmflow.search.starts import Step, forget_tries, one_start, starts_of, wait_for_others
-from vlmflow.supervisor.bad_steps import refuse_bad_step
-from vlmflow.supervisor.failures import TrainersDiedError
-from vlmflow.supervisor.newest import Newest
+from vlmflow.supervisor.failures import TrainersDiedError, refuse_bad_step
+from vlmflow.supervisor.progress import Newest
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import OutOfHoursError, Trained, TrainingFailedError, train
 from vlmflow.swift.arguments import Training

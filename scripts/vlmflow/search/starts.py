@@ -18,10 +18,10 @@ import msgspec
 from msgspec.structs import replace
 
 from vlmflow.core.account import read_account, write_account
-from vlmflow.in_trainer.events import read_events
+from vlmflow.in_trainer.messages import read_events
 from vlmflow.search.accounts import Amount
 from vlmflow.supervisor.failures import TrainersDiedError
-from vlmflow.supervisor.newest import Newest
+from vlmflow.supervisor.progress import Newest
 from vlmflow.supervisor.run_folder import RunFolder
 
 log = logging.getLogger("vlmflow")

@@ -6,10 +6,10 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.core.printable import counted
-from vlmflow.in_trainer.history import StepLoss
-from vlmflow.in_trainer.model_layers import Layers
+from vlmflow.in_trainer.messages import StepLoss
 from vlmflow.lengths.accounts import FittedSplit, SplitLengths
 from vlmflow.swift.arguments import Passes
+from vlmflow.swift.model_layers import Layers
 
 EVALUATION_COST = 0.5
 """The time of an evaluated batch relative to a trained one, where none was measured: the forward pass alone."""
@@ -66,8 +66,7 @@ class StepPlan(msgspec.Struct, frozen=True):
 
     passes: the number of tokens, and whether activations are computed again; a resume keeps both. padded: whether rows
     are filled up to the longest of their micro-batch. digest: SHA-256 over what the plan is a function of. epochs: by
-    number, the first `step_plan.DESCRIBED`. picture_tokens: the most in a micro-batch, also of an
-    evaluation.
+    number, the first `plan.DESCRIBED`. picture_tokens: the most in a micro-batch, also of an evaluation.
     """
 
     passes: Passes

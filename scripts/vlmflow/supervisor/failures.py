@@ -1,13 +1,94 @@
-"""Explains why trainers failed: from their log, and from what they left in the run folder."""
+"""Explains why trainers failed, from their log and their run folder, and whether the training goes on.
 
+After a fault that may not come again it resumes once from a checkpoint, and fails the next time. After a step that has
+spoiled it, it does not go on: the message has that step and its rows.
+"""
+
+import json
 import re
 import shutil
 import signal
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
+import msgspec
+
+from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.supervisor.resumed import OutOfGpuMemoryError
+from vlmflow.in_trainer.faults import BadStep, Fault, account_of
+from vlmflow.supervisor.checkpoint import NAME
+from vlmflow.supervisor.progress import last_step
+from vlmflow.supervisor.run_folder import RunFolder
+
+ACCOUNT = "resumed.json"
+"""The file of a run folder with a `Mark`."""
+
+
+class ResumableError(VlmflowError):
+    """The trainers ended because of a fault after which the training is resumed once.
+
+    name: the fault, for messages. lasts: whether the same command without a resume fails again. otherwise: what else to
+    do if it fails again. begins_again: whether it is resumed from step 0, too.
+    """
+
+    name: str
+    lasts: bool
+    otherwise: str
+    begins_again: bool
+
+
+class OutOfGpuMemoryError(ResumableError):
+    """A GPU ran out of memory. Its fragments may be to blame, which a new process does not have."""
+
+    name = "out of memory"
+    lasts = True
+    otherwise = "or take GPUs with more memory"
+    begins_again = False
+
+
+class HangError(ResumableError):
+    """No rank gave a sign of life for too long."""
+
+    name = "hang"
+    lasts = False
+    otherwise = "on another machine, if it may be this one's"
+    begins_again = True
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """A record in the run folder: why and after which step the trainers ended, and the checkpoint to resume from."""
+
+    fault: str
+    step: int
+    checkpoint: int
+
+
+def resume_once(folder: RunFolder, checkpoint: int | None, error: ResumableError) -> Mark:
+    """Record in the run folder why the trainers ended; returns the record if the training may resume.
+
+    checkpoint: the step of its newest complete checkpoint; None if there is none, or it must not resume.
+
+    Raises VlmflowError, with advice, without a checkpoint, or if it was resumed from the same one before, after this
+    fault or another one.
+    """
+    step = last_step(folder.progress)
+    if checkpoint is None:
+        kind = VlmflowError if error.lasts else PassingError
+        raise kind(f"{error.cause} (after step {step})", error.next_step) from None
+    file = folder.path / ACCOUNT
+    before = read_account(file, Mark) if file.is_file() else None
+    mark = Mark(error.name, step, checkpoint)
+    write_account(file, mark)
+    if before and before.checkpoint == checkpoint:
+        other = f"{before.fault} " if before.fault != error.name else ""
+        raise VlmflowError(
+            f"{error.cause} (after step {step}; {other}after step {before.step} before, and resumed from step "
+            f"{checkpoint} since)",
+            f"{error.next_step}; {error.otherwise}: the same command resumes from step {checkpoint}",
+        ) from None
+    return mark
+
 
 REMEDY = (
     "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (if that is null: per_device_batch_size), "
@@ -165,3 +246,52 @@ def _lines(log: str) -> str:
     Some patterns take quadratic time on a long line.
     """
     return "\n".join(line[:LONGEST_LINE] for line in re.split(r"[\r\n]+", log))
+
+
+NAMED = 8
+"""How many rows a message names."""
+
+
+def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
+    """Raise VlmflowError if a step has spoiled the training of a run folder.
+
+    train: the rows that it trains on. what: the stage and run, for the message.
+    """
+    file = account_of(folder.path)
+    if not file.is_file():
+        return
+    bad = read_account(file, BadStep)
+    steps = [int(place.name.partition("-")[2]) for place in folder.output.glob("*") if NAME.fullmatch(place.name)]
+    spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
+    good = max((step for step in steps if step < bad.first), default=None)
+    last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
+    raise VlmflowError(
+        f"{what}: step {bad.step}: {_said(bad)}; rows {_named(ids_of(train, bad.rows))}; {last_good} ({folder.output})",
+        f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
+        f"the raw file; both train from step 0. To train on unchanged, remove {' and '.join([str(file), *spoiled])}",
+    )
+
+
+def ids_of(train: Path, rows: list[int]) -> list[str]:
+    """Return the ids of rows. train: their file. rows: their lines in it, ascending from 0."""
+    with train.open("rb") as lines:
+        chosen = set(rows)
+        read = [line for number, line in enumerate(islice(lines, max(rows, default=-1) + 1)) if number in chosen]
+    return [str(json.loads(line).get("id", f"line {row + 1}")) for row, line in zip(rows, read, strict=True)]
+
+
+def _shown_by(folder: RunFolder, step: int) -> str:
+    """Return the command that shows a step's rows; there is one for full trainings, at RUN/full/DIGEST."""
+    kind = folder.path.absolute().parent
+    return f" (make rows RUN={kind.parent.name} STEP={step} shows them)" if kind.name == "full" else ""
+
+
+def _said(bad: BadStep) -> str:
+    if bad.fault is Fault.EXPLODED:
+        return f"{bad.fault}: {', '.join(bad.losses)} nats per token from step {bad.first} on"
+    return f"{bad.fault} (loss {bad.losses[-1]})"
+
+
+def _named(ids: list[str]) -> str:
+    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+    return ", ".join(ids[:NAMED]) + more

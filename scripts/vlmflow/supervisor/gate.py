@@ -1,28 +1,32 @@
-"""The verdict on a smoke run, and the estimate of the full run."""
+"""The verdict on a smoke run, and the estimate of the full run.
+
+The estimate gives each step a time, and each token of it one. One mean speed is wrong for rows of another length: a
+smoke run has the longest rows, and the time of a step does not grow in proportion to its tokens.
+"""
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations, pairwise
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from vlmflow.config.model_types import model_types
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.core.progress import clock
-from vlmflow.in_trainer.events import Event
-from vlmflow.in_trainer.micro_batches import size_of
-from vlmflow.in_trainer.model_layers import Layers, share_without_adapter
+from vlmflow.in_trainer.messages import Event, Log
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
+from vlmflow.lengths.micro_batches import size_of
+from vlmflow.lengths.steps import Steps, evaluations_of, rows_left_over, schedule_in_words, side_by_side
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.supervisor.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
-from vlmflow.supervisor.pace import evaluation_seconds, fit, timed_steps
+from vlmflow.supervisor.plan import describe, passes_per_step, plan_of
 from vlmflow.supervisor.smoke import SmokeRows
-from vlmflow.supervisor.step_plan import describe, passes_per_step, plan_of
-from vlmflow.supervisor.steps import Steps, evaluations_of, rows_left_over, schedule_in_words, side_by_side
 from vlmflow.swift.arguments import Training
+from vlmflow.swift.model_layers import Layers, share_without_adapter
 
 QUANTISED = "Linear4bit"
 """The class of bitsandbytes' layers: two weights in a byte."""
@@ -112,7 +116,7 @@ def pace_of(report: TrainingReport, events: Sequence[Event], val: Sequence[RowLe
 
     val: the rows of each evaluation. Without a step that counts, time is in proportion to tokens.
     """
-    pace = fit(timed_steps(events)) or Pace(0.0, report.seconds / max(report.tokens, 1), 0)
+    pace = fitted_pace(timed_steps(events)) or Pace(0.0, report.seconds / max(report.tokens, 1), 0)
     as_trained = _seconds_of_batches(val, pace, full)
     seconds = list(evaluation_seconds(events))
     if not seconds or not as_trained:
@@ -203,3 +207,47 @@ def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
     quarter = max(1, len(losses) // 4)
     first, last = statistics.fmean(losses[:quarter]), statistics.fmean(losses[-quarter:])
     return last < (1 - LEAST_FALL) * first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"
+
+
+Timed = tuple[int, float]
+"""The tokens of a step or an evaluation, and the seconds that it took."""
+
+WARM_UP = 1
+"""The first steps of a session, which also load kernels and reserve memory, do not count."""
+
+
+def timed_steps(events: Sequence[Event]) -> list[Timed]:
+    """Return tokens and seconds of each step, without the first of a session and those during which it saved."""
+    steps = []
+    since_begin = 0
+    for before, event in pairwise(events):
+        if not isinstance(before, Log):
+            since_begin = 0
+        if isinstance(event, Log) and event.loss is not UNSET:
+            since_begin += 1
+            if since_begin > WARM_UP and isinstance(before, Log) and before.loss is not UNSET:
+                steps.append((event.tokens - before.tokens, event.time - before.time))
+    return steps
+
+
+def evaluation_seconds(events: Sequence[Event]) -> Iterator[float]:
+    """Yield the seconds of each evaluation after a step."""
+    for before, event in pairwise(events):
+        if isinstance(before, Log) and isinstance(event, Log) and event.eval_loss is not UNSET:
+            yield event.time - before.time
+
+
+def fitted_pace(steps: Sequence[Timed]) -> Pace | None:
+    """Return the line through the times of some steps; None without steps.
+
+    The slope is the median of those between two steps (Theil and Sen), so that a single slow step does not count; it
+    lies between that of a time that does not depend on tokens, and of one in proportion to them.
+    """
+    if not steps:
+        return None
+    tokens, seconds = (statistics.fmean(values) for values in zip(*steps, strict=True))
+    slopes = [(late - early) / (more - few) for (few, early), (more, late) in combinations(steps, 2) if more != few]
+    proportional = seconds / tokens if tokens else 0.0
+    slope = min(max(statistics.median(slopes), 0.0), proportional) if slopes else proportional
+    rest = statistics.median(took - slope * count for count, took in steps)
+    return Pace(step_seconds=max(rest, 0.0), token_seconds=slope, steps=len(steps))

@@ -22,9 +22,10 @@ from vlmflow.core import attempt
 from vlmflow.core.child_environment import child_environment
 from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.supervisor import other_node
-from vlmflow.supervisor.agent import ALONE, Place
-from vlmflow.supervisor.launch_file import Launch, Order, Report, read_report, write_launch
+from vlmflow.supervisor.other_node import Launch, Order, Report, read_report, write_launch
+from vlmflow.supervisor.plan import as_data
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.trainers import ALONE, Place
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import visible_gpus
 
@@ -73,8 +74,14 @@ class Group:
             return ALONE
         self._lost = []
         session = self._launch.session + 1 if self._launch else 1
-        launch = Launch.of(self._training, self._attempt, session, self._endpoint(), resume)
-        self._launch = launch
+        self._launch = launch = Launch(
+            attempt=self._attempt,
+            session=session,
+            order="train",
+            endpoint=self._endpoint(),
+            resume=resume.name if resume else None,
+            training=as_data(self._training),
+        )
         self._write("train")
         for node in self.others if self.is_local else ():
             if node not in self._here:

@@ -7,29 +7,145 @@ number, from 1. THREADS: cores for its processes together.
 
 It waits for the attempt's launch file, starts this node's trainers as that says, and reports how they ended. When the
 launch file is removed, or after SIGTERM, it ends; its trainers save a checkpoint first if they are at work.
+
+The launch file is what the first node tells the others. All of it is data: settings, which are checked as those of a
+configuration, and paths; a node makes its own command from them. It and the reports are in the run folder, which every
+node sees, and carry the attempt's name, so that a node of an earlier attempt finds nothing.
 """
 
 import logging
+import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import psutil
 
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
-from vlmflow.supervisor.agent import Place, end, let_them_save, ranks_of, start
-from vlmflow.supervisor.launch_file import ATTEMPT, Launch, Order, Report, launch_file, read_launch, report_file
 from vlmflow.supervisor.lease import Sign, newest
+from vlmflow.supervisor.plan import from_data
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.trainers import Place, end, let_them_save, ranks_of, start
 from vlmflow.swift.arguments import Training
 
 log = logging.getLogger("vlmflow")
+
+ATTEMPT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""The name of an attempt; on a cluster it is that of a Kubernetes object."""
+
+ENDPOINT = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?:[0-9]{1,5}")
+CHECKPOINT = re.compile(r"checkpoint-[0-9]{1,18}")
+
+MOST_BYTES = 1_000_000
+"""A launch file with the largest settings of DeepSpeed that a configuration may have takes less."""
+
+MOST = 100_000
+"""Of nodes, processes and sessions: beyond them a file is not ours."""
+
+Order = Literal["train", "stacks", "stop"]
+"""What the nodes are to do. stacks: let every trainer write where it is. stop: end the trainers."""
+
+
+class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The launch file.
+
+    session: the number of the start of trainers in this attempt, from 1. endpoint: host and port of node 0.
+    resume: the checkpoint's name, or null. training: as `plan.as_data` gives it.
+    """
+
+    attempt: str
+    session: int
+    order: Order
+    endpoint: str
+    resume: str | None
+    training: dict[str, Any]
+
+    @property
+    def meeting(self) -> str:
+        """The name under which the trainers of this session meet."""
+        return f"{self.attempt}.{self.session}"
+
+
+class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a node reports.
+
+    session: the newest that it has seen. runs: whether its trainers run. code: torchrun's exit code, null without one.
+    """
+
+    session: int
+    runs: bool
+    code: int | None
+
+
+def launch_file(run_folder: Path, attempt: str) -> Path:
+    """Return the launch file of an attempt."""
+    return run_folder / f"launch-{attempt}.json"
+
+
+def report_file(run_folder: Path, attempt: str, node: int) -> Path:
+    """Return the file with a node's report."""
+    return run_folder / f"launch-{attempt}.node-{node}.json"
+
+
+def write_launch(run_folder: Path, launch: Launch) -> None:
+    """Write the launch file into a run folder."""
+    write_account(launch_file(run_folder, launch.attempt), launch)
+
+
+def read_launch(file: Path) -> tuple[Launch, Training] | None:
+    """Read a launch file, and the training that it describes; None if it no longer exists.
+
+    Raises VlmflowError if it is none, or its folder is not that of the training.
+    """
+    try:
+        launch = msgspec.json.decode(_limited(file), type=Launch)
+        if launch_file(file.parent, launch.attempt) != file or not ATTEMPT.fullmatch(launch.attempt):
+            raise ValueError(f"it is of the attempt {launch.attempt!r:.80}")
+        if not ENDPOINT.fullmatch(launch.endpoint):
+            raise ValueError(f"endpoint: {launch.endpoint!r:.80}")
+        if launch.resume is not None and not CHECKPOINT.fullmatch(launch.resume):
+            raise ValueError(f"resume: {launch.resume!r:.80}")
+        training = from_data(launch.training)
+        if not all(1 <= number <= MOST for number in (training.nodes, training.processes, launch.session)):
+            raise ValueError("nodes, processes and session must be 1 or more")
+        if training.digest() != file.parent.name:
+            raise ValueError("its training has another digest than this folder's name")
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, VlmflowError) as error:
+        raise VlmflowError(
+            f"{file}: not a launch file of this version: {error!s:.500}",
+            "all nodes must have the same version of vlmflow; then run the same command again",
+        ) from None
+    return launch, training
+
+
+def read_report(run_folder: Path, attempt: str, node: int) -> Report | None:
+    """Read a node's report; None if it has written none that can be read."""
+    try:
+        return msgspec.json.decode(_limited(report_file(run_folder, attempt, node)), type=Report)
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _limited(file: Path) -> bytes:
+    with open(file, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as opened:
+        if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+            raise ValueError("it is not a file")
+        content = opened.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+    return content
+
 
 PAUSE = 0.5
 """Seconds between two looks at the launch file."""
@@ -139,7 +255,7 @@ class OtherNode:
             return
         self._end_trainers()
         if launch.order == "train":
-            log.info(f"starting {counted(launch.processes, 'trainer')}, session {launch.session} ({folder.path})")
+            log.info(f"starting {counted(training.processes, 'trainer')}, session {launch.session} ({folder.path})")
             resume = folder.output / launch.resume if launch.resume else None
             place = Place(self._node, launch.endpoint, launch.meeting)
             self._torchrun = start(training, folder, resume, self._threads, place)

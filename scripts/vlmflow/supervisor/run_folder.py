@@ -17,7 +17,7 @@ from pathlib import Path
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import write_json
 from vlmflow.core.printable import printable
-from vlmflow.in_trainer.orders import PROGRESS
+from vlmflow.in_trainer.messages import PROGRESS
 from vlmflow.supervisor.lease import Lease
 
 log = logging.getLogger("vlmflow")
@@ -45,7 +45,7 @@ class RunFolder:
 
     @property
     def progress(self) -> Path:
-        """JSON lines that the trainer writes as it goes; see `in_trainer.events`."""
+        """JSON lines that the trainer writes as it goes; see `in_trainer.messages`."""
         return self.path / PROGRESS
 
     @property

@@ -1,27 +1,35 @@
-"""Runs a training from its first step, or from its newest checkpoint, to its target."""
+"""Runs a training from its first step, or from its newest checkpoint, to its target, and reports it."""
 
 import importlib.metadata
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vlmflow.config.machine_needs import refuse_small_shared_memory
+from vlmflow.config.run_settings import experiments
 from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
+from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import counted
-from vlmflow.supervisor.bad_steps import refuse_bad_step
-from vlmflow.supervisor.checkpoint import Checkpoint, newest_whole_checkpoint, read_checkpoint
-from vlmflow.supervisor.failures import MachineFaultError
-from vlmflow.supervisor.foreign_code import ForeignCodeError
+from vlmflow.in_trainer.messages import Begin, End, Model, logged, read_events
+from vlmflow.supervisor.accounts import Best, EndedEarly, TrainingDigests, TrainingReport
+from vlmflow.supervisor.checkpoint import Checkpoint, ForeignCodeError, newest_whole_checkpoint, read_checkpoint
+from vlmflow.supervisor.failures import (
+    MachineFaultError,
+    OutOfGpuMemoryError,
+    ResumableError,
+    refuse_bad_step,
+    resume_once,
+)
 from vlmflow.supervisor.group import Group, group_of
-from vlmflow.supervisor.launch import launch
-from vlmflow.supervisor.onlooker import Onlooker, nobody
-from vlmflow.supervisor.released import refuse_other_adapter
-from vlmflow.supervisor.resumed import OutOfGpuMemoryError, ResumableError, last_step, resume_once
+from vlmflow.supervisor.plan import kept_plan, read_plan
+from vlmflow.supervisor.progress import Newest, last_step
+from vlmflow.supervisor.released import digests_of, refuse_other_adapter
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.shared_memory import refuse_small_shared_memory
-from vlmflow.supervisor.step_plan import kept_plan
+from vlmflow.supervisor.watch import Onlooker, launch, nobody
 from vlmflow.swift.arguments import Training
 
 log = logging.getLogger("vlmflow")
@@ -57,7 +65,8 @@ def train(
     used as it is.
 
     what: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether a
-    training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: see `onlooker`.
+    training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: who looks at
+    the training while it runs.
 
     Raises TrainingFailedError if the trainers fail, or a step has spoiled the training (TooLargeError if a GPU ran out
     of memory, and it is not resumed); OutOfHoursError if they ended because their hours were over, or have none to
@@ -207,3 +216,82 @@ def refuse_slow_torch(version: str) -> None:
             f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
             "install the pinned environment: rm .venv/train.stamp && make .venv/train.stamp",
         )
+
+
+PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
+
+
+def report(training: Training, trained: Trained) -> TrainingReport:
+    """Return the machine-readable report of a finished training.
+
+    Raises VlmflowError if its progress file is missing or empty, or has a line of another form.
+    """
+    events = read_events(trained.folder.progress)
+    begins = [event for event in events if isinstance(event, Begin)]
+    ends = [event for event in events if isinstance(event, End)]
+    if not begins:
+        raise VlmflowError(
+            f"{trained.folder.progress}: no session begins in it",
+            f"restore the file; or remove {trained.folder.path} and run the same command again: it trains from step 0",
+        )
+    models = [event for event in events if isinstance(event, Model)]
+    newest = Newest.of(events)
+    seconds, tokens = newest.seconds, newest.tokens
+    state = trained.last.state
+    best = Best(trained.best.step, math.nan if state.best_metric is None else state.best_metric)
+    patience = training.settings.early_stop_after
+    early = EndedEarly(patience, best.step, best.eval_loss) if patience and trained.last.ended_early(patience) else None
+    evaluation = next(entry for entry in reversed(state.log_history) if "eval_loss" in entry)
+    return TrainingReport(
+        steps=trained.last.step,
+        target=trained.last.target,
+        ended_early=early,
+        sessions=newest.sessions,
+        world_size=begins[-1].world_size,
+        parallel_mode=begins[-1].parallel_mode,
+        device=begins[-1].device,
+        seconds=round(seconds, 2),
+        tokens=tokens,
+        tokens_per_second=round(tokens / seconds, 1) if seconds else None,
+        peak_memory=ends[-1].peak_memory if ends else [],
+        layers=models[-1].layers if models else [],
+        losses=logged(state.log_history, "loss"),
+        eval_losses=logged(state.log_history, "eval_loss"),
+        eval_rows=evaluation["eval_rows"],
+        eval_tokens=evaluation["eval_tokens"],
+        best=best,
+        settings=training.settings.model_dump(mode="json"),
+        tuner=training.tuner.name,
+        strategy=training.strategy.name,
+        deepspeed=training.strategy.deepspeed,
+        plan=read_plan(trained.folder),
+        experimental=experiments(training.tuner.name, training.strategy.name, training.settings),
+        digests=TrainingDigests(
+            job=training.digest(),
+            data=training.data.digest,
+            model=training.model.digest,
+            released=digests_of(trained.best.folder, training.tuner),
+            progress=sha256_of(trained.folder.progress),
+        ),
+        versions={package: importlib.metadata.version(package) for package in PACKAGES},
+        run_folder=str(trained.folder.path),
+    )
+
+
+def draw_losses(report: TrainingReport, title: str, picture: Path) -> None:
+    """Draw training and validation loss over the steps into a PNG file, and mark the best checkpoint."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    axes.plot(*zip(*(report.losses or []), strict=True), color="0.6", linewidth=1, label="train")
+    if report.eval_losses:
+        axes.plot(*zip(*report.eval_losses, strict=True), "o-", color="C0", label="val")
+        axes.plot(report.best.step, report.best.eval_loss, "*", color="C3", markersize=14, label="best checkpoint")
+    axes.set(title=title, xlabel="optimizer step", ylabel="loss (nats per token)")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    figure.savefig(picture, dpi=120)
+    pyplot.close(figure)

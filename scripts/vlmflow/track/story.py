@@ -18,8 +18,7 @@ from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport, Interv
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from vlmflow.evaluation.results import REPORT
 from vlmflow.fetch.published_run import PROVENANCE
-from vlmflow.in_trainer.events import Begin, Event, Log, read_events
-from vlmflow.in_trainer.orders import PROGRESS
+from vlmflow.in_trainer.messages import PROGRESS, Begin, Event, Log, read_events
 from vlmflow.reports.accounts import Provenance
 from vlmflow.reports.weights import published_weights
 from vlmflow.supervisor.accounts import TrainingReport

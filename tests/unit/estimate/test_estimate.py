@@ -22,7 +22,7 @@ from vlmflow.estimate.times import amount, comparison_seconds, times
 from vlmflow.estimate.verdict import parts_of
 from vlmflow.estimate.way import Sharding
 from vlmflow.estimate.work import Work, forward, training
-from vlmflow.supervisor.steps import Steps
+from vlmflow.lengths.steps import Steps
 
 SMALL_CARD, LARGE_CARD = GPUS["rtx-4090"], GPUS["h200"]
 

@@ -4,7 +4,7 @@ from made_case import some_case
 from vlmflow.config.gpus import GPUS
 from vlmflow.estimate.accounts import SHARE, fits_by
 from vlmflow.estimate.estimate import estimate
-from vlmflow.in_trainer.micro_batches import FIRST, NUMBERS
+from vlmflow.lengths.micro_batches import FIRST, NUMBERS
 
 ROWS = [(360, 256)] * 400
 """As long as FIRE's on average."""

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vlmflow.in_trainer.bad_step import FEWEST, IN_A_ROW, Fault, fault_of
+from vlmflow.in_trainer.faults import FEWEST, IN_A_ROW, Fault, fault_of
 
 USUAL_LOSS = [1.0 + step % 7 / 10 for step in range(60)]
 

@@ -10,7 +10,7 @@ import torch
 
 from vlmflow.in_trainer.batches import Batches, Fixed
 from vlmflow.in_trainer.heartbeat import Heart
-from vlmflow.in_trainer.row_log import Batch, RowLog, rows_of_step
+from vlmflow.in_trainer.messages import Batch, RowLog, rows_of_step
 
 NUMBERS = range(17)
 """A data set whose rows are their own numbers."""

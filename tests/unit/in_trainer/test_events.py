@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.events import End, as_line, read_event, read_events
+from vlmflow.in_trainer.messages import End, as_line, read_event, read_events
 
 
 @pytest.mark.parametrize("damaged", [b"{", b'{"event": "end"}', b"\xff\xfe{}", b"\x00\x00\x00{", b"[" * 100_000])

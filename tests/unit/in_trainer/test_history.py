@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vlmflow.in_trainer.history import evaluated, logged, stalled
+from vlmflow.in_trainer.messages import evaluated, logged, stalled
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ import pytest
 
 from browser import Browser
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.in_trainer.events import Begin, End, Event, Log, as_line
+from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
 from vlmflow.reports import live_page
 from vlmflow.reports.live_page import LivePage
 from vlmflow.reports.run_history import RunHistory
 from vlmflow.reports.run_page import live_page as page_of
-from vlmflow.supervisor.onlooker import page_of as onlooker_of
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.watch import page_of as onlooker_of
 
 HOSTILE = "<script>document.title='taken'</script>"
 SETTINGS = TrainSettings(checkpoint_steps=10, evaluation_steps=20)

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from vlmflow.config.machine_needs import refuse_small_shared_memory, shared_memory_needed
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import STRATEGIES, strategy_of
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.agent import command, environment
-from vlmflow.supervisor.launch import end_of_whole_lines
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.shared_memory import refuse_small_shared_memory, shared_memory_needed
 from vlmflow.supervisor.train import refuse_slow_torch
+from vlmflow.supervisor.trainers import command, environment
+from vlmflow.supervisor.watch import end_of_whole_lines
 from vlmflow.swift.arguments import BaseModel, Targets, Training
 
 DATA = TrainingData(Path("d/train.jsonl"), Path("d/val.jsonl"), Path("pictures/fire"), "data-digest", False)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from vlmflow.core.errors import PassingError
-from vlmflow.supervisor import agent
-from vlmflow.supervisor.failures import Said, failure_of
+from vlmflow.supervisor import trainers
+from vlmflow.supervisor.failures import OutOfGpuMemoryError, Said, failure_of
 from vlmflow.supervisor.group import Group
-from vlmflow.supervisor.launch import launch
-from vlmflow.supervisor.resumed import OutOfGpuMemoryError
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.watch import launch
 
 
 def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path: Path) -> None:
@@ -91,8 +90,8 @@ def test_memory_of_a_gpu_has_many_names(tmp_path: Path, said: str) -> None:
 
 def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "run")
-    monkeypatch.setattr(agent, "command", lambda *_: ["sleep", "60"])
-    monkeypatch.setattr(agent, "environment", lambda *_: dict(os.environ))
+    monkeypatch.setattr(trainers, "command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(trainers, "environment", lambda *_: dict(os.environ))
     training: Any = SimpleNamespace(nodes=1, ranks=1, settings=SimpleNamespace(hang_minutes=10))
 
     def interrupt(folder: RunFolder, runs: bool) -> None:

@@ -13,17 +13,17 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.tuners import QLORA
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.events import Begin, Event, Log
-from vlmflow.in_trainer.model_layers import Layers
+from vlmflow.in_trainer.messages import Begin, Event, Log
 from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
+from vlmflow.lengths.steps import Steps
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.made_of import MadeOf
 from vlmflow.supervisor.accounts import Best, Check, EpochPlan, Gate, Pace, StepPlan
 from vlmflow.supervisor.gate import estimate, judge, pace_of, refuse_failed, with_passes
 from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows
-from vlmflow.supervisor.steps import Steps
 from vlmflow.swift.arguments import Passes
+from vlmflow.swift.model_layers import Layers
 
 LENGTHS = [RowLength(f"row-{number}", number * 10, number * 10 + 10, 100 + number) for number in range(50)]
 VAL = [RowLength(f"val-{number}", number * 10, number * 10 + 10, 120 + number) for number in range(5)]

@@ -13,9 +13,10 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import QLORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.agent import Place, command
-from vlmflow.supervisor.launch_file import MOST_BYTES, Launch, launch_file, read_launch, write_launch
+from vlmflow.supervisor.other_node import MOST_BYTES, Launch, launch_file, read_launch, write_launch
+from vlmflow.supervisor.plan import as_data
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.trainers import Place, command
 from vlmflow.swift.arguments import BaseModel, Targets, Training
 
 DATA = TrainingData(Path("/d/train.jsonl"), Path("/d/val.jsonl"), Path("/d/pictures"), "rows", True)
@@ -37,14 +38,22 @@ OTHERS = [
 ]
 
 
-def written(folder: Path, training: Training = TRAINING, **changes: Any) -> Path:
-    """Write a launch file into the training's run folder, with some fields changed."""
-    run_folder = folder / training.digest()
+def written(folder: Path, of: Training = TRAINING, **changes: Any) -> Path:
+    """Write a launch file into the training's run folder, with some fields changed, also of the training."""
+    run_folder = folder / of.digest()
     run_folder.mkdir()
-    launch = Launch.of(training, "job-1", 1, "job-1-0.job-1:29500", Path("/any/checkpoint-2"))
+    launch = Launch(
+        attempt="job-1",
+        session=1,
+        order="train",
+        endpoint="job-1-0.job-1:29500",
+        resume="checkpoint-2",
+        training=as_data(of),
+    )
     write_launch(run_folder, launch)
     file = launch_file(run_folder, "job-1")
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | changes | {"training": content["training"] | changes.get("training", {})}))
     return file
 
 
@@ -72,14 +81,22 @@ def test_an_attempt_that_is_over_has_no_launch_file(tmp_path: Path) -> None:
         ({"order": "run"}, "Invalid enum value 'run'"),
         ({"endpoint": "x; reboot:1"}, "endpoint: 'x; reboot:1'"),
         ({"resume": "../../elsewhere"}, "resume: '../../elsewhere'"),
-        ({"train": "rows.jsonl"}, "not an absolute path"),
-        ({"model_type": "--external_plugins=/tmp/x.py"}, "model_type"),
-        ({"settings": SETTINGS.model_dump(mode="json") | {"swift_args": {"external_plugins": "x.py"}}}, "swift_args"),
-        ({"settings": SETTINGS.model_dump(mode="json") | {"learning_rate": 1}}, "another digest"),
-        ({"strategy": "deepspeed", "deepspeed": {"zero_optimization": {"stage": 2}, "x": 1}}, "x: a run may not set"),
-        ({"strategy": "none"}, "strategy 'none': unknown"),
-        ({"processes": "4"}, "Expected `int`"),
-        ({"processes": 0}, "nodes, processes and session must be 1 or more"),
+        ({"training": {"data": as_data(TRAINING)["data"] | {"train": "rows.jsonl"}}}, "not an absolute path"),
+        (
+            {"training": {"model": as_data(TRAINING)["model"] | {"model_type": "--external_plugins=x"}}},
+            "model_type",
+        ),
+        ({"training": {"settings": {"swift_args": {"external_plugins": "x.py"}}}}, "swift_args"),
+        ({"training": {"settings": SETTINGS.model_dump(mode="json") | {"learning_rate": 1}}}, "another digest"),
+        (
+            {"training": {"strategy": {"name": "deepspeed", "deepspeed": {"zero_optimization": {"stage": 2}, "x": 1}}}},
+            "x: a run may not set",
+        ),
+        ({"training": {"strategy": {"name": "none", "deepspeed": None}}}, "strategy 'none': unknown"),
+        ({"training": {"processes": "4"}}, "Expected `int`"),
+        ({"training": {"device": "/dev/x"}}, "Invalid enum value '/dev/x'"),
+        ({"training": {"command": ["sh"]}}, "unknown field `command`"),
+        ({"training": {"processes": 0}}, "nodes, processes and session must be 1 or more"),
     ],
 )
 def test_what_is_not_a_launch_file_is_refused(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.in_trainer.events import Begin, Event, Log, as_line
-from vlmflow.supervisor.launch import end_of_whole_lines
-from vlmflow.supervisor.local_runs import local_runs
+from vlmflow.in_trainer.messages import Begin, Event, Log, as_line
+from vlmflow.supervisor.progress import local_runs
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.watch import end_of_whole_lines
 from workflow_runs import ROOT
 
 SETTINGS = TrainSettings(checkpoint_steps=2, evaluation_steps=4).model_dump(mode="json")

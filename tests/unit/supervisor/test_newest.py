@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.in_trainer.events import Begin, End, Event, Log
-from vlmflow.in_trainer.history import STATE
-from vlmflow.supervisor.doing import doing
-from vlmflow.supervisor.newest import Newest, report_line
+from vlmflow.in_trainer.messages import STATE, Begin, End, Event, Log
+from vlmflow.supervisor.progress import Newest, doing, report_line
 
 SETTINGS = TrainSettings(checkpoint_steps=2, evaluation_steps=4)
 BEGIN = Begin(0, 10, 0, 1, "NOT_DISTRIBUTED", "cpu")

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from vlmflow.in_trainer.events import Begin, End, Event, Log
-from vlmflow.supervisor.pace import evaluation_seconds, fit, timed_steps
+from vlmflow.in_trainer.messages import Begin, End, Event, Log
+from vlmflow.supervisor.gate import evaluation_seconds, fitted_pace, timed_steps
 
 FIXED, PER_TOKEN = 0.5, 1e-3
 
@@ -30,7 +30,7 @@ def progress(tokens: list[int], noise: float = 0.0, evaluate_every: int = 0) -> 
 
 
 def test_both_parts_are_found() -> None:
-    pace = fit(timed_steps(progress([100, 900, 400, 2_000, 700])))
+    pace = fitted_pace(timed_steps(progress([100, 900, 400, 2_000, 700])))
     assert pace is not None
     assert pace.step_seconds == pytest.approx(FIXED)
     assert pace.token_seconds == pytest.approx(PER_TOKEN)
@@ -53,7 +53,7 @@ def test_noise_and_a_slow_step_move_it_little() -> None:
     tokens = [200 + 137 * number % 1_800 for number in range(20)]
     steps = timed_steps(progress(tokens, noise=0.05))
     steps[3] = (steps[3][0], 60.0)
-    pace = fit(steps)
+    pace = fitted_pace(steps)
     assert pace is not None
     for count in (300, 3_000):
         predicted = pace.step_seconds + count * pace.token_seconds
@@ -62,9 +62,9 @@ def test_noise_and_a_slow_step_move_it_little() -> None:
 
 def test_both_parts_stay_positive() -> None:
     """Longer steps that are quicker by chance, or no time left without tokens, are no reason for negative times."""
-    falling = fit([(100, 2.0), (200, 1.0), (300, 0.5)])
-    rising = fit([(100, 0.1), (200, 1.0), (300, 2.5)])
-    same = fit([(100, 1.0), (100, 3.0), (100, 2.0)])
+    falling = fitted_pace([(100, 2.0), (200, 1.0), (300, 0.5)])
+    rising = fitted_pace([(100, 0.1), (200, 1.0), (300, 2.5)])
+    same = fitted_pace([(100, 1.0), (100, 3.0), (100, 2.0)])
     assert falling is not None
     assert rising is not None
     assert same is not None
@@ -72,5 +72,5 @@ def test_both_parts_stay_positive() -> None:
     assert rising.step_seconds >= 0
     assert rising.token_seconds == pytest.approx(3.6 / 600)
     assert (same.token_seconds, same.step_seconds) == (pytest.approx(0.02), 0.0)
-    assert fit([]) is None
-    assert fit([(0, 1.0)]) is not None
+    assert fitted_pace([]) is None
+    assert fitted_pace([(0, 1.0)]) is not None

@@ -17,7 +17,7 @@ from vlmflow.lengths.fit import fit_rows
 from vlmflow.lengths.text_files import text_digests
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.plan_training import plan_training
+from vlmflow.supervisor.plan import plan_training
 
 ROWS = {"train": 88, "val": 3}
 

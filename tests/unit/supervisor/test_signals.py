@@ -12,9 +12,9 @@ import psutil
 
 from cluster.shell import wait_for
 from vlmflow.in_trainer import process as trainer
-from vlmflow.in_trainer.orders import Orders
-from vlmflow.supervisor.agent import let_them_save
-from vlmflow.supervisor.launch import signals_passed_on
+from vlmflow.in_trainer.messages import Orders
+from vlmflow.supervisor.trainers import let_them_save
+from vlmflow.supervisor.watch import signals_passed_on
 from workflow_runs import ROOT
 
 STARTER = """

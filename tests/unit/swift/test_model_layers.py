@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from vlmflow.config.model_types import model_types
-from vlmflow.in_trainer.model_layers import Layers, layers_of, share_without_adapter, what_is_trained
+from vlmflow.swift.model_layers import Layers, layers_of, share_without_adapter, what_is_trained
 
 TEXT = {
     "vocab_size": 96,

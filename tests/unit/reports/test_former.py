@@ -8,9 +8,9 @@ import pytest
 from test_arguments import job
 
 from made_accounts import leave_training, some_report
-from vlmflow.in_trainer.events import Begin, Log
+from vlmflow.in_trainer.messages import Begin, Log
+from vlmflow.reports.former import former_trainings
 from vlmflow.supervisor.accounts import TrainingDigests
-from vlmflow.supervisor.former import former_trainings
 from vlmflow.supervisor.run_folder import RunFolder
 
 NAMES = [f"{number:016x}" for number in range(4)]

@@ -9,7 +9,7 @@ import msgspec
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
-from vlmflow.in_trainer.row_log import FOLDER, last_step, rows_of_step
+from vlmflow.in_trainer.messages import ROWS_OF_STEPS, last_step_begun, rows_of_step
 from vlmflow.lengths.count import lines_of, read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.supervisor.run_folder import JOB
@@ -45,8 +45,8 @@ def newest_training(store: Path, run: str) -> Path:
 
     store: the folder of all run folders. Raises VlmflowError if there is none.
     """
-    folders = (file.parents[1] for file in (store / run / "full").glob(f"*/{FOLDER}/rank-0.txt"))
-    newest = max(folders, key=lambda folder: (folder / FOLDER / "rank-0.txt").stat().st_mtime_ns, default=None)
+    folders = (file.parents[1] for file in (store / run / "full").glob(f"*/{ROWS_OF_STEPS}/rank-0.txt"))
+    newest = max(folders, key=lambda folder: (folder / ROWS_OF_STEPS / "rank-0.txt").stat().st_mtime_ns, default=None)
     if newest is None:
         raise VlmflowError(
             f"{store / run / 'full'}: no full training of {run!r} has begun a step",
@@ -64,7 +64,7 @@ def trained_rows(run_folder: Path, rows: Path, step: int) -> list[TrainedRow]:
     """
     of_ranks = rows_of_step(run_folder, step)
     if not of_ranks:
-        reached = last_step(run_folder)
+        reached = last_step_begun(run_folder)
         raise VlmflowError(
             f"{run_folder}: step {step} has not begun; the last step that began is {reached}", f"STEP=1 to {reached}"
         )

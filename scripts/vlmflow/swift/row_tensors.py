@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vlmflow.in_trainer import row_attention
+from vlmflow.swift import row_attention
 
 NOT_INPUTS = ("labels", "loss_scale", "channel")
 """What a batch has besides the model's inputs."""

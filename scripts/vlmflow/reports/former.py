@@ -12,9 +12,9 @@ from vlmflow.config.differing import Differences, asked, differing
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
-from vlmflow.in_trainer.events import new_events
+from vlmflow.in_trainer.messages import new_events
 from vlmflow.supervisor.accounts import TrainingReport
-from vlmflow.supervisor.newest import Newest
+from vlmflow.supervisor.progress import Newest
 from vlmflow.supervisor.run_folder import JOB, RunFolder
 
 RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")

@@ -1,24 +1,30 @@
 """The trainers of one node: torchrun starts them, one process each, and they are its children."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from vlmflow.config.machine_needs import search_path
 from vlmflow.core.files import remove
+from vlmflow.core.printable import counted
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.in_trainer import process as trainer
-from vlmflow.in_trainer.orders import MicroBatches, Orders
-from vlmflow.supervisor.compiler import search_path
-from vlmflow.supervisor.foreign_code import refuse_foreign_code
+from vlmflow.in_trainer.messages import MicroBatches, Orders
+from vlmflow.supervisor.checkpoint import refuse_foreign_code
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training, as_words
+
+log = logging.getLogger("vlmflow")
 
 JOIN_SECONDS = 7200
 """How long a node waits for the others, which may still pull the image. Before that the executor ends a group whose
@@ -205,3 +211,41 @@ def end(torchrun: subprocess.Popen[bytes]) -> bool:
     except subprocess.TimeoutExpired:
         return False
     return True
+
+
+class Signals:
+    """The signals that this process got for its trainers. numbers: of all of them so far. trainers: torchrun."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self.trainers: subprocess.Popen[bytes] | None = None
+        self._asked: set[int] = set()
+
+    def take(self, number: int, frame: Any) -> None:
+        """Handle a signal. It raises nothing: Python drops what a handler raises while it starts a process."""
+        self.numbers.append(number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.pass_on()
+        name = signal.Signals(number).name
+        asked = counted(len(self._asked), "trainer")
+        log.info(f"{name}: to save a checkpoint and end: {asked}; those that still load end at once")
+
+    def pass_on(self) -> None:
+        """Let the trainers know of a signal, if there was one; also those that have started since."""
+        if self.numbers and self.trainers is not None:
+            let_them_save(self.trainers, self._asked)
+
+
+@contextmanager
+def signals_passed_on() -> Iterator[Signals]:
+    """Pass SIGTERM and Ctrl-C to torchrun's children, which save and end; torchrun would kill them after 30 s.
+
+    A second Ctrl-C ends at once.
+    """
+    signals = Signals()
+    before = {number: signal.signal(number, signals.take) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield signals
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

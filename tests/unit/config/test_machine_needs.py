@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from vlmflow.config.machine_needs import refuse_missing, refuse_old_driver
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
-from vlmflow.supervisor.machine_needs import refuse_missing, refuse_old_driver
 
 FLASH = TrainSettings(attention="flash_attention_2")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from vlmflow.config.machine_needs import missing_tools, refuse_missing_compiler
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.core.errors import VlmflowError
-from vlmflow.supervisor.compiler import missing_tools, refuse_missing_compiler
 
 
 def test_a_machine_without_compiler_is_refused_by_what_it_lacks(

@@ -9,10 +9,10 @@ import pytest
 from made_accounts import LENGTHS
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.row_log import RowLog
+from vlmflow.in_trainer.messages import RowLog
 from vlmflow.lengths.accounts import FittedRows, FittedSplit
 from vlmflow.lengths.count import RowLength
-from vlmflow.supervisor.trained_rows import TrainedRow, newest_training, trained_rows
+from vlmflow.reports.trained_rows import TrainedRow, newest_training, trained_rows
 
 TURNS = [{"from": "human", "value": "Say \x1b[31mred\nand"}, {"from": "gpt", "value": "stop. " * 30}]
 

@@ -1,0 +1,219 @@
+"""Builds a training from a run's settings and the outputs of earlier stages, and plans its micro-batches.
+
+The plan is in the run folder: what it was made of, and what it saves.
+"""
+
+import hashlib
+import logging
+from array import array
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from math import ceil
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import msgspec
+
+from vlmflow.config.deepspeed_json import check_deepspeed
+from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler
+from vlmflow.config.model_types import check_model_type
+from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import strategy_of
+from vlmflow.config.tuners import tuner_of
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import count_lines
+from vlmflow.core.printable import counted
+from vlmflow.lengths.count import read_lengths
+from vlmflow.lengths.fitted import fitted_data, fitted_rows
+from vlmflow.lengths.micro_batches import FEWEST_TOKENS, Plan, Planner, read_sizes, size_of
+from vlmflow.lengths.steps import Steps, scheduled
+from vlmflow.lengths.text_files import refuse_other_texts
+from vlmflow.supervisor.accounts import EpochPlan, StepPlan
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.swift.adapter_targets import adapter_targets
+from vlmflow.swift.arguments import BaseModel, Passes, Training
+from vlmflow.swift.template_texts import named
+
+log = logging.getLogger("vlmflow")
+
+PLAN = "plan.json"
+"""The file of a run folder with a `StepPlan`."""
+
+COUNTED = 100
+"""So many steps stand for all of them."""
+
+DESCRIBED = 10
+"""So many epochs are described; the others are alike."""
+
+
+def plan_of(training: Training) -> Plan:
+    """Return the plan of a training's steps; it has micro-batches."""
+    planner = Planner(
+        read_sizes(training.data.lengths("train")),
+        training.ranks,
+        training.micro_batch_tokens or 0,
+        training.pads_rows,
+    )
+    return Plan(planner, training.rows_per_step, training.settings.seed)
+
+
+def describe(training: Training) -> StepPlan:
+    """Return the account of a training's plan; it has micro-batches."""
+    plan = plan_of(training)
+    pictures = [row.picture_tokens for row in read_lengths(training.data.lengths("train"))]
+    val = list(read_lengths(training.data.lengths("val")))
+    evaluated = replace(plan.planner, sizes=[size_of(row) for row in val]).step(range(len(val)))
+    most = max(sum(val[row].picture_tokens for row in batch) for batches in evaluated for batch in batches)
+    described = []
+    for epoch in described_epochs(training, plan):
+        account, largest = _describe_epoch(plan, epoch, pictures)
+        described.append(account)
+        most = max(most, largest)
+    return StepPlan(_passes(training), plan.planner.padded, _digest(plan), described, most)
+
+
+def described_epochs(training: Training, plan: Plan) -> range:
+    """Return the epochs of a training that stand for all of them."""
+    steps = Steps.of(len(plan.planner.sizes), training.settings, training.ranks)
+    return range(min(DESCRIBED, ceil(steps.total / steps.per_epoch)))
+
+
+def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | None:
+    """Return the plan of a training, with the passes that it began with; None without micro-batches.
+
+    what: the stage and run, for messages.
+    """
+    if training.micro_batch_tokens is None:
+        return None
+    plan = read_plan(folder)
+    if plan is not None:
+        training = replace(training, found=plan.passes)
+    # Rows measured again may share a sequence now; and what a run sets itself counts, not what the file says of it.
+    if plan is None or (plan.digest, plan.passes) != (_digest(plan_of(training)), _passes(training)):
+        plan = describe(training)
+        write_account(folder.path / PLAN, plan)
+    log.info(f"{what}: {plan.in_words()}")
+    return plan
+
+
+def passes_per_step(plan: Plan) -> float:
+    """Return the micro-batches that each process has in a step, on average over the first steps."""
+    counts = [len(step[0]) for step in islice(plan.steps(0), COUNTED)]
+    return sum(counts) / len(counts)
+
+
+def read_plan(folder: RunFolder) -> StepPlan | None:
+    """Return the plan in a run folder; None if its training has none."""
+    file = folder.path / PLAN
+    return read_account(file, StepPlan) if file.is_file() else None
+
+
+def _describe_epoch(plan: Plan, epoch: int, pictures: list[int]) -> tuple[EpochPlan, int]:
+    """Return the account of an epoch, and the most picture tokens in one of its micro-batches."""
+    planner, sizes = plan.planner, plan.planner.sizes
+    processes = planner.processes
+    cost = count = size = with_padding = one_each = most = 0
+    for rows in plan.rows(epoch):
+        step = planner.step(rows)
+        count += len(step[0])
+        size += sum(sizes[row] for row in rows)
+        for together in zip(*step, strict=True):
+            cost += planner.cost(together)
+            with_padding += sum(map(planner.tokens, together))
+            most = max(most, *(sum(pictures[row] for row in batch) for batch in together))
+        one_each += sum(
+            max(FEWEST_TOKENS, *(sizes[row] for row in rows[at : at + processes]))
+            for at in range(0, len(rows), processes)
+        )
+    cost = cost or 1  # fewer rows than processes
+    return EpochPlan(count, with_padding - size, round(size / processes / cost, 3), round(one_each / cost, 2)), most
+
+
+def _passes(training: Training) -> Passes:
+    return Passes(training.micro_batch_tokens or 0, training.gradient_checkpointing)
+
+
+def _digest(plan: Plan) -> str:
+    planner = plan.planner
+    made_of = [planner.processes, planner.most, planner.padded, plan.rows_per_step, plan.seed]
+    return hashlib.sha256(repr(made_of).encode() + array("I", planner.sizes).tobytes()).hexdigest()
+
+
+def plan_training(
+    settings: TrainBlock, rows: Path, model: Path, picture_store: Path, manifests: Sequence[Path]
+) -> Training:
+    """Build the training of a run.
+
+    rows: those that fit (fitted/RUN). model: folder with the base model's manifest.
+    picture_store: the folder with all picture stores. manifests: the image manifests of the rows' pictures; none if
+    rows have no pictures.
+
+    Raises VlmflowError if rows, pictures or model have changed, rows were fitted to more tokens, there are fewer rows
+    than processes, the adapter and the model's experts do not go together, or this machine lacks something that the
+    settings need.
+    """
+    refuse_missing(settings.train)
+    data = fitted_data(rows, settings.train.max_length, picture_store, manifests)
+    base = BaseModel.read(model, settings.model_type)
+    refuse_other_texts(base.folder, fitted_rows(rows).model, rows)
+    settings = named(settings, base.folder)
+    base = replace(base, model_type=settings.model_type)
+    strategy, tuner = strategy_of(settings.strategy, settings.deepspeed), tuner_of(settings.tuner)
+    refuse_missing_compiler(strategy)
+    processes, nodes = settings.processes, settings.nodes
+    train = settings.train.on_device(settings.device, nodes * processes)  # a stage may be called with other settings
+    count = count_lines(data.train)
+    if not Steps.of(count, train, nodes * processes).rows:
+        raise VlmflowError(
+            f"{data.train}: {counted(count, 'row')} for {nodes * processes} processes; each must train one at least",
+            "lower runs.NAME.processes or nodes, or train on more rows",
+        )
+    train = scheduled(train, count, nodes * processes)
+    targets = adapter_targets(base.folder, train, tuner)
+    return Training(data, base, train, settings.device, processes, strategy, tuner, nodes, targets=targets)
+
+
+class _Strategy(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    deepspeed: dict[str, Any] | None
+
+
+BY_NAME = {"device": Literal["cuda", "cpu"], "strategy": _Strategy, "tuner": str}
+"""The fields of a `Training` that are other types in a launch file."""
+
+Fields = msgspec.defstruct(
+    "Fields", [*(get_type_hints(Training, include_extras=True) | BY_NAME).items()], forbid_unknown_fields=True
+)
+"""The fields of a `Training` in a launch file."""
+
+
+def as_data(training: Training) -> dict[str, Any]:
+    """Return a training as JSON's own types, for the other nodes: with absolute places, and names in place of code."""
+    strategy = _Strategy(training.strategy.name, training.strategy.deepspeed)
+    named = vars(training) | {"strategy": strategy, "tuner": training.tuner.name}
+    data: dict[str, Any] = msgspec.to_builtins(named, enc_hook=_encode)
+    return data
+
+
+def from_data(data: dict[str, Any]) -> Training:
+    """Return the training of `as_data`. Raises ValueError if a value is not one that a configuration may have."""
+    fields = msgspec.structs.asdict(msgspec.convert(data, Fields, dec_hook=_decode))
+    check_model_type(fields["model"].model_type)
+    name, deepspeed = msgspec.structs.astuple(fields["strategy"])
+    strategy = strategy_of(name, deepspeed and check_deepspeed(deepspeed))
+    return Training(**fields | {"strategy": strategy, "tuner": tuner_of(fields["tuner"])})
+
+
+def _encode(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, TrainSettings) else str(value.absolute())
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is TrainSettings:
+        return TrainSettings.model_validate(value)
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        raise ValueError(f"{value!r:.200}: not an absolute path")
+    return Path(value)

@@ -1,0 +1,291 @@
+"""Starts the trainers of a training, on all its nodes, and watches them: their progress, and whether they hang.
+
+A rank gives signs of life at each forward pass (`in_trainer.heartbeat`). Ranks wait for one another at least once per
+step; so if one hangs, soon none gives a sign. Then each writes where it is, and is ended.
+"""
+
+import logging
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+
+import psutil
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
+from vlmflow.in_trainer.heartbeat import FOLDER, Doing, beats_of, innermost_frames, stacks_of
+from vlmflow.in_trainer.messages import Model, new_events
+from vlmflow.supervisor.failures import HangError, ResumableError, Said, failure_of
+from vlmflow.supervisor.group import Group
+from vlmflow.supervisor.progress import Newest, report_line
+from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.trainers import Signals, end, log_of, ranks_of, signals_passed_on, start
+from vlmflow.swift.arguments import Training
+from vlmflow.swift.model_layers import what_is_trained
+
+log = logging.getLogger("vlmflow")
+
+Onlooker = Callable[[RunFolder, bool], None]
+"""Called several times a second while trainers run, with their run folder and True; with False when they ended."""
+
+PAGE = "vlmflow.reports.live_page"
+"""The module that writes a run's page. It is loaded by its name: as an import it would be part of the digest of what
+trains (harness/code_digest.py), and a new layout is no reason to train again."""
+
+
+def nobody(folder: RunFolder, runs: bool) -> None:
+    """Look at nothing."""
+
+
+def page_of(run: str, stage: str, settings: TrainSettings) -> Onlooker:
+    """Return the onlooker that writes the page `run.html` into the run folder.
+
+    run: the run's name. stage: "smoke" or "full". settings: those of the training.
+    """
+    onlooker: Onlooker = import_module(PAGE).LivePage(run, stage, settings).refresh
+    return onlooker
+
+
+LONGER = 60.0
+"""Minutes without a sign of life that are allowed while the trainers start, or save.
+
+Both give no sign in between, and read or write whole models. If ranks wait for one another meanwhile, ddp_timeout
+(30 minutes) ends them before; this ends a rank that waits for nobody, as on a storage that does not answer.
+"""
+
+AFTER_SIGNAL = 2.0
+"""Minutes without a sign of life after SIGTERM, on several nodes: trainers answer it at their next step, which never
+comes when another node is gone, and the pod's grace period is better used."""
+
+SLOW = 30.0
+"""Seconds without a sign of life after which the progress of several nodes names a rank."""
+
+FOR_STACKS = 5.0
+"""Seconds for the ranks to write their stacks; one that the kernel has stopped writes none."""
+
+FOR_STACKS_OF_OTHERS = 30.0
+"""The same with other nodes, which may see a new order late on a network volume."""
+
+FRAMES = 3
+"""How many of a rank's innermost frames the message has."""
+
+
+class HangWatch:
+    """Watches the signs of life of the ranks of one session, from its start on."""
+
+    def __init__(self, run_folder: Path, ranks: int, minutes: float) -> None:
+        """minutes: without a sign of life, in training or evaluation."""
+        self._folder = run_folder
+        self._ranks = range(ranks)
+        self._minutes = minutes
+        shutil.rmtree(run_folder / FOLDER, ignore_errors=True)  # the signs of an earlier session
+        self._seen: list[tuple[int, str]] = []
+        self._since = self._looked = time.monotonic()
+
+    def silent_for(self, most: float = math.inf) -> float | None:
+        """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second.
+
+        most: minutes that are too long in any case, in training or evaluation.
+        """
+        now = time.monotonic()
+        if now - self._looked < 1:
+            return None
+        self._looked = now
+        signs = [_sign(beats_of(self._folder, rank)) for rank in self._ranks]
+        if signs != self._seen:
+            self._seen, self._since = signs, now
+        usual = all(doing in (Doing.TRAINING, Doing.EVALUATING) for _, doing in signs)
+        minutes = (now - self._since) / 60
+        allowed = min(self._minutes, most) if usual else max(self._minutes, LONGER)
+        return minutes if minutes > allowed else None
+
+    def in_words(self) -> str:
+        """Return how many ranks are at work, and which of them have been silent for a while."""
+        now, silent = time.time(), []
+        for rank in self._ranks:
+            at, doing = _sign(beats_of(self._folder, rank))
+            if doing in (Doing.TRAINING, Doing.EVALUATING) and now - at / 1e9 > SLOW:
+                silent.append(f"rank {rank} silent for {clock(now - at / 1e9)}")
+        return ", ".join(silent) or f"{len(self._ranks)} ranks"
+
+    def where(self, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path) -> str:
+        """Return where each rank is, after its stacks were appended to the trainers' log.
+
+        trainers: torchrun, whose children are the ranks of this node. group: the other nodes.
+        """
+        group.ask_for_stacks()
+        for process in ranks_of(trainers).values():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGUSR1)
+        give_up = time.monotonic() + (FOR_STACKS_OF_OTHERS if group.others else FOR_STACKS)
+        places = []
+        for rank in self._ranks:
+            stacks = _stacks_in(stacks_of(self._folder, rank), give_up)
+            with trainer_log.open("a") as file:
+                file.write(f"\nrank {rank} hangs; its stacks:\n{stacks or 'it does not answer'}\n")
+            frames = ", from ".join(innermost_frames(stacks, FRAMES))
+            doing = _sign(beats_of(self._folder, rank))[1]
+            places.append(f"rank {rank}, {doing}, {f'is in {frames}' if frames else 'does not answer'}")
+        return "; ".join(places)
+
+
+def end_hang(
+    watch: HangWatch, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path, minutes: float, what: str
+) -> HangError | PassingError:
+    """End trainers of this node that hang; returns the error, with where each rank was.
+
+    It is a PassingError if the kernel does not end them.
+    """
+    where = watch.where(trainers, group, trainer_log)
+    if not end(trainers):
+        return PassingError(
+            f"{what}: the trainers hang, and do not end when they are killed",
+            "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
+            "another one",
+        )
+    return HangError(
+        f"{what}: no sign of life for {minutes:.2g} minutes; {where}",
+        f"the stacks are in {trainer_log}: most ranks wait in a collective operation for the one that is elsewhere",
+    )
+
+
+def _sign(file: Path) -> tuple[int, str]:
+    """Return when a rank gave its last sign of life, and what it is doing; it starts if it gave none yet."""
+    try:
+        return file.stat().st_mtime_ns, file.read_text() or Doing.STARTING
+    except FileNotFoundError:
+        return 0, Doing.STARTING
+
+
+def _stacks_in(file: Path, give_up: float) -> str:
+    """Return what a rank has written, once that no longer grows; "" if there is nothing by then (monotonic seconds)."""
+    size = 0
+    while time.monotonic() < give_up:
+        time.sleep(0.2)
+        now = file.stat().st_size if file.is_file() else 0
+        if now and now == size:
+            break
+        size = now
+    return file.read_text(errors="replace") if file.is_file() else ""
+
+
+ALONE_SECONDS = 20.0
+"""How long trainers may go on after those of another node have failed: most notice it themselves, and say how."""
+
+
+def launch(
+    training: Training,
+    folder: RunFolder,
+    resume: Path | None,
+    lock: int,
+    group: Group,
+    what: str,
+    onlooker: Onlooker = nobody,
+) -> None:
+    """Train in `folder` until the trainers end, with progress on the console.
+
+    resume: the checkpoint to resume from. lock: the run folder's lock, which this node's trainers hold as long as they
+    run. group: the other nodes. what: the stage and run, for messages. onlooker: see `Onlooker`.
+
+    After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end; while they still load, they
+    end at once.
+    Raises VlmflowError with the cause if they fail, on any node; HangError after they were ended because they hang.
+    """
+    folder.output.mkdir(exist_ok=True)
+    hangs = HangWatch(folder.path, training.ranks, training.settings.hang_minutes)
+    seen = end_of_whole_lines(folder.progress)
+    logs = [Said(log_of(folder, node)) for node in range(training.nodes)]
+    error: VlmflowError | None = None
+    with signals_passed_on() as signals:
+        passed_on = signals.numbers
+        trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
+        signals.trainers = trainers
+        try:
+            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, signals, logs[0])
+            if silent is not None:
+                error = end_hang(hangs, trainers, group, folder.trainer_log, silent, what)
+        finally:
+            onlooker(folder, False)
+    if error is not None or trainers.returncode:  # also if the kernel does not end those of this node
+        for node in group.still_running():
+            logs[node].end_here()  # they end because we end them
+        group.stop(bool(passed_on))
+    if error is None and trainers.returncode:
+        error = failure_of(trainers.returncode, logs, what, passed_on)
+    if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
+        error = PassingError(error.cause, error.next_step)
+    if error is not None:
+        raise error
+
+
+def end_of_whole_lines(progress: Path) -> int:
+    """Remove an incomplete last line of the progress file, which a full disk leaves, and return the file's size."""
+    with progress.open("a+b") as file:
+        file.seek(0)
+        content = file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            file.truncate(whole)
+    return whole
+
+
+def _watch(
+    trainers: subprocess.Popen[bytes],
+    hangs: HangWatch,
+    group: Group,
+    folder: RunFolder,
+    seen: int,
+    what: str,
+    onlooker: Onlooker,
+    signals: Signals,
+    said: Said,
+) -> float | None:
+    """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
+
+    signals: what they are told. said: their output. They also end, or are ended, after those of another node have
+    failed.
+
+    Returns the minutes without a sign of life if they hang.
+    """
+    interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
+    shown_at, shown = -interval, ""
+    lost_since: float | None = None
+    asked_at: float | None = None
+    newest = Newest()
+    with folder.progress.open("rb") as lines:
+        lines.seek(seen)
+        while True:
+            ended = trainers.poll() is not None
+            for event in new_events(lines):
+                newest.take(event)
+                if isinstance(event, Model):
+                    log.info(f"{what}: {what_is_trained(event.layers)}")
+            line = report_line(newest)
+            if line != shown and (ended or time.monotonic() - shown_at >= interval):
+                shown_at, shown = time.monotonic(), line
+                ranks = f" · {hangs.in_words()}" if line and group.others else ""
+                print(f"{what}: {line}{ranks}", file=sys.stderr, flush=True)
+            if ended:
+                return None
+            signals.pass_on()
+            asked_at = asked_at or (time.monotonic() if signals.numbers else None)
+            long_ago = asked_at is not None and time.monotonic() - asked_at > AFTER_SIGNAL * 60
+            most = AFTER_SIGNAL if long_ago and group.others else math.inf
+            if (silent := hangs.silent_for(most)) is not None:
+                return silent
+            if lost := group.lost():
+                lost_since = lost_since or time.monotonic()
+                if time.monotonic() - lost_since > ALONE_SECONDS:
+                    log.warning(f"{what}: the trainers of node {lost[0]} have failed; ending the others")
+                    said.end_here()
+                    end(trainers)
+            onlooker(folder, True)
+            time.sleep(0.2)
