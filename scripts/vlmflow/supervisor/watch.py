@@ -72,7 +72,7 @@ FOR_STACKS = 5.0
 """Seconds for the ranks to write their stacks; one that the kernel has stopped writes none."""
 
 FOR_STACKS_OF_OTHERS = 30.0
-"""The same with other nodes, which may see a new order late on a network volume."""
+"""Seconds for ranks of other nodes to write their stacks: they may see an order late on a network volume."""
 
 FRAMES = 3
 """How many of a rank's innermost frames the message has."""
