@@ -11,7 +11,7 @@ import re
 import sys
 
 HANDED_OVER = re.compile(
-    r"torch\.distributed\.run|vlmflow\.trainer\.process|recording_worker"
+    r"torch\.distributed\.run|vlmflow\.in_trainer\.process|recording_worker"
     r"|vlmflow\.swift\.(row_lengths|export)|vlmflow\.evaluation\.answer_losses"
     r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
