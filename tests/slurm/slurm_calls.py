@@ -1,11 +1,10 @@
-"""Snakemake on the login node of the tests' Slurm, called as a person would, with the shipped profile."""
+"""Calls of Snakemake on the login node that tests watch and end."""
 
 import itertools
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,18 @@ from remote.slurm.request import folder_digest
 from vlmflow.core.process import bound_to_this_process
 from workflow_runs import ROOT
 
-PROFILE = ROOT / "profiles" / "slurm"
-SMALL_NODES = ("--max-threads", "2")
-"""The cores of a node of the tests' Slurm; a group of stages, and a training, would ask for more."""
-
 
 class Call:
     """One call of Snakemake in a folder. It ends with the tests at the latest."""
 
     numbers = itertools.count(1)
 
-    def __init__(self, folder: Path, *words: str, environment: Mapping[str, str] = {}) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], environment: Mapping[str, str] = {}) -> None:
         self.folder = folder
         self._log = folder / f"call-{next(self.numbers)}.log"
-        call = [sys.executable, "-m", "snakemake", "--profile", str(PROFILE), "--directory", str(folder)]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*call, *SMALL_NODES, *words],
+                command,
                 cwd=ROOT,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,

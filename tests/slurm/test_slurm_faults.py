@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from cluster.shell import wait_for
 from slurm.slurm_calls import Call
 from slurm.slurm_cluster import SlurmCluster
+from slurm.slurm_workflow import PROFILE
 from workflow_runs import ROOT
 
 pytestmark = pytest.mark.slow
@@ -57,8 +59,9 @@ def folder(tmp_path: Path) -> Path:
 
 def call(folder: Path, *words: str, path: Path | None = None) -> Call:
     """Start Snakemake on the small rules. path: a folder of programs that come before Slurm's."""
+    places = ["--snakefile", str(folder / "Snakefile"), "--directory", str(folder), "--profile", str(PROFILE)]
     environment = {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}"} if path else {}
-    return Call(folder, "--snakefile", str(folder / "Snakefile"), *words, environment=environment)
+    return Call(folder, [sys.executable, "-m", "snakemake", *places, "--max-threads", "2", *words], environment)
 
 
 def wrapped(folder: Path, name: str, text: str, **words: object) -> Path:

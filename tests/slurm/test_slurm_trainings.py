@@ -12,8 +12,9 @@ from remote.slurm.node import PORTS
 from remote.slurm.queue import QueuedJob
 from slurm.slurm_calls import Call
 from slurm.slurm_cluster import NODES, SlurmCluster
+from slurm.slurm_workflow import call
 from vlmflow.core.attempt import OTHER_NODE, PORT
-from workflow_runs import ROOT, RUN, copy_folder, snakemake, words_of
+from workflow_runs import RUN, copy_folder, snakemake, words_of
 
 pytestmark = pytest.mark.slow
 
@@ -47,12 +48,11 @@ def train(
     folder: Path, *words: str, target: str = FULL, partition: str = "gpu", gpu: int = 0, **settings: object
 ) -> Call:
     """Start Snakemake for a training. gpu: of its job, whatever it trains on. settings: of the run, besides TRAIN."""
-    files = [str(ROOT / "profiles" / "demo" / "run.yaml"), str(folder / "quick.yaml")]
     runs = json.dumps({RUN: {"train": TRAIN} | settings})
     rule = "train_smoke" if target == SMOKE else "train_model"
-    asked = [f"{rule}:{key}={value}" for key, value in (("slurm_partition", partition), ("gpu", gpu))]
-    only = ["--allowed-rules", rule, "--set-resources", *asked, f"{rule}:warning_seconds={WARNING}"]
-    return Call(folder, "--configfile", *files, "--config", f"runs={runs}", *only, *words, "--", target)
+    asked = {rule: {"slurm_partition": partition, "gpu": gpu, "warning_seconds": WARNING}}
+    own = ["--config", f"runs={runs}", "--allowed-rules", rule]
+    return Call(folder, call(folder, *own, *words, "--", target, **asked))
 
 
 def progress(folder: Path) -> list[Path]:
