@@ -19,8 +19,10 @@ SCRIPTS = ROOT / "scripts"
 HEAD = f"""
 import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
+from harness import patches
 from remote.storage import plugins
-plugins.install(workflow)
+plugins.prepare(workflow)
+patches.store_by(*plugins.OBJECTS)
 """
 """The part of the project's Snakefile before its first rule."""
 

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from test_arguments import job
 
 from made_accounts import leave_training, some_report
+from some_training import job
 from vlmflow.in_trainer.messages import Begin, Log
 from vlmflow.reports.former import former_trainings
 from vlmflow.supervisor.accounts import TrainingDigests

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from some_training import DATA, job
 from vlmflow.config.machine_needs import refuse_small_shared_memory, shared_memory_needed
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import STRATEGIES, strategy_of
+from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
@@ -17,14 +18,7 @@ from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import refuse_slow_torch
 from vlmflow.supervisor.trainers import command, environment
 from vlmflow.supervisor.watch import end_of_whole_lines
-from vlmflow.swift.arguments import BaseModel, Targets, Training
-
-DATA = TrainingData(Path("d/train.jsonl"), Path("d/val.jsonl"), Path("pictures/fire"), "data-digest", False)
-MODEL = BaseModel(Path("/models/m"), "qwen3_vl", "model-digest")
-
-
-def job(device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = DATA, **settings: Any) -> Training:
-    return Training(data, MODEL, TrainSettings(**settings), device, processes, strategy_of(strategy))
+from vlmflow.swift.arguments import Targets
 
 
 def value(arguments: list[str], name: str) -> str | None:

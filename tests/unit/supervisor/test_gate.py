@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from test_arguments import job
 
 from browser import Browser
 from made_accounts import MADE_OF, MERGE, some_report
+from some_training import job
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.tuners import QLORA
 from vlmflow.core.account import read_account, write_account
