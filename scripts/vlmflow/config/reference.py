@@ -19,8 +19,8 @@ both.
 
 `config.yaml` holds the real runs. Do not edit it for your own run: put what differs into a file and name it,
 `CONFIG=my-run.yaml` (for `snakemake` itself, `--configfile my-run.yaml --`); give single values on Snakemake's command
-line, as in `--config 'runs={{qwen3vl-fire: {{train: {{learning_rate: 2e-4}}}}}}'`. Blocks are merged key by key, lists are
-replaced. Numbers may have exponent form (`1e-4`) everywhere; whole numbers without another upper bound are at most
+line, as in `--config 'runs={{qwen3vl-fire: {{train: {{learning_rate: 2e-4}}}}}}'`. Blocks are merged key by key, lists
+are replaced. Numbers may have exponent form (`1e-4`) everywhere; whole numbers without another upper bound are at most
 {MOST:,}. Snakemake refuses a wrong key, type or value when it reads the workflow, with one line per error.
 
 A file that is empty, is not valid YAML or has a key twice is refused with file, line and column by every `make`
