@@ -1,8 +1,8 @@
 """Gives each job of this machine GPUs of its own: Snakemake counts GPUs, and every program takes the first ones.
 
 A GPU is held by a lock on a file, so also among several calls of Snakemake by one user, until the stage's process ends.
-In a pod the node has already chosen them. So has Slurm: in each of its jobs the first GPU has the number 0, so one
-job's locks are not another's.
+In a pod the node has already chosen them. So has Slurm: a stage in a job of its own asks for no lock. In each job the
+first GPU has the number 0, so one job's locks are not another's.
 """
 
 import fcntl
@@ -14,6 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from harness.place import IN_SLURM
 from vlmflow.core.errors import VlmflowError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -31,7 +32,7 @@ def take(count: int) -> None:
     It waits for them as long as others hold them. It holds all that this process may use if that is no more than
     `count`, and then names none.
     """
-    names = gpus() if count else []
+    names = gpus() if count and IN_SLURM not in os.environ else []
     if not 0 < count <= len(names):
         return  # too few are refused before the first job, or by the stage
     folder, said = _folder(), False

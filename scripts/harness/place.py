@@ -2,6 +2,9 @@
 
 from typing import Any
 
+IN_SLURM = "VLMFLOW_SLURM_ENDS"
+"""The variable that only jobs of the executor for Slurm have (`remote.slurm.in_job`)."""
+
 _named: list[str] = []
 """The executor that the call names; [] for this machine."""
 

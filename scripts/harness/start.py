@@ -35,9 +35,6 @@ from vlmflow.config.model import Config
 EXECUTORS = {"kubernetes": "remote.kubernetes.executor", "slurm": "remote.slurm.executor"}
 """Our own executors: the module of each, by the plugin whose settings it has and which it replaces (`install`)."""
 
-IN_SLURM = "VLMFLOW_SLURM_ENDS"
-"""The variable that only jobs of the executor for Slurm have (`remote.slurm.in_job`)."""
-
 
 def before_rules(workflow: Any, settings: Config) -> Config:
     """Prepare Snakemake for the rules: storage, executor, planning checks, locks, and the end of stages with it.
@@ -47,7 +44,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     min_version("9.27")
     if workflow.remote_exec:  # a pod runs a job, and no `onstart`
         quick_start.leave_out_what_nobody_uses()
-        if IN_SLURM in os.environ:
+        if place.IN_SLURM in os.environ:
             import_module("remote.slurm.in_job").install(workflow)
     stage.let_stages_end_with_this_process()
     failures.install()

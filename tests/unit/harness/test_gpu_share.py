@@ -97,9 +97,10 @@ def test_on_slurm_only_stages_of_the_same_job_wait_for_each_other(machine: dict[
     assert said(one) == "0"
     assert not is_silent(another, 30)
     assert said(another) == "0"
-    second = job(1, first)
+    second, alone = job(1, first), job(1, first | {"VLMFLOW_SLURM_ENDS": "/ends"})
+    assert said(alone) == "0", "a job of its own asks for no lock"
     assert is_silent(second, 1)
     one.communicate()
     assert said(second) == "0"
-    for process in (another, second):
+    for process in (another, second, alone):
         process.communicate()
