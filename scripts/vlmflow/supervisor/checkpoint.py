@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from safetensors import SafetensorError
 
 from vlmflow.config.strategies import Strategy
 from vlmflow.config.tuners import LORA, Tuner
@@ -132,6 +131,8 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
 
     Raises VlmflowError if the trainer's state has another form than transformers gives it.
     """
+    from safetensors import SafetensorError  # the environment `data` is without it; agents of other nodes import this
+
     try:
         state = json.loads((folder / STATE).read_bytes())
         if changed_since_saved(folder, released_files(folder, tuner)):

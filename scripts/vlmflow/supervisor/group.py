@@ -23,11 +23,11 @@ from vlmflow.core.child_environment import child_environment
 from vlmflow.core.process import bound_to_this_process, import_path
 from vlmflow.supervisor import other_node
 from vlmflow.supervisor.other_node import Launch, Order, Report, read_report, write_launch
-from vlmflow.supervisor.plan import as_data
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.trainers import ALONE, Place
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import visible_gpus
+from vlmflow.swift.training_json import as_data
 
 log = logging.getLogger("vlmflow")
 

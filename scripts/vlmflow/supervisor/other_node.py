@@ -32,10 +32,10 @@ from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.supervisor.lease import Sign, newest
-from vlmflow.supervisor.plan import from_data
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.trainers import Place, end, let_them_save, ranks_of, start
 from vlmflow.swift.arguments import Training
+from vlmflow.swift.training_json import from_data
 
 log = logging.getLogger("vlmflow")
 
@@ -59,7 +59,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The launch file.
 
     session: the number of the start of trainers in this attempt, from 1. endpoint: host and port of node 0.
-    resume: the checkpoint's name, or null. training: as `plan.as_data` gives it.
+    resume: the checkpoint's name, or null. training: as `training_json.as_data` gives it.
     """
 
     attempt: str

@@ -11,15 +11,9 @@ from dataclasses import replace
 from itertools import islice
 from math import ceil
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
 
-import msgspec
-
-from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler
-from vlmflow.config.model_types import check_model_type
 from vlmflow.config.run_blocks import TrainBlock
-from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import strategy_of
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import read_account, write_account
@@ -174,46 +168,3 @@ def plan_training(
     train = scheduled(train, count, nodes * processes)
     targets = adapter_targets(base.folder, train, tuner)
     return Training(data, base, train, settings.device, processes, strategy, tuner, nodes, targets=targets)
-
-
-class _Strategy(msgspec.Struct, forbid_unknown_fields=True):
-    name: str
-    deepspeed: dict[str, Any] | None
-
-
-BY_NAME = {"device": Literal["cuda", "cpu"], "strategy": _Strategy, "tuner": str}
-"""The fields of a `Training` that are other types in a launch file."""
-
-Fields = msgspec.defstruct(
-    "Fields", [*(get_type_hints(Training, include_extras=True) | BY_NAME).items()], forbid_unknown_fields=True
-)
-"""The fields of a `Training` in a launch file."""
-
-
-def as_data(training: Training) -> dict[str, Any]:
-    """Return a training as JSON's own types, for the other nodes: with absolute places, and names in place of code."""
-    strategy = _Strategy(training.strategy.name, training.strategy.deepspeed)
-    named = vars(training) | {"strategy": strategy, "tuner": training.tuner.name}
-    data: dict[str, Any] = msgspec.to_builtins(named, enc_hook=_encode)
-    return data
-
-
-def from_data(data: dict[str, Any]) -> Training:
-    """Return the training of `as_data`. Raises ValueError if a value is not one that a configuration may have."""
-    fields = msgspec.structs.asdict(msgspec.convert(data, Fields, dec_hook=_decode))
-    check_model_type(fields["model"].model_type)
-    name, deepspeed = msgspec.structs.astuple(fields["strategy"])
-    strategy = strategy_of(name, deepspeed and check_deepspeed(deepspeed))
-    return Training(**fields | {"strategy": strategy, "tuner": tuner_of(fields["tuner"])})
-
-
-def _encode(value: Any) -> Any:
-    return value.model_dump(mode="json") if isinstance(value, TrainSettings) else str(value.absolute())
-
-
-def _decode(kind: type, value: Any) -> Any:
-    if kind is TrainSettings:
-        return TrainSettings.model_validate(value)
-    if not isinstance(value, str) or not Path(value).is_absolute():
-        raise ValueError(f"{value!r:.200}: not an absolute path")
-    return Path(value)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,11 @@ from vlmflow.config.tuners import QLORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.other_node import MOST_BYTES, Launch, launch_file, read_launch, write_launch
-from vlmflow.supervisor.plan import as_data
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.trainers import Place, command
 from vlmflow.swift.arguments import BaseModel, Targets, Training
+from vlmflow.swift.training_json import as_data
+from workflow_runs import ROOT
 
 DATA = TrainingData(Path("/d/train.jsonl"), Path("/d/val.jsonl"), Path("/d/pictures"), "rows", True)
 SETTINGS = TrainSettings(max_steps=4, swift_args={"max_grad_norm": 0.5})
@@ -120,3 +123,11 @@ def test_a_pipe_holds_nobody_up(tmp_path: Path) -> None:
     os.mkfifo(file)
     with pytest.raises(VlmflowError, match="it is not a file"):
         read_launch(file)
+
+
+def test_the_agent_of_another_node_starts_without_the_packages_of_training() -> None:
+    """On the tests' cluster its pods have the image `data`; and it starts in a moment."""
+    missing = ["torch", "transformers", "tokenizers", "safetensors", "swift", "peft", "datasets"]
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import vlmflow.supervisor.other_node"
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
