@@ -56,6 +56,8 @@ class _Filter(logging.Filter):
             return first
         if event == LogEvent.JOB_INFO:
             return bool(getattr(record, "rule_msg", None))  # `rule all` has none, and does nothing
+        if OF_PLUGIN in record.pathname and record.levelno < logging.ERROR:
+            return False
         return event not in BOOKKEEPING if event else not self._is_bookkeeping(record)
 
     def _is_bookkeeping(self, record: logging.LogRecord) -> bool:
@@ -67,8 +69,6 @@ class _Filter(logging.Filter):
         if record.levelno != logging.INFO or ending or record.msg is NOTHING_TO_BE_DONE_MSG:
             return False
         if hasattr(record, "quietness"):  # each temporary file that it removes
-            return True
-        if OF_PLUGIN in record.pathname:
             return True
         place = f"{record.module}.{record.funcName}"
         return place in WITHOUT_EVENT and not (self._workflow.dryrun and place == "workflow.execute")

@@ -87,7 +87,7 @@ def after_failures(workflow: Any) -> None:
 def _refuse_plan(workflow: Any, settings: Config) -> None:
     """Refuse jobs that the scheduler of the call could never start."""
     if place.on_slurm():
-        import_module(EXECUTORS["slurm"]).refuse_plan(workflow, settings)
+        import_module("remote.slurm.partitions").refuse_plan(workflow, settings)
 
 
 def _stored() -> Any:

@@ -1,6 +1,8 @@
 """The doctor's findings, and how they are printed: as a table or JSON."""
 
 import json
+import os
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -37,6 +39,18 @@ def as_line(check: Finding, colours: bool) -> str:
     found = check.found.replace("\n", "\n" + " " * 27)
     step = f"\n{'':<27}what to do: {check.next_step}" if check.next_step else ""
     return f"{mark} {check.what:<20} {found}{step}"
+
+
+def report(checks: Iterable[Finding], as_json_text: bool) -> int:
+    """Print findings as they come, or JSON at the end; returns the exit code: 0 if nothing prevents a run."""
+    colours, found = sys.stdout.isatty() and "NO_COLOR" not in os.environ, []
+    for check in checks:
+        found.append(check)
+        if not as_json_text:
+            print(as_line(check, colours), flush=True)
+    ready = is_ready(found)
+    print(as_json(found) if as_json_text else f"\n{'ready' if ready else 'NOT ready'}")
+    return 0 if ready else 1
 
 
 def as_json(checks: list[Finding]) -> str:

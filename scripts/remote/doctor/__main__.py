@@ -12,7 +12,7 @@ from pathlib import Path
 from remote.cluster.client import connect
 from remote.doctor.doctor import Doctor
 from remote.doctor.needs import need_of, planned_asks
-from remote.findings import as_json, as_line, is_ready
+from remote.findings import report
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
@@ -39,15 +39,7 @@ def main(
         for run in runs or settings.runs
     ]
     doctor = Doctor(lambda: connect(_say, patience=5), namespace, settings, wanted, ROOT / "envs", patience)
-    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    checks = []
-    for check in doctor.look():
-        checks.append(check)
-        if not as_json_text:
-            print(as_line(check, colours), flush=True)
-    ready = is_ready(checks)
-    print(as_json(checks) if as_json_text else f"\n{'ready' if ready else 'NOT ready'}")
-    return 0 if ready else 1
+    return report(doctor.look(), as_json_text)
 
 
 def _say(words: str) -> None:

@@ -19,7 +19,7 @@ from snakemake import cli
 from snakemake.settings.types import ResourceSettings, StorageSettings
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from remote.findings import Finding, as_json, as_line, is_ready
+from remote.findings import Finding, report
 from remote.planned_jobs import MANY, hub_sources, planned_jobs
 from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from remote.slurm.partitions import Asked, Partition, accounts, partitions, why_in_none
@@ -58,15 +58,7 @@ def main(files: list[Path], profile: str, runs: list[str], folder: Path, as_json
     if not folder.is_dir():
         raise VlmflowError(f"--directory {folder}: no such folder", "name the working directory of your runs")
     refuse_without_slurm()
-    colours = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    findings = []
-    for finding in look(options, settings, runs or list(settings.runs), folder, patience):
-        findings.append(finding)
-        if not as_json_text:
-            print(as_line(finding, colours), flush=True)
-    ready = is_ready(findings)
-    print(as_json(findings) if as_json_text else f"\n{'ready' if ready else 'NOT ready'}")
-    return 0 if ready else 1
+    return report(look(options, settings, runs or list(settings.runs), folder, patience), as_json_text)
 
 
 def read_profile(profile: str, files: list[Path]) -> Any:

@@ -7,7 +7,6 @@ jobs end, never takes an unanswered query for an answer, finds the jobs of an ea
 import asyncio
 import shlex
 import signal
-import sys
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
@@ -27,7 +26,7 @@ from remote.slurm.earlier import EarlierJobs
 from remote.slurm.ended import GONE, ended_of
 from remote.slurm.ending import end_jobs, wait_until_ended
 from remote.slurm.news import News
-from remote.slurm.partitions import Asked, accounts, partitions, refuse_what_fits_nowhere
+from remote.slurm.partitions import Asked, partitions
 from remote.slurm.queue import jobs
 from remote.slurm.request import comment_of, rule_job_of, sbatch_words, script
 from vlmflow.core.errors import VlmflowError
@@ -52,20 +51,6 @@ def install(workflow: Any, settings: Any) -> None:
     """Replace the plugin's executor by ours."""
     SlurmExecutor.config, SlurmExecutor.max_mem_mb = settings.slurm, settings.cluster.max_mem_mb
     ExecutorPluginRegistry().get_plugin("slurm").executor = SlurmExecutor
-
-
-def refuse_plan(workflow: Any, settings: Any) -> None:
-    """End the process if Slurm could never start a planned job; an exception would print the Snakefile's traceback."""
-    if workflow.remote_execution_settings is None:
-        return  # the doctor's plan, which nobody runs
-    try:
-        refuse_without_slurm()
-        # Not `workflow.is_local`: with -n Snakemake calls all jobs local.
-        stay = {rule.name for rule in workflow.rules if rule.norun} | workflow._localrules
-        sent = [job for job in workflow.dag.needrun_jobs() if job.rule.name not in stay]
-        refuse_what_fits_nowhere(sent, partitions(), accounts(), settings.slurm.gpu_model)
-    except VlmflowError as error:
-        sys.exit(str(error))
 
 
 class SlurmExecutor(Executor):
@@ -126,7 +111,7 @@ class SlurmExecutor(Executor):
             info = self._follow_earlier(job) or self._submit(job)
         except (VlmflowError, WorkflowError, OSError) as error:
             info = SubmittedJobInfo(job)
-            why = self._attempts.after(job, RuleJob.of(job).words, 0, Ended("refused", str(error), again=False))
+            why = self._attempts.after(job, _words(job), 0, Ended("refused", str(error), again=False))
             self._report_job_error_threadsafe(info, f"{_words(job)}: {why}\n")
             return
         self._submitted[str(info.external_jobid)] = info

@@ -3,12 +3,13 @@
 import difflib
 import getpass
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from remote.rule_job import deciding_keys
-from remote.slurm.commands import SlurmError, ask
+from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from remote.slurm.queue import seconds
 from remote.slurm.request import rule_job_of
 from vlmflow.core.errors import VlmflowError
@@ -266,3 +267,17 @@ def refuse_what_fits_nowhere(
     if refusals:
         cause = "\n".join(["Slurm could never start these jobs:", *(f"  {why}: {step}" for why, step in refusals)])
         raise VlmflowError(cause, "`make doctor ON=slurm` looks at all of the workflow's rules; see docs/slurm.md")
+
+
+def refuse_plan(workflow: Any, settings: Any) -> None:
+    """End the process if Slurm could never start a planned job; an exception would print the Snakefile's traceback."""
+    if workflow.remote_execution_settings is None:
+        return  # the doctor's plan, which nobody runs
+    try:
+        refuse_without_slurm()
+        # Not `workflow.is_local`: with -n Snakemake calls all jobs local.
+        stay = {rule.name for rule in workflow.rules if rule.norun} | workflow._localrules
+        sent = [job for job in workflow.dag.needrun_jobs() if job.rule.name not in stay]
+        refuse_what_fits_nowhere(sent, partitions(), accounts(), settings.slurm.gpu_model)
+    except VlmflowError as error:
+        sys.exit(str(error))

@@ -56,8 +56,8 @@ def words(one: SimpleNamespace, gpus_by: str = "gpus", gpu_model: str | None = N
         gpus_by=gpus_by,
         gpu_model=gpu_model,
         minutes=120,
-        log=Path("/work/slurm logs/%j.log"),
-        workdir="/work/a folder",
+        log=Path("/data/slurm logs/%j.log"),
+        workdir="/data/a folder",
         account=" -A 'my account'",
         partition=" -p a100",
         settings=SimpleNamespace(requeue=False, no_requeue=False, qos=None, reservation=None),
@@ -75,11 +75,11 @@ def test_a_job_asks_for_what_its_rule_declares() -> None:
     assert call[:2] == ["sbatch", "--parsable"]
     expected = {
         ("--job-name",): ["train_model:mine"],
-        ("--output",): ["/work/slurm logs/%j.log"],
+        ("--output",): ["/data/slurm logs/%j.log"],
         ("--comment",): ["vlmflow a b c"],
         ("-A",): ["my account"],
         ("-p",): ["a100"],
-        ("-D",): ["/work/a folder"],
+        ("-D",): ["/data/a folder"],
         ("-t",): ["120"],
         ("--mem",): ["64000"],
         ("--nodes",): ["1"],
@@ -150,7 +150,7 @@ def test_a_job_without_memory_and_time_asks_for_neither() -> None:
         gpu_model=None,
         minutes=None,
         log=Path("log"),
-        workdir="/work",
+        workdir="/data",
         account="",
         partition="",
         settings=None,
@@ -158,7 +158,7 @@ def test_a_job_without_memory_and_time_asks_for_neither() -> None:
     assert value(call, "--mem", "-t", "-A", "-p") == []
 
 
-COMMAND = "cd '/work/a folder' && export TMPDIR=x; /venv/bin/python -m snakemake --snakefile '/a b/Snakefile' --cores 8"
+COMMAND = "cd '/data/a folder' && export TMPDIR=x; /venv/bin/python -m snakemake --snakefile '/a b/Snakefile' --cores 8"
 
 
 def test_the_script_makes_the_jobs_snakemake_the_first_process_of_a_step() -> None:
@@ -166,7 +166,7 @@ def test_the_script_makes_the_jobs_snakemake_the_first_process_of_a_step() -> No
     assert text.startswith("#!/bin/sh\n")
     assert text.count("\n") == 2
     before, _, step = text.partition(" exec ")
-    assert before.endswith("cd '/work/a folder' && export TMPDIR=x; ")
+    assert before.endswith("cd '/data/a folder' && export TMPDIR=x; ")
     srun = ["srun", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpus-per-task=8", "--cpu-bind=none"]
     snakemake = ["/venv/bin/python", "-m", "snakemake", "--snakefile", "/a b/Snakefile", "--cores", "8"]
     assert shlex.split(step) == [*srun, *snakemake]
@@ -201,11 +201,11 @@ def changed(what: SimpleNamespace, **changes: Any) -> SimpleNamespace:
 
 
 def test_the_comment_finds_a_job_that_makes_the_same(stage: SimpleNamespace) -> None:
-    ours, folder, identity, key = comment_of(stage, "/work").split()
+    ours, folder, identity, key = comment_of(stage, "/data").split()
     assert ours == "vlmflow"
     retry = changed(stage, attempt=2, resources=stage.resources | {"mem_mb": 96_000, "runtime": 900})
     again = changed(stage, input=["later", "rows"], params=[*reversed(stage.params)])
-    assert comment_of(retry, "/work") == comment_of(again, "/work") == f"vlmflow {folder} {identity} {key}"
+    assert comment_of(retry, "/data") == comment_of(again, "/data") == f"vlmflow {folder} {identity} {key}"
     assert comment_of(stage, "/other").split() == ["vlmflow", comment_of(retry, "/other").split()[1], identity, key]
     assert comment_of(stage, "/other").split()[1] != folder
 
@@ -226,17 +226,17 @@ def test_the_comment_finds_a_job_that_makes_the_same(stage: SimpleNamespace) -> 
 def test_the_comment_tells_apart_what_makes_something_else(
     stage: SimpleNamespace, change: dict[str, Any], same_key: bool
 ) -> None:
-    before, after = (comment_of(one, "/work").split() for one in (stage, changed(stage, **change)))
+    before, after = (comment_of(one, "/data").split() for one in (stage, changed(stage, **change)))
     assert before[2] != after[2]
     assert (before[3:] == after[3:]) == same_key
 
 
 def test_the_comment_changes_with_the_times_of_input(stage: SimpleNamespace) -> None:
-    first = comment_of(stage, "/work")
+    first = comment_of(stage, "/data")
     os.utime("rows", ns=(0, 1))
-    second = comment_of(stage, "/work")
+    second = comment_of(stage, "/data")
     Path("later").touch()
-    assert len({first, second, comment_of(stage, "/work")}) == 3
+    assert len({first, second, comment_of(stage, "/data")}) == 3
 
 
 def test_stages_in_one_job_need_room_for_the_largest(stage: SimpleNamespace) -> None:
@@ -254,10 +254,10 @@ def test_stages_in_one_job_need_room_for_the_largest(stage: SimpleNamespace) -> 
     assert (asked.rule, asked.threads, asked.mem_mb, asked.runtime) == ("data", 2, 64_000, 100)
     assert name_of(asked) == "data"
     turned = changed(group, jobs=[large, small])
-    assert comment_of(group, "/work") == comment_of(turned, "/work")
-    some = comment_of(changed(group, jobs=[large]), "/work").split()
-    assert some[3] in comment_of(group, "/work").split()[3:]
-    assert some[2] not in comment_of(group, "/work").split()
+    assert comment_of(group, "/data") == comment_of(turned, "/data")
+    some = comment_of(changed(group, jobs=[large]), "/data").split()
+    assert some[3] in comment_of(group, "/data").split()[3:]
+    assert some[2] not in comment_of(group, "/data").split()
 
 
 def _files() -> dict[str, list[str]]:
