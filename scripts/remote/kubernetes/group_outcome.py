@@ -113,7 +113,9 @@ def _cause(
 
     first = min(broken, key=order)
     pod = broken[first]
-    which = f"pod {first}: "
+    # Within one second, nothing tells the pod that was deleted first from those that its Job deleted for it.
+    alike = [node for node in sorted(broken) if order(node)[:-1] == order(first)[:-1] and _ended_by_its_job(job, pod)]
+    which = f"pod {' or '.join(map(str, alike or [first]))}: "
     if first in gone:
         taken = how_taken(pod)
         outcome = Outcome("failed", pod["metadata"]["name"], taken or TAKEN, unseen=taken is None)

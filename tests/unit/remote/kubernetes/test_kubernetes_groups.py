@@ -221,6 +221,8 @@ def test_a_pod_that_vanished_is_the_cause_although_its_job_deletes_the_other() -
         outcome = judged(failed, [left], seen)
         assert (outcome.state, outcome.pod, outcome.ended.taken_away) == (state, "p-1", True)
         assert outcome.ended.cause == "pod 1: its pod was removed: evicted, or deleted by hand"
+    within_a_second = judged(failed, [deleted(pod(node, "Failed", 143, ended_ago=1), 3) for node in (0, 1)])
+    assert within_a_second.ended.cause.startswith("pod 0 or 1: its pod was removed")
     before = judged(failed, [deleted(pod(0), 4)], seen)
     assert before.pod == "p-0", "it was deleted while its Job was well"
 
