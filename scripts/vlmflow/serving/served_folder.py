@@ -5,7 +5,7 @@ from pathlib import Path
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_folder
-from vlmflow.pictures.size_limits import ScaleLimits, processor_of
+from vlmflow.pictures.budget import PictureBudget, ScaleLimits
 
 
 def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> ScaleLimits | None:
@@ -26,8 +26,8 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
         sources |= {Path(name): adapter / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
         if missing := [source for source in sources.values() if not source.is_file()]:
             raise VlmflowError(f"{missing[0]}: is missing", "train the run with a tuner that makes an adapter")
-    processor = processor_of(model)
-    limits = processor.limits(most_tokens) if processor else None
+    budget = PictureBudget.of(model, most_tokens)
+    processor, limits = budget.processor, budget.limits
     with whole_folder(folder) as part:
         for name, source in sources.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)

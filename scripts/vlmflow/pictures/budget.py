@@ -1,24 +1,32 @@
-"""The picture limits of a run in a model's own files, so that all who read them scale pictures as the training did.
+"""The picture budget: what a run's `train.image_max_tokens` means for the pictures of its model.
+
+All who scale pictures or count their tokens ask here: lengths, trainers, evaluations, the published and the served
+folder, and the estimate.
 
 transformers, vLLM and SGLang take the limits from the processor's file. So does ms-swift, all but Qwen-VL's: these it
-takes from the environment (`swift/child_process`). This module alone knows that file, and which of its keys limit the
-tokens of a picture: the rules below. Where no rule holds, pictures stay as the processor scales them, in training and
-everywhere else.
+takes from the environment (`swift/child_process`). This module alone knows which keys of that file limit the tokens of
+a picture: the rules below. Where no rule holds, pictures stay as the processor scales them, in training and everywhere
+else, and only ms-swift's template says how many tokens they take (`swift/counted_row`).
 """
 
 import json
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.pictures.json_members import ADVICE, Members, members_of, read_members
 
 FEWEST_TOKENS = 4
 """The fewest tokens that a picture gets in training: the default of IMAGE_MIN_TOKEN_NUM in qwen_vl_utils and ms-swift
 4.6."""
+
+BYTES_PER_TOKEN = 4 * 3 * 2 * 16 * 16 * 4
+"""What a loader holds of a picture, as Qwen3-VL's processor makes it: 4 patches per token, each of 3 channels, 2 frames
+and 16 x 16 pixels in float32."""
 
 NESTED = "processor_config.json", "image_processor"
 PLAIN = "preprocessor_config.json"
@@ -31,8 +39,6 @@ image_processing_qwen2_vl.py)."""
 QWEN = "Qwen"
 """What the names of Qwen-VL's classes begin with. Others with its keys (GLM-4.1V) give them another meaning, and
 ms-swift limits only Qwen-VL's."""
-
-ADVICE = "take the model with the files that its owner published"
 
 Pixels = Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
@@ -62,6 +68,23 @@ class Squares(msgspec.Struct, frozen=True):
     def limits(self, most_tokens: int) -> ScaleLimits:
         """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
         return ScaleLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2)
+
+    def tokens(self, width: int, height: int, most_tokens: int) -> int:
+        """Return the tokens of a picture of width × height pixels; 0 if nothing is left of its shorter side.
+
+        The arithmetic is exactly that of qwen_vl_utils.vision_process.smart_resize, the trainer's; that module imports
+        torch, which takes seconds and half a GB in every worker. A test compares the two. transformers' own count
+        (`get_number_of_image_patches`) leaves a token where the trainer leaves nothing and stops.
+        """
+        side = self.side
+        rows, columns = max(1, round(height / side)), max(1, round(width / side))
+        if rows * columns > most_tokens:
+            shrink = math.sqrt((height * width) / (most_tokens * side**2))
+            rows, columns = math.floor(height / shrink / side), math.floor(width / shrink / side)
+        elif rows * columns < FEWEST_TOKENS:
+            stretch = math.sqrt(FEWEST_TOKENS * side**2 / (height * width))
+            rows, columns = math.ceil(height * stretch / side), math.ceil(width * stretch / side)
+        return rows * columns
 
 
 class Lines(msgspec.Struct, frozen=True):
@@ -93,6 +116,98 @@ class Tiles(msgspec.Struct, frozen=True):
         return ScaleLimits(max_patches=min(self.max_patches, max(1, most_tokens // self.tokens - 1)))
 
 
+class Processor(msgspec.Struct, frozen=True):
+    """The picture processor of a model.
+
+    file: the name of the file that describes it. text: the file's content. places: where the values of the keys with
+    limits begin and end in the text. rule: how these keys limit a picture's tokens; None if they are not known to.
+    """
+
+    file: str
+    text: str
+    places: Members = {}
+    rule: Squares | Lines | Tiles | None = None
+
+    def limited(self, limits: ScaleLimits) -> bytes:
+        """Return the file's content with these limits; all other values stay the same, byte for byte."""
+        values: dict[str, Any] = {
+            SIZE: msgspec.to_builtins(limits),
+            LEAST: limits.shortest_edge,
+            MOST: limits.longest_edge,
+            TILES: limits.max_patches,
+        }
+        text = self.text
+        for key, (start, end) in sorted(self.places.items(), key=lambda item: -item[1][0]):
+            text = text[:start] + json.dumps(values[key]) + text[end:]
+        return text.encode()
+
+
+@dataclass(frozen=True)
+class PictureBudget:
+    """The most tokens of a picture, as a run sets them for its model.
+
+    processor: the model's; None if it sees no pictures. most_tokens: the run's `train.image_max_tokens`.
+    """
+
+    processor: Processor | None
+    most_tokens: int
+
+    @classmethod
+    def of(cls, model: Path, most_tokens: int) -> Self:
+        """Return the budget of a run of the model in a folder; raises VlmflowError as `processor_of`."""
+        return cls(processor_of(model), most_tokens)
+
+    @property
+    def limits(self) -> ScaleLimits | None:
+        """The limits of the model's processor; None if it sees no pictures, or no rule is known."""
+        return self.processor.rule.limits(self.most_tokens) if self.processor and self.processor.rule else None
+
+    @property
+    def left_to_processor(self) -> dict[str, Any]:
+        """The keys with limits, and their values, that ms-swift does not set itself; {} for Qwen-VL, or no limits."""
+        return {} if self._squares or self.limits is None else self.limits.by_key()
+
+    @property
+    def _squares(self) -> Squares | None:
+        rule = self.processor.rule if self.processor else None
+        return rule if isinstance(rule, Squares) else None
+
+    def tokens(self, width: int, height: int) -> int:
+        """Return the tokens of a picture of width × height pixels.
+
+        0 if the model sees no pictures, or the trainer would leave nothing of this one. 1 if its size alone does not
+        give its tokens, so that ms-swift's template gives other lengths, and counts them.
+        """
+        if squares := self._squares:
+            return squares.tokens(width, height, self.most_tokens)
+        return 1 if self.processor else 0
+
+    def exceeded(self, largest: int) -> str | None:
+        """Return that the setting does not limit the model's pictures, for people; None if it does.
+
+        largest: the most tokens of a picture; 0 if there are none.
+        """
+        if self.processor is None or not largest:
+            return None
+        setting, takes = f"train.image_max_tokens: {self.most_tokens}", f"a picture takes up to {largest:,} tokens"
+        if self.processor.rule is None:
+            return (
+                f"{setting} does not limit this model's pictures: its processor scales them by a rule of its own; "
+                f"{takes}"
+            )
+        if largest > self.most_tokens:
+            return f"{setting} is below the tokens of this model's smallest picture; {takes}"
+        return None
+
+    def in_words(self) -> str:
+        """Return how pictures are scaled, for a report."""
+        if self.processor is None:
+            return "no pictures"
+        if self._squares:
+            return f"{FEWEST_TOKENS} to {self.most_tokens} tokens"
+        return json.dumps(self.left_to_processor) if self.left_to_processor else "the model's own"
+
+
 class _Squares(msgspec.Struct, frozen=True):
     """The used fields of Qwen-VL's picture processor: pixels of a patch's side, and patches along a token's square."""
 
@@ -112,41 +227,6 @@ class _Whole(msgspec.Struct, frozen=True):
     image_seq_length: Pixels | None = None
 
 
-class Processor(msgspec.Struct, frozen=True):
-    """The picture processor of a model.
-
-    file: the name of the file that describes it. text: the file's content. places: where the values of the keys with
-    limits begin and end in the text. rule: how these keys limit a picture's tokens; None if they are not known to.
-    """
-
-    file: str
-    text: str
-    places: dict[str, tuple[int, int]] = {}
-    rule: Squares | Lines | Tiles | None = None
-
-    @property
-    def side(self) -> int | None:
-        """The side in pixels of a token's square; None if the sizes of pictures alone do not give their tokens."""
-        return self.rule.side if isinstance(self.rule, Squares) else None
-
-    def limits(self, most_tokens: int) -> ScaleLimits | None:
-        """Return the limits of a run with `train.image_max_tokens` = most_tokens; None if no rule is known."""
-        return self.rule.limits(most_tokens) if self.rule else None
-
-    def limited(self, limits: ScaleLimits) -> bytes:
-        """Return the file's content with these limits; all other values stay the same, byte for byte."""
-        values: dict[str, Any] = {
-            SIZE: msgspec.to_builtins(limits),
-            LEAST: limits.shortest_edge,
-            MOST: limits.longest_edge,
-            TILES: limits.max_patches,
-        }
-        text = self.text
-        for key, (start, end) in sorted(self.places.items(), key=lambda item: -item[1][0]):
-            text = text[:start] + json.dumps(values[key]) + text[end:]
-        return text.encode()
-
-
 def processor_of(folder: Path) -> Processor | None:
     """Return the picture processor of a model that transformers would read; None if the model sees no pictures.
 
@@ -155,73 +235,13 @@ def processor_of(folder: Path) -> Processor | None:
     name, key = NESTED
     whole = {}
     if (folder / name).is_file():
-        text, members = _read(folder / name)
+        text, members = read_members(folder / name)
         whole = json.loads(text)
         if key in members and not text.startswith("null", members[key][0]):
-            return _processor(folder / name, text, _members(folder / name, text, members[key][0]), whole)
+            return _processor(folder / name, text, members_of(folder / name, text, members[key][0]), whole)
     if (folder / PLAIN).is_file():
-        return _processor(folder / PLAIN, *_read(folder / PLAIN), whole)
+        return _processor(folder / PLAIN, *read_members(folder / PLAIN), whole)
     return None
-
-
-def own_limits(folder: Path, most_tokens: int) -> dict[str, Any]:
-    """Return the keys with limits, and their values, of a model's processor that ms-swift limits only by its keys.
-
-    most_tokens: the run's `train.image_max_tokens`. Empty for Qwen-VL, for processors without a known rule, and for
-    models that see no pictures. Raises VlmflowError as `processor_of`.
-    """
-    processor = processor_of(folder)
-    if processor is None or processor.side is not None:
-        return {}
-    limits = processor.limits(most_tokens)
-    return limits.by_key() if limits else {}
-
-
-Members = dict[str, tuple[int, int]]
-"""Where the values of an object's keys begin and end in a text."""
-
-
-def _read(file: Path) -> tuple[str, Members]:
-    try:
-        text = file.read_bytes().decode()
-        json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise VlmflowError(f"{file}: {error}", ADVICE) from None
-    return text, _members(file, text, _blank(text, 0))
-
-
-def _members(file: Path, text: str, start: int) -> Members:
-    """Return the members of the object that begins at `start` of a valid JSON text."""
-    if text[start] != "{":
-        raise VlmflowError(
-            f"{file}: an object must begin at character {start + 1}, not {text[start : start + 9]!r}", ADVICE
-        )
-    found: Members = {}
-    for key, begin, end in _pairs(text, start):
-        if key in found:
-            raise VlmflowError(f"{file}: names the key {key!r} twice, so readers may take different values", ADVICE)
-        found[key] = begin, end
-    return found
-
-
-def _pairs(text: str, start: int) -> Iterator[tuple[str, int, int]]:
-    value = json.JSONDecoder().raw_decode
-    at = _blank(text, start + 1)
-    while text[at] != "}":
-        key, at = value(text, at)
-        begin = _blank(text, _blank(text, at) + 1)
-        _, end = value(text, begin)
-        yield key, begin, end
-        at = _blank(text, end)
-        if text[at] == ",":
-            at = _blank(text, at + 1)
-
-
-def _blank(text: str, at: int) -> int:
-    """Return the place of the next character that is no JSON white space."""
-    while text[at] in " \t\n\r":
-        at += 1
-    return at
 
 
 def _processor(file: Path, text: str, members: Members, whole: dict[str, Any]) -> Processor:
