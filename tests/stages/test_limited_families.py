@@ -83,7 +83,7 @@ def test_no_picture_takes_more_tokens_and_the_published_folder_says_the_same(
 ) -> None:
     base = wide(name, tmp_path / "base")
     trained = in_training(name, base, pictures, most, tmp_path / "scratch", whole=True)
-    assert max(trained) <= max(most, FEWEST[name])
+    assert max(trained) == PictureBudget.of(base, most).most <= max(most, FEWEST[name])
     assert trained == in_training(name, base, pictures, most, tmp_path / "by-size", whole=False)
     shutil.copytree(base, tmp_path / "merged")
     limited = publish_limits(tmp_path / "merged", most)

@@ -158,6 +158,8 @@ def _four_bits(case: Case, gpu: Gpu) -> Idea | None:
 
 
 def _smaller_pictures(case: Case, gpu: Gpu) -> Idea | None:
+    if case.shape.budget(case.settings.image_max_tokens).most is None:
+        return None
     most = min(case.settings.image_max_tokens, max(row.pictures for row in case.train.extremes()))
     tokens = 1 << max(most - 1, 1).bit_length()
     while (tokens := tokens // 2) >= SMALLEST_PICTURE:

@@ -69,6 +69,10 @@ class Squares(msgspec.Struct, frozen=True):
         """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
         return ScaleLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2)
 
+    def most(self, most_tokens: int) -> int:
+        """Return the most tokens of a picture with these limits."""
+        return most_tokens
+
     def tokens(self, width: int, height: int, most_tokens: int) -> int:
         """Return the tokens of a picture of width × height pixels; 0 if nothing is left of its shorter side.
 
@@ -97,9 +101,16 @@ class Lines(msgspec.Struct, frozen=True):
     longest_edge: int
 
     def limits(self, most_tokens: int) -> ScaleLimits:
-        """Return the limits; with them, n × n squares take n × (n + 1) tokens, and no picture takes more."""
-        squares = (math.isqrt(4 * most_tokens + 1) - 1) // 2
-        return ScaleLimits(longest_edge=min(self.longest_edge, squares * self.side))
+        """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
+        return ScaleLimits(longest_edge=min(self.longest_edge, self._squares(most_tokens) * self.side))
+
+    def most(self, most_tokens: int) -> int:
+        """Return the most tokens of a picture with these limits: of n × n squares, n × (n + 1)."""
+        squares = min(self._squares(most_tokens), math.ceil(self.longest_edge / self.side))
+        return squares * (squares + 1)
+
+    def _squares(self, most_tokens: int) -> int:
+        return (math.isqrt(4 * most_tokens + 1) - 1) // 2
 
 
 class Tiles(msgspec.Struct, frozen=True):
@@ -112,8 +123,16 @@ class Tiles(msgspec.Struct, frozen=True):
     max_patches: int
 
     def limits(self, most_tokens: int) -> ScaleLimits:
-        """Return the limits; a picture takes one tile at least."""
-        return ScaleLimits(max_patches=min(self.max_patches, max(1, most_tokens // self.tokens - 1)))
+        """Return the limits of a run with `train.image_max_tokens` = most_tokens; a picture takes one tile at least."""
+        return ScaleLimits(max_patches=self._tiles(most_tokens))
+
+    def most(self, most_tokens: int) -> int:
+        """Return the most tokens of a picture with these limits."""
+        tiles = self._tiles(most_tokens)
+        return self.tokens * (tiles + 1 if tiles > 1 else 1)
+
+    def _tiles(self, most_tokens: int) -> int:
+        return min(self.max_patches, max(1, most_tokens // self.tokens - 1))
 
 
 class Processor(msgspec.Struct, frozen=True):
@@ -160,17 +179,21 @@ class PictureBudget:
     @property
     def limits(self) -> ScaleLimits | None:
         """The limits of the model's processor; None if it sees no pictures, or no rule is known."""
-        return self.processor.rule.limits(self.most_tokens) if self.processor and self.processor.rule else None
+        return self._rule.limits(self.most_tokens) if self._rule else None
+
+    @property
+    def most(self) -> int | None:
+        """The most tokens that a picture takes with these limits; None without them."""
+        return self._rule.most(self.most_tokens) if self._rule else None
 
     @property
     def left_to_processor(self) -> dict[str, Any]:
         """The keys with limits, and their values, that ms-swift does not set itself; {} for Qwen-VL, or no limits."""
-        return {} if self._squares or self.limits is None else self.limits.by_key()
+        return {} if isinstance(self._rule, Squares) or self.limits is None else self.limits.by_key()
 
     @property
-    def _squares(self) -> Squares | None:
-        rule = self.processor.rule if self.processor else None
-        return rule if isinstance(rule, Squares) else None
+    def _rule(self) -> Squares | Lines | Tiles | None:
+        return self.processor.rule if self.processor else None
 
     def tokens(self, width: int, height: int) -> int:
         """Return the tokens of a picture of width × height pixels.
@@ -178,8 +201,8 @@ class PictureBudget:
         0 if the model sees no pictures, or the trainer would leave nothing of this one. 1 if its size alone does not
         give its tokens, so that ms-swift's template gives other lengths, and counts them.
         """
-        if squares := self._squares:
-            return squares.tokens(width, height, self.most_tokens)
+        if isinstance(rule := self._rule, Squares):
+            return rule.tokens(width, height, self.most_tokens)
         return 1 if self.processor else 0
 
     def exceeded(self, largest: int) -> str | None:
@@ -203,7 +226,7 @@ class PictureBudget:
         """Return how pictures are scaled, for a report."""
         if self.processor is None:
             return "no pictures"
-        if self._squares:
+        if isinstance(self._rule, Squares):
             return f"{FEWEST_TOKENS} to {self.most_tokens} tokens"
         return json.dumps(self.left_to_processor) if self.left_to_processor else "the model's own"
 

@@ -146,6 +146,7 @@ def test_tiles_and_the_whole_picture_fit_the_tokens(tmp_path: Path, tokens: int,
     assert limits == ScaleLimits(max_patches=tiles)
     assert processor.limited(limits).decode() == TILED.replace("12", str(tiles))
     assert left_to_processor(tmp_path, tokens) == {"max_patches": tiles}
+    assert PictureBudget(processor, tokens).most == 256 * (1 if tiles == 1 else tiles + 1)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,7 @@ def test_squares_and_the_ends_of_lines_fit_the_tokens(tmp_path: Path, tokens: in
     assert limits == ScaleLimits(longest_edge=28 * squares)
     assert processor.limited(limits).decode() == LINED.replace("1540", str(28 * squares))
     assert left_to_processor(tmp_path, tokens) == {"size": {"longest_edge": 28 * squares}}
+    assert PictureBudget(processor, tokens).most == squares * (squares + 1)
 
 
 @pytest.mark.parametrize(
@@ -175,9 +177,11 @@ def test_squares_and_the_ends_of_lines_fit_the_tokens(tmp_path: Path, tokens: in
 )
 def test_a_processor_without_a_known_rule_stays_as_it_is(tmp_path: Path, text: str, whole: str) -> None:
     processor = found(tmp_path, preprocessor_config=text, processor_config=whole)
-    assert (PictureBudget(processor, 64).limits, processor.rule, left_to_processor(tmp_path, 64)) == (None, None, {})
+    budget = PictureBudget(processor, 64)
+    assert (budget.limits, budget.most, processor.rule, budget.left_to_processor) == (None, None, None, {})
 
 
 def test_ms_swift_limits_qwen_vl_itself(tmp_path: Path) -> None:
     assert limits_of(found(tmp_path, preprocessor_config=QWEN), 64)
+    assert PictureBudget.of(tmp_path, 64).most == 64
     assert left_to_processor(tmp_path, 64) == {}
