@@ -65,20 +65,16 @@ class Squares(msgspec.Struct, frozen=True):
 
     side: int
 
-    def limits(self, most_tokens: int) -> ScaleLimits:
-        """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
-        return ScaleLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2)
-
-    def most(self, most_tokens: int) -> int:
-        """Return the most tokens of a picture with these limits."""
-        return most_tokens
+    def limits(self, most_tokens: int) -> tuple[ScaleLimits, int]:
+        """Return the limits of a run with `train.image_max_tokens` = most_tokens, and the most tokens within them."""
+        return ScaleLimits(FEWEST_TOKENS * self.side**2, most_tokens * self.side**2), most_tokens
 
     def tokens(self, width: int, height: int, most_tokens: int) -> int:
         """Return the tokens of a picture of width × height pixels; 0 if nothing is left of its shorter side.
 
         The arithmetic is exactly that of qwen_vl_utils.vision_process.smart_resize, the trainer's; that module imports
         torch, which takes seconds and half a GB in every worker. A test compares the two. transformers' own count
-        (`get_number_of_image_patches`) leaves a token where the trainer leaves nothing and stops.
+        (`get_number_of_image_patches`) keeps a line of squares where the trainer has nothing left, and stops.
         """
         side = self.side
         rows, columns = max(1, round(height / side)), max(1, round(width / side))
@@ -100,17 +96,10 @@ class Lines(msgspec.Struct, frozen=True):
     side: int
     longest_edge: int
 
-    def limits(self, most_tokens: int) -> ScaleLimits:
-        """Return the limits of a run with `train.image_max_tokens` = most_tokens."""
-        return ScaleLimits(longest_edge=min(self.longest_edge, self._squares(most_tokens) * self.side))
-
-    def most(self, most_tokens: int) -> int:
-        """Return the most tokens of a picture with these limits: of n × n squares, n × (n + 1)."""
-        squares = min(self._squares(most_tokens), math.ceil(self.longest_edge / self.side))
-        return squares * (squares + 1)
-
-    def _squares(self, most_tokens: int) -> int:
-        return (math.isqrt(4 * most_tokens + 1) - 1) // 2
+    def limits(self, most_tokens: int) -> tuple[ScaleLimits, int]:
+        """Return the same as that of `Squares`; n × n squares take n × (n + 1) tokens, and no picture takes more."""
+        squares = min((math.isqrt(4 * most_tokens + 1) - 1) // 2, math.ceil(self.longest_edge / self.side))
+        return ScaleLimits(longest_edge=min(self.longest_edge, squares * self.side)), squares * (squares + 1)
 
 
 class Tiles(msgspec.Struct, frozen=True):
@@ -122,17 +111,10 @@ class Tiles(msgspec.Struct, frozen=True):
     tokens: int
     max_patches: int
 
-    def limits(self, most_tokens: int) -> ScaleLimits:
-        """Return the limits of a run with `train.image_max_tokens` = most_tokens; a picture takes one tile at least."""
-        return ScaleLimits(max_patches=self._tiles(most_tokens))
-
-    def most(self, most_tokens: int) -> int:
-        """Return the most tokens of a picture with these limits."""
-        tiles = self._tiles(most_tokens)
-        return self.tokens * (tiles + 1 if tiles > 1 else 1)
-
-    def _tiles(self, most_tokens: int) -> int:
-        return min(self.max_patches, max(1, most_tokens // self.tokens - 1))
+    def limits(self, most_tokens: int) -> tuple[ScaleLimits, int]:
+        """Return the same as that of `Squares`; a picture takes one tile at least."""
+        tiles = min(self.max_patches, max(1, most_tokens // self.tokens - 1))
+        return ScaleLimits(max_patches=tiles), self.tokens * (tiles + 1 if tiles > 1 else 1)
 
 
 class Processor(msgspec.Struct, frozen=True):
@@ -179,12 +161,12 @@ class PictureBudget:
     @property
     def limits(self) -> ScaleLimits | None:
         """The limits of the model's processor; None if it sees no pictures, or no rule is known."""
-        return self._rule.limits(self.most_tokens) if self._rule else None
+        return self._rule.limits(self.most_tokens)[0] if self._rule else None
 
     @property
     def most(self) -> int | None:
         """The most tokens that a picture takes with these limits; None without them."""
-        return self._rule.most(self.most_tokens) if self._rule else None
+        return self._rule.limits(self.most_tokens)[1] if self._rule else None
 
     @property
     def left_to_processor(self) -> dict[str, Any]:
@@ -212,15 +194,13 @@ class PictureBudget:
         """
         if self.processor is None or not largest:
             return None
-        setting, takes = f"train.image_max_tokens: {self.most_tokens}", f"a picture takes up to {largest:,} tokens"
-        if self.processor.rule is None:
-            return (
-                f"{setting} does not limit this model's pictures: its processor scales them by a rule of its own; "
-                f"{takes}"
-            )
-        if largest > self.most_tokens:
-            return f"{setting} is below the tokens of this model's smallest picture; {takes}"
-        return None
+        if self._rule is None:
+            cause = "does not limit this model's pictures: its processor scales them by a rule of its own"
+        elif largest > self.most_tokens:
+            cause = "is below the tokens of this model's smallest picture"
+        else:
+            return None
+        return f"train.image_max_tokens: {self.most_tokens} {cause}; a picture takes up to {largest:,} tokens"
 
     def in_words(self) -> str:
         """Return how pictures are scaled, for a report."""
