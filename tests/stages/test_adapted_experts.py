@@ -26,7 +26,7 @@ from transformers import (
 )
 
 import estimate_run
-from made_case import settings_of
+from made_inputs import settings_of
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.tuners import LORA as LORA_TUNER

@@ -67,9 +67,7 @@ def form_rows(
     names = form.names(columns, ignore_keys)
     pictures = picture_keys(names)
     held_type = fast_type = raw_type(form.all_keys, names)
-    if (
-        form.fast_types
-    ):  # a row that does not fit is decoded as held_type, whose errors say what is wrong
+    if form.fast_types:  # a row that does not fit is decoded as held_type, whose errors say what is wrong
         fast_type = raw_type({**form.all_keys, **form.fast_types}, names)
     decode = msgspec.json.Decoder(held_type).decode
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}

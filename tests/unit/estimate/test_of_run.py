@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from estimate_run import main as estimate_run
-from made_case import settings_of
+from made_inputs import settings_of
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
