@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from track import RunBlock
-from track import main as track
+from stages.track import RunBlock
+from stages.track import main as track
 from tracked_run import RUN
 from vlmflow.core.account import read_account
 from vlmflow.track.accounts import Tracked
