@@ -22,6 +22,8 @@ def main(files: list[Path], only_yaml: bool) -> None:
         return
     settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
     read_sources(settings.picture_sources)
+    for line in settings.former_names:
+        print(line, file=sys.stderr)
     runs = [run for run in read_layers(files).get("runs") or {} if run in settings.runs] or list(settings.runs)
     for name in dict.fromkeys(settings.runs[run].model for run in runs):
         if said := settings.models[name].untested:
