@@ -105,7 +105,6 @@ def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:
             batch = trainer.data_collator([dataset[number]])
             batch = {name: value for name, value in batch.items() if name not in NOT_INPUTS}
             inputs = trainer._prepare_input(dict(batch))
-            inputs.pop("text_position_ids", None)
             with trainer.compute_loss_context_manager(), template.forward_context(trainer.model, inputs):
                 logits = model(**inputs, logits_to_keep=POSITIONS).logits
             stored |= row_tensors(number, batch)
