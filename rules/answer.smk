@@ -49,4 +49,4 @@ rule answer:
     message:
         "Asking {wildcards.run} and its base on {wildcards.split}"
     script:
-        "../scripts/answer.py"
+        "../scripts/stages/answer.py"

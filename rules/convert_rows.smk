@@ -37,4 +37,4 @@ rule convert_rows:
     message:
         "Converting the {wildcards.split} split of {wildcards.dataset}"
     script:
-        "../scripts/convert_rows.py"
+        "../scripts/stages/convert_rows.py"

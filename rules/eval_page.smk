@@ -39,4 +39,4 @@ rule eval_page:
     message:
         "Drawing the evaluation page of {wildcards.run}"
     script:
-        "../scripts/eval_page.py"
+        "../scripts/stages/eval_page.py"

@@ -53,4 +53,4 @@ rule evaluate:
     message:
         "Evaluating {wildcards.run} on {wildcards.split}"
     script:
-        "../scripts/evaluate.py"
+        "../scripts/stages/evaluate.py"

@@ -38,4 +38,4 @@ rule fetch_images:
     message:
         "Fetching the pictures that the {wildcards.split} split of {wildcards.dataset} names"
     script:
-        "../scripts/fetch_images.py"
+        "../scripts/stages/fetch_images.py"

@@ -47,4 +47,4 @@ rule judge_best:
     message:
         "Judging the best trial of {wildcards.search}"
     script:
-        "../scripts/judge_best.py"
+        "../scripts/stages/judge_best.py"

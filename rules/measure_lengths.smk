@@ -40,4 +40,4 @@ rule measure_lengths:
     message:
         "Counting the tokens of every row for {wildcards.run}"
     script:
-        "../scripts/measure_lengths.py"
+        "../scripts/stages/measure_lengths.py"

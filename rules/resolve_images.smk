@@ -42,7 +42,7 @@ rule resolve_images:
     message:
         "Checking the pictures that the {wildcards.split} split of {wildcards.dataset} names: {output}"
     script:
-        "../scripts/resolve_images.py"
+        "../scripts/stages/resolve_images.py"
 
 
 if names.part:
@@ -67,4 +67,4 @@ if names.part:
         message:
             "Joining the image manifests of the {wildcards.split} split of {wildcards.dataset}"
         script:
-            "../scripts/join_images.py"
+            "../scripts/stages/join_images.py"

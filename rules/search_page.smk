@@ -35,4 +35,4 @@ rule search_page:
     message:
         "Drawing the page of {wildcards.search}"
     script:
-        "../scripts/search_page.py"
+        "../scripts/stages/search_page.py"

@@ -36,4 +36,4 @@ rule track:
     message:
         "Sending {wildcards.run} to its trackers"
     script:
-        "../scripts/track.py"
+        "../scripts/stages/track.py"

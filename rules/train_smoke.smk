@@ -46,4 +46,4 @@ rule train_smoke:
     message:
         "Smoke run of {wildcards.run}: the longest rows first"
     script:
-        "../scripts/train_smoke.py"
+        "../scripts/stages/train_smoke.py"

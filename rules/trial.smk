@@ -48,4 +48,4 @@ rule trial:
     message:
         "Trial of {wildcards.search}: round {wildcards.round}, rung {wildcards.rung}, slot {wildcards.slot}"
     script:
-        "../scripts/trial.py"
+        "../scripts/stages/trial.py"

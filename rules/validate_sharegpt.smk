@@ -54,4 +54,4 @@ rule validate_sharegpt:
     message:
         "Validating {wildcards.dataset}"
     script:
-        "../scripts/validate_sharegpt.py"
+        "../scripts/stages/validate_sharegpt.py"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from track import main as track
+from stages.track import main as track
 from tracked_run import RUN
 from vlmflow.config.track_settings import TrackSettings
 from vlmflow.core.account import read_account

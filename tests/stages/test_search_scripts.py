@@ -9,14 +9,11 @@ import pytest
 import yaml
 from msgspec import structs
 
-import choose_best
-import propose
-import search_page
-import tell
 from browser import Browser
 from made_accounts import some_fitted, some_gate
 from made_case import some_case
 from made_search import NOTHING, TRAIN, best_unjudged, result
+from stages import choose_best, propose, search_page, tell
 from vlmflow.config.model import check_config
 from vlmflow.config.search_settings import SearchLimits, SearchSettings
 from vlmflow.config.search_steps import slots_of, step_before, steps_of

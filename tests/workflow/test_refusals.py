@@ -86,7 +86,7 @@ def test_what_snakemake_would_accept_is_refused_by_line(tmp_path: Path, text: st
 
 
 def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "check_config.py"), *map(str, files)]
+    command = [sys.executable, str(ROOT / "scripts" / "tools" / "check_config.py"), *map(str, files)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -178,7 +178,7 @@ def run(stage: str, **changed: Any) -> None:
 
 def validated(stage: str) -> Callable[..., None]:
     """Return what a stage's script does, with its arguments checked as `run_stage` does."""
-    main = importlib.import_module(stage).main
+    main = importlib.import_module(f"stages.{stage}").main
     return pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)
 
 

@@ -26,7 +26,7 @@ from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
 from vlmflow.core.progress import amount
 from vlmflow.supervisor.run_folder import RunFolder
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(files: list[Path], folder: Path, yes: bool) -> None:

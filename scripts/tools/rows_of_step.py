@@ -15,7 +15,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
 from vlmflow.reports.trained_rows import newest_training, trained_rows
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(run: str, step: int, files: list[Path], folder: Path) -> None:

@@ -84,7 +84,7 @@ def main(
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary
         remove(folder / FOLDER_MARK)
-        write_proof(folder, Checks(found.tensors, logits), found.files, code=Path(__file__).parents[1])
+        write_proof(folder, Checks(found.tensors, logits), found.files, code=Path(__file__).parents[2])
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from vlmflow.core.printable import counted
 from vlmflow.reports.made_of import to_train
 from vlmflow.reports.run_index import index_page
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(files: list[Path], folder: Path) -> Path:

@@ -31,7 +31,7 @@ from vlmflow.track.story import of_weights, story_of
 
 log = logging.getLogger("vlmflow")
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ from vlmflow.serving.finished_run import finished_run
 from vlmflow.serving.side_by_side import lines, show
 from vlmflow.swift.quick_imports import quick_imports
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(

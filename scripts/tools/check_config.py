@@ -9,7 +9,7 @@ from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(files: list[Path], only_yaml: bool) -> None:

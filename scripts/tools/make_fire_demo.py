@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from harness.stage import run_stage
-from make_tiny_model import main as make_tiny_model
+from tools.make_tiny_model import main as make_tiny_model
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 

@@ -2,7 +2,7 @@
 
 make verify RUN=my-run                                              merged/my-run of this folder
 make verify RUN=qwen3vl-fire ARGS="--directory runs/demo"           a run of another working directory
-python scripts/check_provenance.py FOLDER [--directory RUNS]        a copy of merged/RUN, on any machine
+PYTHONPATH=scripts python -m tools.check_provenance FOLDER [--directory RUNS]   a copy of merged/RUN, on any machine
 
 One line for each link of the chain from the raw files to the weights: ok, not here, or DIFFERS with file, expected and
 found digest. Ends with code 0 only if nothing differs and the weights were there and checked.

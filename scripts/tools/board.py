@@ -19,7 +19,7 @@ from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.track.event_folders import EventFolders
 
-CONFIG = Path(__file__).resolve().parents[1] / "config.yaml"
+CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 RELOAD = 5
 """Seconds between two looks at the files."""
