@@ -22,15 +22,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.engine import refuse_different_weights
 from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.in_trainer.messages import (
-    DIGESTS,
-    LOGITS,
-    POSITIONS,
-    TRAINED,
-    Orders,
-    SavedDigests,
-    TrainedTensors,
-)
+from vlmflow.in_trainer.messages import DIGESTS, LOGITS, POSITIONS, TRAINED, Orders, SavedDigests, TrainedTensors
 from vlmflow.swift.row_tensors import NOT_INPUTS, row_tensors
 
 ROWS = 8
