@@ -41,4 +41,4 @@ rule data_page:
     message:
         "Drawing the data page of {wildcards.dataset}"
     script:
-        "../scripts/data_page.py"
+        "../scripts/stages/data_page.py"

@@ -35,4 +35,4 @@ rule find_near_duplicates:
     message:
         "Looking for near-duplicates between the splits of {wildcards.dataset}"
     script:
-        "../scripts/find_near_duplicates.py"
+        "../scripts/stages/find_near_duplicates.py"

@@ -45,4 +45,4 @@ rule mix_rows:
     message:
         "Mixing {wildcards.dataset}"
     script:
-        "../scripts/mix_rows.py"
+        "../scripts/stages/mix_rows.py"

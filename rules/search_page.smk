@@ -26,7 +26,7 @@ rule search_page:
     params:
         reads="vlmflow/reports/templates",
         settings=params.search("run", "limits"),
-        run=params.search_run("device"),
+        device=params.search_run("device"),
     threads: 1
     resources:
         mem_mb=2_000,
@@ -35,4 +35,4 @@ rule search_page:
     message:
         "Drawing the page of {wildcards.search}"
     script:
-        "../scripts/search_page.py"
+        "../scripts/stages/search_page.py"

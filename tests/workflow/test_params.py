@@ -227,7 +227,7 @@ def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> N
     for name in ("fire", "blend"):
         (tmp_path / name).mkdir()
         for rule in rules_for(tmp_path / name, name, **BASE):
-            main = importlib.import_module(Path(rule.script).stem).main
+            main = importlib.import_module(f"stages.{Path(rule.script).stem}").main
             block = inspect.get_annotations(main).get("settings")
             if block is not None:
                 given = params_of(rule, name)["settings"]

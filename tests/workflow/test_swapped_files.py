@@ -130,9 +130,7 @@ def run(stage: str, **changed: Any) -> None:
             **pictures,
         },
         "measure_lengths": {
-            **(
-                data | pictures | {"model_files": "model_files/tiny", "settings": {**length, "template_differs": False}}
-            ),
+            **(data | pictures | {"model_files": "model_files/tiny", "settings": length, "template_differs": False}),
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
@@ -143,7 +141,8 @@ def run(stage: str, **changed: Any) -> None:
         },
         "train_smoke": {
             **(rows | pictures | runs | {"smoke": "out/smoke"}),
-            "settings": {**how, "smoke": {"steps": 6, "longest": 4, "sample": 4}},
+            "settings": how,
+            "smoke_settings": {"steps": 6, "longest": 4, "sample": 4},
         },
         "train_model": {
             **(rows | pictures | runs | {"settings": how}),
@@ -179,7 +178,7 @@ def run(stage: str, **changed: Any) -> None:
 
 def validated(stage: str) -> Callable[..., None]:
     """Return what a stage's script does, with its arguments checked as `run_stage` does."""
-    main = importlib.import_module(stage).main
+    main = importlib.import_module(f"stages.{stage}").main
     return pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)
 
 

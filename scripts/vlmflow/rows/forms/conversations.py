@@ -51,7 +51,7 @@ FORM = RawForm(
     read=read,
     turns="conversations",
     speakers=SPEAKERS,
-    sound={"conversations": list[Plain]},
+    fast_types={"conversations": list[Plain]},
     moves_tags=("volcano",),
     feedback=("volcano",),
 )

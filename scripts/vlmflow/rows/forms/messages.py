@@ -83,6 +83,6 @@ FORM = RawForm(
     turns="messages",
     speakers=SPEAKERS,
     joins=("prompt", "completion"),
-    sound={"messages": list[Plain]},
+    fast_types={"messages": list[Plain]},
     pictures_in_turns=True,
 )
