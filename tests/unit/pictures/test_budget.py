@@ -185,3 +185,18 @@ def test_ms_swift_limits_qwen_vl_itself(tmp_path: Path) -> None:
     assert limits_of(found(tmp_path, preprocessor_config=QWEN), 64)
     assert PictureBudget.of(tmp_path, 64).most == 64
     assert left_to_processor(tmp_path, 64) == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no pictures"),
+        ({"preprocessor_config": QWEN}, "4 to 1024 tokens"),
+        ({"preprocessor_config": TILED, "processor_config": OF_TILES}, '{"max_patches": 3}'),
+        ({"preprocessor_config": TILED}, "the model's own"),
+    ],
+)
+def test_a_report_says_how_pictures_are_scaled(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, text in files.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    assert PictureBudget.of(tmp_path, 1024).in_words() == said
