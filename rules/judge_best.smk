@@ -31,7 +31,7 @@ rule judge_best:
         modules=inputs.of_search(params.form_modules_of_run),  # it says which rows have feedback
         settings=params.search_run(TrainBlock),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
-        search=params.search("limits"),
+        limits=params.search("limits"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),

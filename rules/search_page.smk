@@ -26,7 +26,7 @@ rule search_page:
     params:
         reads="vlmflow/reports/templates",
         settings=params.search("run", "limits"),
-        run=params.search_run("device"),
+        device=params.search_run("device"),
     threads: 1
     resources:
         mem_mb=2_000,

@@ -5,18 +5,11 @@ from pathlib import Path
 
 from harness.stage import run_stage
 from vlmflow.config.row_settings import PictureLimits
-from vlmflow.config.settings import Settings
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.reports.eval_page import eval_page
-
-
-class DatasetBlock(Settings):
-    """The data set's settings that this page uses; see docs/config.md."""
-
-    picture_limits: PictureLimits
 
 
 def main(
@@ -25,7 +18,7 @@ def main(
     rows: list[Path],
     stats: Path,
     page: Path,
-    settings: DatasetBlock,
+    picture_limits: PictureLimits,
     picture_store: Path,
     answered: list[Path] | None = None,
     pictures: list[Path] | None = None,
@@ -34,7 +27,7 @@ def main(
 
     evaluated: the folders eval/RUN/SPLIT. rows: the data set's files of these splits. stats: its account.
     answered: the folders answers/RUN/SPLIT; none if the models were not asked.
-    page: the HTML file to write. settings: those with which its pictures were checked.
+    page: the HTML file to write. picture_limits: those with which its pictures were checked.
     picture_store: the folder with all picture stores. pictures: the image manifests; none if rows have no pictures.
     """
     store = picture_store / stats.parent.name
@@ -43,7 +36,7 @@ def main(
     refuse_changed_pictures(store, (entry for entry in shown if entry.reason is None))
     files = {file.stem: file for file in rows}
     answers = {folder.name: folder for folder in answered or []}
-    html = eval_page(evaluated, files, answers, store, settings.picture_limits, bool(pictures))
+    html = eval_page(evaluated, files, answers, store, picture_limits, bool(pictures))
     with whole_file(page, "w") as file:
         file.write(html)
 

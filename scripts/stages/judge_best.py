@@ -30,12 +30,6 @@ class JudgeBlock(Settings):
     feedback: bool | None
 
 
-class SearchBlock(Settings):
-    """The search's settings that this stage uses."""
-
-    limits: SearchLimits
-
-
 def main(
     *,
     study: Path,
@@ -46,7 +40,7 @@ def main(
     judged: Path,
     settings: TrainBlock,
     evaluation: JudgeBlock,
-    search: SearchBlock,
+    limits: SearchLimits,
     picture_store: Path,
     run_store: Path,
     evaluation_store: Path,
@@ -62,7 +56,7 @@ def main(
     base model's manifest.
     stats, val, judged_pictures, raw_train, fixed_rows: what an evaluation on val needs.
     judged: the file to write (search/NAME/judged.json).
-    settings, evaluation: those of the run. search: those of the search. picture_store, run_store, evaluation_store: the
+    settings, evaluation: those of the run. limits: those of the search. picture_store, run_store, evaluation_store: the
     folders with all picture stores, all run folders and all measured losses. pictures: the image manifest of the train
     split; none if rows have no pictures.
     """
@@ -87,7 +81,7 @@ def main(
         first, second = (_left(training, account.search, trial, runs) for trial in (own, best))
         return compared(first, second, model, how)
 
-    found = against_own(account, sha256_of(study), search.limits, compare)
+    found = against_own(account, sha256_of(study), limits, compare)
     write_account(judged, found)
     logging.getLogger("vlmflow").info(f"search {account.search}: {found.sentence}")
 

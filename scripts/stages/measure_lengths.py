@@ -19,12 +19,6 @@ from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.template_texts import named
 
 
-class RunBlock(LengthBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    template_differs: bool
-
-
 def main(
     *,
     train_rows: Path,
@@ -34,7 +28,8 @@ def main(
     train: Path,
     val: Path,
     summary: Path,
-    settings: RunBlock,
+    settings: LengthBlock,
+    template_differs: bool,
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
@@ -45,7 +40,7 @@ def main(
     if rows have no pictures.
     model_files: the base model without its weights (model_files/MODEL).
     train, val, summary: the files to write: a line per row (vlmflow.lengths.count.RowLength), and their account.
-    settings: those of the run and its model.
+    settings: those of the run. template_differs: that of its model.
     picture_store: the folder with all picture stores.
     """
     data = validated_data(train_rows, val_rows, stats, picture_store, pictures or [])
@@ -57,7 +52,7 @@ def main(
     form = ChatForm.of(settings.text_args, data.last_answer_only)
     counter = TokenCounter(base.folder, entries, settings.image_max_tokens, form)
     files = {"train": train, "val": val}
-    how = settings.image_max_tokens, settings.text_args, threads, settings.template_differs
+    how = settings.image_max_tokens, settings.text_args, threads, template_differs
     account = measure_lengths(data, files, counter, base, *how, tensors_of(model_files))
     write_account(summary, account)
     logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")

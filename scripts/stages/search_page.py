@@ -19,22 +19,16 @@ class SearchBlock(Settings):
     limits: SearchLimits
 
 
-class RunBlock(Settings):
-    """The setting of its run that this page uses."""
-
-    device: str
-
-
-def main(*, study: Path, judged: Path, results: list[Path], page: Path, settings: SearchBlock, run: RunBlock) -> None:
+def main(*, study: Path, judged: Path, results: list[Path], page: Path, settings: SearchBlock, device: str) -> None:
     """Write the page.
 
     study: the search's account after its last step. judged: what became of its best trial (judge_best). results: those
-    of all its trials. page: the HTML file to write. settings: those of the search. run: those of its run.
+    of all its trials. page: the HTML file to write. settings: those of the search. device: on which its run trains.
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
     with whole_file(page, "w") as file:
-        file.write(search_page(account, read_judged(judged, study), settings.run, settings.limits, run.device))
+        file.write(search_page(account, read_judged(judged, study), settings.run, settings.limits, device))
 
 
 if __name__ == "__main__":

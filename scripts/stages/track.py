@@ -3,18 +3,11 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.settings import Settings
 from vlmflow.config.track_settings import TrackSettings
 from vlmflow.core.account import write_account
 from vlmflow.track.row_traces import all_traces
 from vlmflow.track.send import send
 from vlmflow.track.story import story_of
-
-
-class RunBlock(Settings):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    track: TrackSettings | None
 
 
 def main(
@@ -26,7 +19,7 @@ def main(
     rows: list[Path],
     pictures: list[Path],
     tracked: Path,
-    settings: RunBlock,
+    track: TrackSettings | None,
     tracker_store: Path,
 ) -> None:
     """Send one run.
@@ -35,11 +28,11 @@ def main(
     as the run has them. rows: the data set's files of these splits. pictures: the image manifests; none if rows have no
     pictures.
     tracked: the file to write, tracked/RUN.json: what each tracker has.
-    settings: those of the run. tracker_store: the folder of offline runs.
+    track: the run's settings. tracker_store: the folder of offline runs.
     """
     story = story_of(full, merged, evaluated, answered)
     files = {file.stem: file for file in rows}
-    trackers = settings.track or TrackSettings()
+    trackers = track or TrackSettings()
     write_account(
         tracked,
         send(story, lambda: all_traces(evaluated, answered, files, pictures, story.ended), trackers, tracker_store),

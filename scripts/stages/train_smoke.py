@@ -31,18 +31,13 @@ with quick_imports():
 log = logging.getLogger("vlmflow")
 
 
-class RunBlock(TrainBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    smoke: SmokeSettings
-
-
 def main(
     *,
     rows: Path,
     model: Path,
     smoke: Path,
-    settings: RunBlock,
+    settings: TrainBlock,
+    smoke_settings: SmokeSettings,
     picture_store: Path,
     run_store: Path,
     estimate: Path | None = None,
@@ -53,7 +48,8 @@ def main(
 
     rows: the run's rows that fit, with their lengths (fitted/RUN). model: folder with the base model's manifest.
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
-    settings: those of the run. picture_store, run_store: the folders with all picture stores and all run folders.
+    settings, smoke_settings: those of the run.
+    picture_store, run_store: the folders with all picture stores and all run folders.
     estimate: the account of estimate_run, which let the run start.
     pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
@@ -62,7 +58,7 @@ def main(
     train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
 
     folder = run_store / run / "smoke"
-    smoke_settings = capped(settings.smoke, full, len(train_lengths))
+    smoke_settings = capped(smoke_settings, full, len(train_lengths))
 
     def smoke_of(full: Training) -> tuple[SmokeRows, TrainingReport, Trained]:
         chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)

@@ -130,9 +130,7 @@ def run(stage: str, **changed: Any) -> None:
             **pictures,
         },
         "measure_lengths": {
-            **(
-                data | pictures | {"model_files": "model_files/tiny", "settings": {**length, "template_differs": False}}
-            ),
+            **(data | pictures | {"model_files": "model_files/tiny", "settings": length, "template_differs": False}),
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
@@ -143,7 +141,8 @@ def run(stage: str, **changed: Any) -> None:
         },
         "train_smoke": {
             **(rows | pictures | runs | {"smoke": "out/smoke"}),
-            "settings": {**how, "smoke": {"steps": 6, "longest": 4, "sample": 4}},
+            "settings": how,
+            "smoke_settings": {"steps": 6, "longest": 4, "sample": 4},
         },
         "train_model": {
             **(rows | pictures | runs | {"settings": how}),

@@ -16,7 +16,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.faults import BadStep, Fault, account_of
+from vlmflow.in_trainer.messages import BAD_STEP, BadStep, Fault
 from vlmflow.supervisor.checkpoint import NAME
 from vlmflow.supervisor.progress import last_step
 from vlmflow.supervisor.run_folder import RunFolder
@@ -257,7 +257,7 @@ def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
 
     train: the rows that it trains on. what: the stage and run, for the message.
     """
-    file = account_of(folder.path)
+    file = folder.path / BAD_STEP
     if not file.is_file():
         return
     bad = read_account(file, BadStep)

@@ -19,7 +19,7 @@ DDP_TIMEOUT = 1800
 """Seconds after which a process that waits for others fails; with ms-swift's 208 days a hang would keep its GPUs."""
 
 CALLBACK = "vlmflow"
-"""Our callback's name among ms-swift's; `in_trainer.callback` registers it."""
+"""A name among those of ms-swift's callbacks; `in_trainer.process` registers our callbacks under it."""
 
 
 @dataclass(frozen=True)
