@@ -12,10 +12,10 @@ import msgspec
 
 from remote.cluster.api import Api, Object
 from remote.cluster.client import Refused
+from remote.cluster.group_kinds import JOBS
 from remote.cluster.pod_group import named, node_of, service_of, with_pods
 from remote.cluster.pod_templates import CONTAINER, container_of
 
-JOBS = "batch/v1/jobs"
 POLL = 1.0
 LIFETIME = 900
 """Seconds after which the cluster removes an ended probe, if this process has died."""
