@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import smart_resize
 from swift.arguments.base_args.template_args import TemplateArguments
 
-from make_swift_names import installed_names, installed_types
+from tools.make_swift_names import installed_names, installed_types
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
@@ -155,7 +155,7 @@ def test_swift_args_that_change_the_text_are_known() -> None:
 
 def test_the_tables_of_ms_swifts_names_are_those_of_the_installed_one() -> None:
     assert (names(), model_types()) == (installed_names(), installed_types()), (
-        "run .venv/bin/python scripts/make_swift_names.py, and look at what changed"
+        "run .venv/bin/python scripts/tools/make_swift_names.py, and look at what changed"
     )
 
 

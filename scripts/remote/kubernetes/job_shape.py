@@ -12,7 +12,7 @@ from typing import Any
 
 from remote.cluster.api import Object
 from remote.cluster.pod_group import NODE, main_container, with_pods
-from remote.kubernetes.apart import DEPLOYS, refuse_reach, with_private_sources
+from remote.kubernetes.isolation import DEPLOYS, refuse_reach, with_private_sources
 from remote.kubernetes.strategic_merge import merge
 from remote.kubernetes.templates import Template
 from remote.rule_job import RuleJob
