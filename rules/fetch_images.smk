@@ -15,7 +15,7 @@ rule fetch_images:
     input:
         raw=inputs.raw,
         raw_accounts=inputs.raw_accounts,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
     output:
         account="images/{dataset}/{split}.fetched.json",
     log:

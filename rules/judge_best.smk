@@ -20,7 +20,7 @@ rule judge_best:
         val=inputs.of_search(inputs.data("val.jsonl")),
         judged_pictures=inputs.of_search(inputs.run_pictures),
         raw_train=inputs.of_search(inputs.raw_gold("train")),
-        mended=inputs.of_search(inputs.mended_gold),
+        fixed_rows=inputs.of_search(inputs.fixed_rows_gold),
     output:
         judged="search/{search}/judged.json",
     log:

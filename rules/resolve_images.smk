@@ -20,7 +20,7 @@ rule resolve_images:
         inputs.fetched_pictures,
         raw=inputs.raw,
         raw_accounts=inputs.raw_accounts,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
     output:
         manifest=temp(manifest_of_part) if names.part else manifest_of_part,
     log:

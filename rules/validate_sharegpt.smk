@@ -21,7 +21,7 @@ rule validate_sharegpt:
         rejects=inputs.per_split("converted/{dataset}/{split}.rejects.jsonl"),
         unread=inputs.per_split("converted/{dataset}/{split}.unread.json"),
         pictures=inputs.manifests,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
         hashes=inputs.hashes_to_drop_by,
     output:
         "data/{dataset}/train.jsonl",

@@ -49,7 +49,7 @@ def main(
     raw_train: list[Path] = [],  # noqa: B006
     raw_val: list[Path] = [],  # noqa: B006
     raw_test: list[Path] = [],  # noqa: B006
-    mended: list[Path] = [],  # noqa: B006
+    fixed_rows: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
     """Ask about one split.
@@ -61,13 +61,13 @@ def main(
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps answers, and the log of looks at test splits.
     pictures: the image manifests of the data set; none if rows have no pictures.
-    raw_train, raw_val, raw_test, mended: the raw files and those of edited rows, if raw rows have gold answers.
+    raw_train, raw_val, raw_test, fixed_rows: the raw files and those of edited rows, if raw rows have gold answers.
     """
     run, split = answered.parent.name, answered.name
     proof, base = read_proof(verified), read_model_manifest(model)
     chosen = choose_from_split(
         *(rows, stats, picture_store, pictures),
-        RawRows({"train": raw_train, "val": raw_val, "test": raw_test}, mended),
+        RawRows({"train": raw_train, "val": raw_val, "test": raw_test}, fixed_rows),
         feedback=settings.feedback,
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",

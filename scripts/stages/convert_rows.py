@@ -50,7 +50,7 @@ def main(
     split: str,
     settings: DatasetBlock,
     choice: RowChoice | None = None,
-    mended: list[Path] = [],  # noqa: B006
+    fixed_rows: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
@@ -61,13 +61,13 @@ def main(
     rejects: JSON lines to write, one for each raw row that is unusable or left out.
     unread: the account of unread keys to write, with the digests of the other two files.
     split: train, val or test.
-    settings: those of the data set. choice: which rows are used. mended: files of edited rows.
+    settings: those of the data set. choice: which rows are used. fixed_rows: files of edited rows.
     raw_accounts: the account of each raw file; [] skips their check.
     """
     refuse_changed_raw(raw, raw_accounts)
     modality, columns = settings.modality, settings.columns
     choice = choice or RowChoice()
-    with open_rows(raw, split, mended, choice.read_columns) as rows:
+    with open_rows(raw, split, fixed_rows, choice.read_columns) as rows:
         kind, why = found_kind(settings.kind, rows, columns, choice.take)
         if why:
             LOGGER.info("%s: kind auto finds %s", rows, why)

@@ -45,7 +45,7 @@ def main(
     raw_train: list[Path] | None = None,
     raw_val: list[Path] | None = None,
     raw_test: list[Path] | None = None,
-    mended: list[Path] | None = None,
+    fixed_rows: list[Path] | None = None,
     processes: int = 1,
     threads: int = 1,
 ) -> None:
@@ -59,7 +59,7 @@ def main(
     evaluation_store: the folder that keeps measured losses, and the log of looks at test splits.
     chosen_by: the search that chose the run's settings by val; none on test.
     pictures: the image manifests of the data set; none if rows have no pictures.
-    raw_train, raw_val, raw_test, mended: the raw files and those of edited rows, if raw rows have gold answers.
+    raw_train, raw_val, raw_test, fixed_rows: the raw files and those of edited rows, if raw rows have gold answers.
     processes: how many measure side by side, each with a share of the cores or GPUs; losses do not depend on it.
     """
     run, split = evaluated.parent.name, evaluated.name
@@ -69,7 +69,7 @@ def main(
     halved = fitted_rows(fitted).halved
     chosen = choose_from_split(
         *(rows, stats, picture_store, pictures or []),
-        RawRows({"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}, mended or []),
+        RawRows({"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}, fixed_rows or []),
         feedback=settings.feedback,
         count=settings.rows,
         key=f"runs.{run}.evaluate.rows",

@@ -24,7 +24,7 @@ def main(
     store: Path,
     sources: dict[str, PictureSource],
     choice: RowChoice | None = None,
-    mended: list[Path] = [],  # noqa: B006
+    fixed_rows: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
     table: Path = PICTURE_SOURCES,
     pins: Path = PINS,
@@ -37,7 +37,7 @@ def main(
     image_roots: folders that may already have pictures. max_bytes: of one picture.
     store: the folder to fetch into, under the paths that the rows name; it serves as another root.
     sources: the configuration's own sources, which take precedence over the table.
-    choice: which rows are used. mended: files of edited rows. raw_accounts: the account of each raw file; [] skips
+    choice: which rows are used. fixed_rows: files of edited rows. raw_accounts: the account of each raw file; [] skips
     their check.
     table: the table of known sources.
     pins: the table with revision, size and sha256 of every archive on the hub.
@@ -48,7 +48,7 @@ def main(
     split = account.name.partition(".")[0]
     what = f"fetch_images {dataset}/{split}"
     fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, max_bytes, what)
-    named = named_paths(raw, split, choice, mended)
+    named = named_paths(raw, split, choice, fixed_rows)
     wanted = {path: rows for path, rows in named.items() if not EMBEDDED.fullmatch(path)}
     write_account(account, fetch.fetch(wanted, picture_roots))
 

@@ -47,14 +47,14 @@ def main(
     pictures: list[Path] | None = None,
     judged_pictures: list[Path] | None = None,
     raw_train: list[Path] | None = None,
-    mended: list[Path] | None = None,
+    fixed_rows: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Judge the best trial.
 
     study: the search's account after its last step. rows: the run's rows that fit (fitted/RUN). model: folder with the
     base model's manifest.
-    stats, val, judged_pictures, raw_train, mended: what an evaluation on val needs.
+    stats, val, judged_pictures, raw_train, fixed_rows: what an evaluation on val needs.
     judged: the file to write (search/NAME/judged.json).
     settings, evaluation: those of the run. limits: those of the search. picture_store, run_store, evaluation_store: the
     folders with all picture stores, all run folders and all measured losses. pictures: the image manifest of the train
@@ -66,7 +66,7 @@ def main(
         val=val,
         stats=stats,
         pictures=judged_pictures or [],
-        raw=RawRows({"train": raw_train or []}, mended or []),
+        raw=RawRows({"train": raw_train or []}, fixed_rows or []),
         picture_store=picture_store,
         rows=evaluation.rows,
         feedback=False if account.objective == "eval_loss" else evaluation.feedback,

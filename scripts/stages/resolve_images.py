@@ -28,7 +28,7 @@ def main(
     store: Path,
     limits: PictureLimits,
     choice: RowChoice | None = None,
-    mended: list[Path] = [],  # noqa: B006
+    fixed_rows: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
     part: Part = UNDIVIDED,
     threads: int = 1,
@@ -41,7 +41,7 @@ def main(
     roots: the folders with its pictures; the first one that has a picture wins.
     store: the folder with all picture stores; the data set's own has its name.
     limits: the limits of pictures.
-    choice: which rows are used. mended: files of edited rows. raw_accounts: the account of each raw file; [] skips
+    choice: which rows are used. fixed_rows: files of edited rows. raw_accounts: the account of each raw file; [] skips
     their check.
     part: this part and the number of parts, if several pods share the pictures; the stage that joins them then logs
     what was found.
@@ -53,14 +53,14 @@ def main(
     out_of_rows = store / embedded.ROOT
     all_used = part == UNDIVIDED and (choice is None or choice.takes_all)
     with embedded.kept_in(out_of_rows) if all_used else nullcontext():
-        paths = named_paths(raw, split, choice, mended, threads)
+        paths = named_paths(raw, split, choice, fixed_rows, threads)
     paths = dict(items_of(part, paths.items()))
     if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
         out_of_rows.mkdir(parents=True, exist_ok=True)  # rows may also name files that are called so in other roots
         roots = [str(out_of_rows), *roots]
         if not all_used:
             with embedded.kept_in(out_of_rows, own):
-                named_paths(raw, split, choice, mended, threads)
+                named_paths(raw, split, choice, fixed_rows, threads)
     picture_roots = PictureRoots(roots, key)
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
         entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)

@@ -52,7 +52,7 @@ def main(
     val: list[Path] | None = None,
     judged_pictures: list[Path] | None = None,
     raw_train: list[Path] | None = None,
-    mended: list[Path] | None = None,
+    fixed_rows: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
     """Run one trial.
@@ -63,7 +63,7 @@ def main(
     settings: those of the run. objective: what is compared. picture_store, run_store, evaluation_store: the folders
     with all picture stores, all run folders and all measured losses. pictures: the image manifest of the train split;
     none if rows have no pictures.
-    stats, val, judged_pictures, raw_train, mended: what an evaluation needs; none if the validation loss judges.
+    stats, val, judged_pictures, raw_train, fixed_rows: what an evaluation needs; none if the validation loss judges.
     """
     account, slot = read_asked(asked), int(result.stem)
     if slot >= len(account.trials):
@@ -110,7 +110,7 @@ def main(
             val=val[0],
             stats=stats[0],
             pictures=judged_pictures or [],
-            raw=RawRows({"train": raw_train or []}, mended or []),
+            raw=RawRows({"train": raw_train or []}, fixed_rows or []),
             picture_store=picture_store,
             rows=objective.rows,
             feedback=objective.feedback,

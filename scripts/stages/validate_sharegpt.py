@@ -60,7 +60,7 @@ def main(
     raw_val: list[Path] = [],  # noqa: B006
     raw_test: list[Path] = [],  # noqa: B006
     pictures: list[Path] | None = None,
-    mended: list[Path] = [],  # noqa: B006
+    fixed_rows: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
     hashes: list[Path] | None = None,
     threads: int = 1,
@@ -70,7 +70,7 @@ def main(
     raw_train, raw_val, raw_test: the files of the raw splits; [] for one without a file.
     converted, rejects, unread: the converter's outputs, one file per raw split: train, then val and test if they exist.
     pictures: the image manifests in the same order; none without pictures, or if they were skipped.
-    raw_accounts: the account of each raw file of all splits; [] skips their check. mended: files of edited rows.
+    raw_accounts: the account of each raw file of all splits; [] skips their check. fixed_rows: files of edited rows.
     stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write.
     settings: those of the data set; max_history_rounds, min_score, single_turn, thoughts, feedback_form and
@@ -96,14 +96,14 @@ def main(
         last_answer_only=last_answer_only(settings.form, settings.train_on),
     )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
-    counted = validate(files, stats.parent, rules, threads, mended, find_look_alikes, settings.read_columns)
+    counted = validate(files, stats.parent, rules, threads, fixed_rows, find_look_alikes, settings.read_columns)
     account = Stats(
         dataset=stats.parent.name,
         kind=settings.kind,
         modality=settings.modality,
         skip_images=settings.skip_images,
         form=settings.form,
-        mended=[EditedFile(str(file), sha256_of(file)) for file in mended],
+        mended=[EditedFile(str(file), sha256_of(file)) for file in fixed_rows],
         settings=_rules_used(settings),
         **msgspec.structs.asdict(counted),
     )

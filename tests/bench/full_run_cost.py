@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
-from vlmflow.estimate.case import Case, case_of
 from vlmflow.estimate.changes import FITS, longest_that_fits, share
+from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
 from vlmflow.estimate.memory import largest_micro_batch, memory
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape, read_shape
@@ -71,14 +71,14 @@ def _of_recipe(file: Path) -> Line:
     return Line(model["source"].rpartition("/")[2], RunSettings.model_validate(run))
 
 
-def case(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> Case:
-    """Return the case of a line's run with some rows. changes: of its `train` block."""
+def inputs_for(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> EstimateInput:
+    """Return what is estimated of a line's run with some rows. changes: of its `train` block."""
     settings = line.settings
     names = ("device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long")
     names += ("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows")
     block = {name: getattr(settings, name) for name in names}
     training = settings.train.model_copy(update=changes)
-    return case_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
+    return inputs_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
 
 
 def _shape(line: Line) -> ModelShape:
@@ -95,7 +95,7 @@ def full_rows(line: Line, max_length: int) -> RowLengths:
 def longest(line: Line) -> int:
     """Return the highest max_length that fits the line's product."""
     rows = full_rows(line, LONGEST)
-    return longest_that_fits(case(line, rows, rows, max_length=LONGEST), GPUS[line.settings.gpu])
+    return longest_that_fits(inputs_for(line, rows, rows, max_length=LONGEST), GPUS[line.settings.gpu])
 
 
 def table(train: RowLengths, val: RowLengths) -> str:
@@ -109,7 +109,7 @@ def table(train: RowLengths, val: RowLengths) -> str:
 def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
     settings, gpu = line.settings, GPUS[line.settings.gpu]
     rows = full_rows(line, settings.train.max_length)
-    full, run = case(line, rows, rows), case(line, train, val)
+    full, run = inputs_for(line, rows, rows), inputs_for(line, train, val)
     method = {"lora": "LoRA", "qlora": "QLoRA", "full": "full"}[settings.tuner]
     nodes = f"{settings.nodes} × " if settings.nodes > 1 else ""
     other = INSTEAD if GPUS[INSTEAD].memory == gpu.memory else None
@@ -125,12 +125,12 @@ def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _planned(run: Case, product: str) -> Case:
+def _planned(run: EstimateInput, product: str) -> EstimateInput:
     """Return the run with the largest micro-batches that fit a product."""
     return replace(run, micro_batch_tokens=largest_micro_batch(run, int(FITS * GPUS[product].memory)))
 
 
-def _hours(run: Case, product: str) -> str:
+def _hours(run: EstimateInput, product: str) -> str:
     fast, slow = (times(run, GPUS[product], fast=fast).hours for fast in (True, False))
     return f"{fast:.1f} to {slow:.1f}" if slow < 10 else f"{fast:.0f} to {slow:.0f}"
 

@@ -25,7 +25,7 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
-from made_case import settings_of
+from made_inputs import settings_of
 from stages import estimate_run
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.run_settings import TrainSettings

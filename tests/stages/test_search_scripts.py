@@ -11,7 +11,7 @@ from msgspec import structs
 
 from browser import Browser
 from made_accounts import some_fitted, some_gate
-from made_case import some_case
+from made_inputs import some_inputs
 from made_search import NOTHING, TRAIN, best_unjudged, result
 from stages import choose_best, propose, search_page, tell
 from vlmflow.config.model import check_config
@@ -178,7 +178,7 @@ def shown_page(study: Path, judged: Judged, importances: dict[str, float]) -> st
 
 def test_a_search_above_its_budget_is_refused_before_its_first_trial(folder: Path) -> None:
     search = settings(limits={"gpu_hours": 0.001})
-    write_account(folder / "estimates/r.json", estimate(some_case(), "h100", None))
+    write_account(folder / "estimates/r.json", estimate(some_inputs(), "h100", None))
     with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 rounds of 3 trials, and one .* GPU-hours"):
         proposed(search, (0, 0), propose.PlanBlock(rounds=2, gpu="h100"))
     write_account(folder / "checkpoints/r/smoke/gate.json", some_gate())

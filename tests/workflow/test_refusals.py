@@ -118,6 +118,18 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     assert "qwen3-alpaca" in check_config().stdout
 
 
+def test_a_former_name_of_a_key_is_told(tmp_path: Path) -> None:
+    (tmp_path / "fixed.jsonl").write_text("{}")
+    (tmp_path / "t.json").write_text("[]")
+    file = tmp_path / "mine.yaml"
+    block = {"train": str(tmp_path / "t.json"), "test": None, "mended": str(tmp_path / "fixed.jsonl")}
+    file.write_text(yaml.safe_dump({"datasets": {"fire": block}}))
+    planned = call(tmp_path, "-n", "--configfile", str(file), "--", "data/fire/stats.json")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    for said in (planned.stderr, check_config(file).stderr):
+        assert "datasets.fire.mended: is now called fixed_rows; rename the key" in said
+
+
 @pytest.mark.parametrize(
     ("target", "said"),
     [
@@ -277,7 +289,7 @@ def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: l
     [
         ("datasets.fire.train", "gone/t.json", "data/fire/stats.json", "does not exist"),
         ("datasets.fire.test", "gone/e.json", "converted/fire/test.jsonl", "does not exist"),
-        ("datasets.fire.mended", "gone/m.jsonl", "data/fire/stats.json", "does not exist"),
+        ("datasets.fire.fixed_rows", "gone/m.jsonl", "data/fire/stats.json", "does not exist"),
         ("datasets.fire.train", ".", "data/fire/stats.json", "is a folder"),
         ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "no folder"),
     ],

@@ -27,13 +27,13 @@ from remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB,
 from remote.cluster.instance import named
 from remote.ended import Attempts, Ended
 from remote.kubernetes import templates
-from remote.kubernetes.clean_end import end_all, refuse_strangers
 from remote.kubernetes.disruptions import Disruptions
 from remote.kubernetes.job_shape import shape
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, not_created
 from remote.kubernetes.ownership import commit_of, owner_of
 from remote.kubernetes.patient_watch import PatientWatch
+from remote.kubernetes.shutdown import end_all, refuse_strangers
 from remote.kubernetes.watch import Watch
 from remote.rule_job import RuleJob
 from remote.stage_log import cause

@@ -8,7 +8,7 @@ import shlex
 
 from remote.cluster.api import Object
 from remote.cluster.pod_group import NODE, main_container, with_pods
-from remote.kubernetes.apart import DEPLOYS
+from remote.kubernetes.isolation import DEPLOYS
 from vlmflow.core.attempt import ATTEMPT, OTHER_NODE
 from vlmflow.core.errors import VlmflowError
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from remote.cluster.api import Object
 from remote.cluster.pod_templates import CONTAINER
-from remote.kubernetes.apart import refuse_reach, with_private_sources
 from remote.kubernetes.groups import on_nodes
+from remote.kubernetes.isolation import refuse_reach, with_private_sources
 from remote.kubernetes.strategic_merge import merge
 from remote.kubernetes.templates import Template
 from remote.rule_job import RuleJob

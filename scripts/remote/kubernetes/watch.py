@@ -14,10 +14,10 @@ from remote.cluster.api import Object
 from remote.cluster.client import Refused
 from remote.cluster.pod_group import job_of
 from remote.ended import Ended
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.group_outcome import judge_pods, newest_seen
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, taken_by
-from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import Waiting, explain
 from remote.rule_job import RuleJob
 from remote.stage_log import LINES, newest_progress
@@ -74,7 +74,7 @@ class Watch:
         self._say = say
         self._clock = clock
         self._followed: dict[str, Followed] = {}
-        self._around = Surroundings()
+        self._state = ClusterState()
         self._read = float("-inf")
 
     def follow(
@@ -129,7 +129,7 @@ class Watch:
 
     def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
         if outcome.state == "waiting" and job is not None:
-            return self._tell_waiting(each, explain(job, own, self._around), outcome, own)
+            return self._tell_waiting(each, explain(job, own, self._state), outcome, own)
         if outcome.state == "running":
             if each.told:
                 self._say(f"{each.rule_job.words} is running.")
@@ -187,5 +187,5 @@ class Watch:
         )
         if due and now - self._read >= READ_EVERY:
             cluster = self._cluster
-            self._around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
+            self._state = ClusterState(cluster.holding_pods(), cluster.events(), cluster.nodes())
             self._read = now

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from vlmflow.estimate.accounts import Memory
-from vlmflow.estimate.case import Case
+from vlmflow.estimate.estimate_input import EstimateInput
 from vlmflow.estimate.pass_memory import Batch, language_activations
 from vlmflow.estimate.states import states
 from vlmflow.estimate.tower import picture_tower
@@ -26,13 +26,13 @@ SMALLEST, LARGEST = 1_024, 131_072
 """Tokens of the micro-batches that are tried; each is a multiple of the smallest."""
 
 
-def memory(case: Case) -> Memory:
+def memory(inputs: EstimateInput) -> Memory:
     """Return the memory of the batch that needs the most; without rows, what the training keeps between steps."""
-    batches = case.batches() or [Batch(1, 0, 0, 0)]
-    return max((_of_batch(case, batch) for batch in batches), key=lambda one: one.total)
+    batches = inputs.batches() or [Batch(1, 0, 0, 0)]
+    return max((_of_batch(inputs, batch) for batch in batches), key=lambda one: one.total)
 
 
-def largest_micro_batch(case: Case, room: int) -> int | None:
+def largest_micro_batch(inputs: EstimateInput, room: int) -> int | None:
     """Return the most tokens of a planned micro-batch with which a run needs at most `room` bytes of each GPU.
 
     It is a multiple of 1,024, up to 131,072; None if not even the smallest fits, or a row alone does not.
@@ -40,19 +40,19 @@ def largest_micro_batch(case: Case, room: int) -> int | None:
     low, high = 0, LARGEST // SMALLEST
     while low < high:
         middle = (low + high + 1) // 2
-        fits = memory(replace(case, micro_batch_tokens=middle * SMALLEST)).total <= room
+        fits = memory(replace(inputs, micro_batch_tokens=middle * SMALLEST)).total <= room
         low, high = (middle, high) if fits else (low, middle - 1)
     return low * SMALLEST or None
 
 
-def _of_batch(case: Case, batch: Batch) -> Memory:
-    kept = states(case.shape, case.way)
-    language = language_activations(case.shape, case.way, batch)
-    tower = picture_tower(case.shape, case.way, batch)
+def _of_batch(inputs: EstimateInput, batch: Batch) -> Memory:
+    kept = states(inputs.shape, inputs.mode)
+    language = language_activations(inputs.shape, inputs.mode, batch)
+    tower = picture_tower(inputs.shape, inputs.mode, batch)
     at_once = language.kept + max(language.layer, language.logits)
     pictures = tower.kept + max(0, tower.passing - tower.kept - at_once)
     moving = max(at_once + pictures, kept.step)
-    communication = COMMUNICATION if case.way.processes > 1 else 0
+    communication = COMMUNICATION if inputs.mode.processes > 1 else 0
     return Memory(
         weights=kept.weights,
         adapter=kept.adapter,
@@ -64,7 +64,7 @@ def _of_batch(case: Case, batch: Batch) -> Memory:
         logits=language.logits,
         pictures=pictures,
         step=kept.step,
-        cache=LEFT + round(CACHE * moving) if case.on_gpu else 0,
-        context=(CONTEXT + communication) if case.on_gpu else 0,
+        cache=LEFT + round(CACHE * moving) if inputs.on_gpu else 0,
+        context=(CONTEXT + communication) if inputs.on_gpu else 0,
         host=kept.host,
     )

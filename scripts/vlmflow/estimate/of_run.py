@@ -7,8 +7,8 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.estimate.accounts import NoEstimate, Result
-from vlmflow.estimate.case import case_of
 from vlmflow.estimate.estimate import estimate
+from vlmflow.estimate.estimate_input import inputs_of
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import UnknownModelError, read_shape
 from vlmflow.fetch.small_files import read_small_files
@@ -32,7 +32,7 @@ def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, se
     lengths = RowLengths.read(train), RowLengths.read(val)
     try:
         shape = read_shape(read_small_files(model_files))
-        return estimate(case_of(shape, settings, *lengths), settings.gpu, settings.gpu_hour_price)
+        return estimate(inputs_of(shape, settings, *lengths), settings.gpu, settings.gpu_hour_price)
     except VlmflowError as error:
         if not isinstance(error, UnknownModelError) and settings.estimate != "ignore":
             raise

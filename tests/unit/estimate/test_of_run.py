@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from made_case import settings_of
+from made_inputs import settings_of
 from stages.estimate_run import main as estimate_run
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError

@@ -34,7 +34,7 @@ def test_a_recipe_fits_up_to_the_max_length_that_it_names(file: Path, costs: obj
     gpu, own = GPUS[line.settings.gpu], line.settings.train.max_length
     assert costs.longest(line) == named >= own
     rows = costs.full_rows(line, own)
-    assert share(costs.case(line, rows, rows), gpu) <= FITS
+    assert share(costs.inputs_for(line, rows, rows), gpu) <= FITS
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)

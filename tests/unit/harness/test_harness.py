@@ -402,7 +402,7 @@ def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
         {
             "models": {"m": {"source": "x", "model_type": "qwen3_vl"}},
             "datasets": {
-                "fire": {"kind": "fire", "train": "t.json", "test": "e.json", "mended": "/x/mended.jsonl"},
+                "fire": {"kind": "fire", "train": "t.json", "test": "e.json", "fixed_rows": "/x/fixed.jsonl"},
                 "chats": {"kind": "messages", "modality": "text", "train": "c.jsonl"},
                 "blend": {"mix": {"chats": "30%", "fire": "all"}},
                 "texts": {"mix": {"chats": "all"}},

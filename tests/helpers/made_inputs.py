@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.estimate.case import Case, case_of
+from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import CONFIG, Files, ModelShape, read_shape, shape_of
 from workflow_runs import ROOT
@@ -61,14 +61,14 @@ def settings_of(train: dict[str, Any] | None = None, **others: Any) -> EstimateB
     return EstimateBlock(train=one_each | (train or {}), **USUAL | others)
 
 
-def some_case(
+def some_inputs(
     train: dict[str, Any] | None = None,
     rows: list[tuple[int, int]] | None = None,
     shape: ModelShape | None = None,
     **others: Any,
-) -> Case:
+) -> EstimateInput:
     """Give a run with some rows to train on, a tenth of which are also its val split."""
     lengths = ROWS if rows is None else rows
-    return case_of(
+    return inputs_of(
         shape or shape_8b(), settings_of(train, **others), RowLengths.of(lengths), RowLengths.of(lengths[::10])
     )

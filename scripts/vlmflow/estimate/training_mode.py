@@ -1,4 +1,4 @@
-"""How a model is trained, in the plain values that decide memory and time; `case_of` maps a run's settings to them."""
+"""How a model is trained, in the plain values that decide memory and time; `inputs_of` maps settings to them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -46,8 +46,8 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to train.
+class TrainingMode:
+    """How a model is trained, as far as memory and time depend on it.
 
     tuner: its name in `config.tuners`. trained: the parts that are not frozen (`parameters.PARTS`). half: matrix
     products are in 16 bits, as in every training but one with dtype float32. double_quant: of QLoRA's scales.

@@ -20,7 +20,7 @@ class Room(NamedTuple):
     free: float
 
 
-class Surroundings:
+class ClusterState:
     """A namespace at one moment.
 
     pods: all that are known. nodes: None without the right to list them; then only the scheduler's message is shown.
@@ -55,7 +55,7 @@ class Surroundings:
         for pod in self._holding:
             node = pod["spec"]["nodeName"]
             if node in free:
-                free[node] -= asks(pod, resource)
+                free[node] -= requests(pod, resource)
         return Room(max(has.values(), default=0.0), max(free.values(), default=0.0))
 
 
@@ -64,7 +64,7 @@ def _holds(pod: Object) -> bool:
     return bool(pod.get("spec", {}).get("nodeName")) and not over
 
 
-def asks(pod: Object, resource: str) -> float:
+def requests(pod: Object, resource: str) -> float:
     """Return how much of a resource a pod's containers request together."""
     containers = pod.get("spec", {}).get("containers") or []
     return sum(quantity(((each.get("resources") or {}).get("requests") or {}).get(resource)) for each in containers)

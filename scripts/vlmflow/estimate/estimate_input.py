@@ -12,14 +12,14 @@ from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.pass_memory import Batch
 from vlmflow.estimate.row_lengths import Row, RowLengths
 from vlmflow.estimate.shape import ModelShape
-from vlmflow.estimate.way import Adapter, Sharding, Way
+from vlmflow.estimate.training_mode import Adapter, Sharding, TrainingMode
 
 SDPA = "sdpa"
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is estimated: a model, a way to train it, the settings of a run, and its rows that fit max_length.
+class EstimateInput:
+    """What is estimated: a model, a training mode, the settings of a run, and its rows that fit max_length.
 
     train, val: the rows of each split. shortened: whether rows that are too long lose their oldest attempts instead of
     being left out. on_gpu: whether the run trains on GPUs. compared_rows: rows on which the tuned model is compared
@@ -28,7 +28,7 @@ class Case:
     """
 
     shape: ModelShape
-    way: Way
+    mode: TrainingMode
     settings: TrainSettings
     train: RowLengths
     val: RowLengths
@@ -90,9 +90,9 @@ class Case:
     def with_settings(self, **changes: object) -> Self:
         """Return the same run with other settings of `train`; rows longer than a lower max_length are left out."""
         settings = self.settings.model_copy(update=changes)
-        way = replace(self.way, gradient_checkpointing=settings.gradient_checkpointing is not False)
+        mode = replace(self.mode, gradient_checkpointing=settings.gradient_checkpointing is not False)
         train, val = self._fitted(self.train, settings), self._fitted(self.val, settings)
-        return replace(self, settings=settings, way=way, train=train, val=val)
+        return replace(self, settings=settings, mode=mode, train=train, val=val)
 
     def _fitted(self, rows: RowLengths, settings: TrainSettings) -> RowLengths:
         if settings.image_max_tokens < self.settings.image_max_tokens:
@@ -101,13 +101,13 @@ class Case:
 
     def with_sharding(self, sharding: Sharding) -> Self:
         """Return the same run with another strategy."""
-        return replace(self, way=replace(self.way, sharding=sharding))
+        return replace(self, mode=replace(self.mode, sharding=sharding))
 
     def on_gpus(self, nodes: int, processes: int, strategy: Strategy) -> Self:
         """Return the same run on other GPUs, with another strategy. processes: of each node, as in a run's settings."""
         ranks = nodes * processes
-        way = replace(self.way, nodes=nodes, processes=ranks, sharding=sharding_of(strategy, ranks))
-        return replace(self, way=way)
+        mode = replace(self.mode, nodes=nodes, processes=ranks, sharding=sharding_of(strategy, ranks))
+        return replace(self, mode=mode)
 
 
 def sharding_of(strategy: Strategy, processes: int) -> Sharding:
@@ -123,15 +123,15 @@ def sharding_of(strategy: Strategy, processes: int) -> Sharding:
     )
 
 
-def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: RowLengths) -> Case:
-    """Return the case of a run from its settings.
+def inputs_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: RowLengths) -> EstimateInput:
+    """Return what is estimated of a run, from its settings.
 
     train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.
     """
     training, strategy = settings.train, strategy_of(settings.strategy, settings.deepspeed)
     ranks = settings.nodes * settings.processes
     lora = training.lora
-    way = Way(
+    mode = TrainingMode(
         tuner=tuner_of(settings.tuner).name,
         trained=frozenset(PARTS) - set(training.freeze),
         adapter=Adapter(lora.rank, lora.dropout, tuple(lora.target_modules), lora.dora),
@@ -148,4 +148,4 @@ def case_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: 
     shortened = settings.over_long == "shorten"
     train, val = (rows.fitted(training.max_length, shorten=shortened) for rows in (train, val))
     on_gpu = settings.device == "cuda"
-    return Case(shape, way, training, train, val, shortened, on_gpu, settings.compared_rows)
+    return EstimateInput(shape, mode, training, train, val, shortened, on_gpu, settings.compared_rows)

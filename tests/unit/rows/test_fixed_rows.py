@@ -20,16 +20,16 @@ from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 Row = dict[str, Any]
 
 
-def quarantine(raw: Path, mended: list[Path] = []) -> tuple[list[Row], RowStats]:  # noqa: B006
+def quarantine(raw: Path, fixed: list[Path] = []) -> tuple[list[Row], RowStats]:  # noqa: B006
     """Convert and validate one file of prompts and completions; return the rejected rows and the account."""
-    folder = raw.parent / f"data{len(mended)}"
+    folder = raw.parent / f"data{len(fixed)}"
     folder.mkdir(exist_ok=True)
     files = SplitFiles("train", [raw], folder / "converted", folder / "rejects")
     make = form_rows("prompt_completion", "text", {}, None, None)
-    with open_rows([raw], "train", mended) as rows:
+    with open_rows([raw], "train", fixed) as rows:
         convert(rows, files.converted, files.rejects, "train", make, RowChoice(), 1)
     rules = SplitRules(0.1, 1, 1.0, RowLimits(), modality="text")
-    stats = validate([files], folder, rules, 1, mended)
+    stats = validate([files], folder, rules, 1, fixed)
     return [json.loads(line) for line in (folder / "quarantine.jsonl").read_bytes().splitlines()], stats
 
 
@@ -83,14 +83,14 @@ def test_a_csv_row_is_fixed_as_a_line_of_its_file(tmp_path: Path) -> None:
     rows[0]["raw"] = 'q3,"a,3"\n'
     rows[1]["raw"] = {"prompt": "q7", "completion": "ÿ"}
     rows[2]["raw"] = '"oops\nagain",a'
-    left, stats = quarantine(raw, [write_lines(tmp_path / "mended.jsonl", rows)])
+    left, stats = quarantine(raw, [write_lines(tmp_path / "fixed.jsonl", rows)])
     assert left == []
     assert stats.mended_rows == {"train": 3}
     assert all(f'"value":"{text}"' in texts(tmp_path / "data1") for text in ("a,3", "ÿ", "oops\\nagain"))
 
 
 @pytest.mark.parametrize(
-    ("mend", "detail"),
+    ("edit", "detail"),
     [
         (lambda raw: raw, "3 fields, the header has 2"),
         (lambda raw: "q3,a,3,4\n", "4 fields, the header has 2"),
@@ -99,12 +99,12 @@ def test_a_csv_row_is_fixed_as_a_line_of_its_file(tmp_path: Path) -> None:
         (lambda raw: '"q3,a', "unexpected end of data"),
     ],
 )
-def test_a_csv_line_that_is_still_broken_is_rejected_again(tmp_path: Path, mend: Callable, detail: str) -> None:
+def test_a_csv_line_that_is_still_broken_is_rejected_again(tmp_path: Path, edit: Callable, detail: str) -> None:
     """Not an error: a person may fix one row of many. Bytes that are not UTF-8 remain so."""
     raw = table(tmp_path, BROKEN)
     rows, _ = quarantine(raw)
-    rows[0]["raw"] = mend(rows[0]["raw"])
-    left, stats = quarantine(raw, [write_lines(tmp_path / "mended.jsonl", rows)])
+    rows[0]["raw"] = edit(rows[0]["raw"])
+    left, stats = quarantine(raw, [write_lines(tmp_path / "fixed.jsonl", rows)])
     assert [(row["row"], row["reason"]) for row in left] == [(number, "bad_table_row") for number in (3, 7, 11)]
     assert left[0]["detail"] == detail
     assert left[0]["raw"] == rows[0]["raw"]
@@ -119,10 +119,10 @@ def test_a_row_that_parquet_cannot_give_is_fixed_as_an_object(tmp_path: Path) ->
     pq.write_table(pa.table({"prompt": [f"q{n}" for n in range(20)], "completion": column}), raw)
     rows, _ = quarantine(raw)
     assert [(row["row"], row["raw"]) for row in rows] == [(4, None)]
-    mended = write_lines(tmp_path / "mended.jsonl", rows)
-    assert quarantine(raw, [mended])[1].mended_rows == {"train": 0}
+    fixed = write_lines(tmp_path / "fixed.jsonl", rows)
+    assert quarantine(raw, [fixed])[1].mended_rows == {"train": 0}
     rows[0]["raw"] = {"prompt": "q4", "completion": "a4"}
-    assert quarantine(raw, [write_lines(mended, rows)])[0] == []
+    assert quarantine(raw, [write_lines(fixed, rows)])[0] == []
 
 
 def test_tabs_separate_the_fields_of_a_fixed_line_of_tsv(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_tabs_separate_the_fields_of_a_fixed_line_of_tsv(tmp_path: Path) -> None
     line = {"split": "train", "row": 0, "file": "rows.tsv", "raw": "q\tit, too\r\n"}
     with open_rows([path], "train") as rows:
         line["checksum"] = rows.checksum(0)
-    with open_rows([path], "train", [write_lines(tmp_path / "mended.jsonl", [line])]) as rows:
+    with open_rows([path], "train", [write_lines(tmp_path / "fixed.jsonl", [line])]) as rows:
         assert json.loads(rows[0]) == {"prompt": "q", "completion": "it, too"}
         assert not rows.faults
 
@@ -148,7 +148,7 @@ def test_a_row_written_in_other_spaces_is_not_edited(tmp_path: Path) -> None:
     assert stats.mended_rows == {"train": 0}
     rows[0]["raw"] = dict(reversed(rows[0]["raw"].items()))
     rows[1]["raw"]["score"] = 1.0
-    _, stats = quarantine(raw, [write_lines(tmp_path / "mended.jsonl", rows)])
+    _, stats = quarantine(raw, [write_lines(tmp_path / "fixed.jsonl", rows)])
     assert stats.mended_rows == {"train": 1}
 
 
