@@ -99,23 +99,17 @@ def dequantised(
     made = store / DEQUANTISED / digest_of(files)[:16]
     # Several models of a configuration may be made of one in FP8.
     with locked(made.with_suffix(".lock"), f"{made}: another process makes this base; waiting for it"):
-        return _made_once(made, folder, files, threads)
-
-
-def _made_once(
-    made: Path, folder: Path, files: Mapping[str, FileRecord], threads: int
-) -> tuple[Path, dict[str, FileRecord]]:
-    if (made / RECORD).is_file():
-        recorded = read_account(made / RECORD, dict[str, FileRecord])
-        there = hash_files(made, [name for name in recorded if (made / name).is_file()], threads)
-        if there == recorded:
-            return made, there
-    weights = read_model_weights(folder, files.keys(), dequantize=True)
-    tensors = _checked(weights, block_of(folder / CONFIG))
-    with whole_folder(made) as part:
-        names = _write(weights, tensors, part, folder.name, threads)
-        records = hash_files(part, names, threads)
-        write_account(part / RECORD, records)
+        if (made / RECORD).is_file():
+            recorded = read_account(made / RECORD, dict[str, FileRecord])
+            there = hash_files(made, [name for name in recorded if (made / name).is_file()], threads)
+            if there == recorded:
+                return made, there
+        weights = read_model_weights(folder, files.keys(), dequantize=True)
+        tensors = _checked(weights, block_of(folder / CONFIG))
+        with whole_folder(made) as part:
+            names = _write(weights, tensors, part, folder.name, threads)
+            records = hash_files(part, names, threads)
+            write_account(part / RECORD, records)
     return made, records
 
 

@@ -66,6 +66,10 @@ PLAIN_COPY = (
     "use a model that transformers supports without it; or remove it from a local copy of the model and use that"
 )
 
+FETCH_AGAIN = (
+    "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
+)
+
 logger = logging.getLogger(__name__)
 
 

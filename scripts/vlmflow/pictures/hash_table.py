@@ -1,6 +1,6 @@
 """The table of perceptual hashes of a split's pictures, computed on all cores, by the pictures' SHA-256."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -40,12 +40,13 @@ def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part
     usable = {entry.sha256: entry for entry in read_picture_manifest(manifest) if entry.reason is None}
     entries = list(items_of(part, usable.values()))
     refuse_changed_pictures(store, entries)
+    chunks = (entries[first : first + CHUNK] for first in range(0, len(entries), CHUNK))
     encoder = msgspec.json.Encoder()
     with (
         whole_file(table) as file,
         Progress(f"hash_pictures {table}", len(entries), "pictures") as progress,
     ):
-        for hashes in ordered_map(partial(_hash_chunk, store), _chunks(entries), processes):
+        for hashes in ordered_map(partial(_hash_chunk, store), chunks, processes):
             file.write(encoder.encode_lines(hashes))
             progress.advance(len(hashes))
 
@@ -57,11 +58,6 @@ def read_hashes(tables: Iterable[Path]) -> dict[bytes, int]:
     """
     lines = chain.from_iterable(read_lines(table, PictureHash) for table in tables)
     return {bytes.fromhex(line.sha256): int(line.hash, 16) for line in lines if line.hash is not None}
-
-
-def _chunks(entries: list[PictureEntry]) -> Iterator[list[PictureEntry]]:
-    for first in range(0, len(entries), CHUNK):
-        yield entries[first : first + CHUNK]
 
 
 def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:
