@@ -24,7 +24,8 @@ rule fetch_images:
         "benchmarks/fetch_images/{dataset}.{split}.tsv"
     params:
         dataset="{dataset}",
-        settings=params.dataset("image_roots", "picture_limits.max_bytes"),
+        image_roots=params.dataset("image_roots"),
+        max_bytes=params.dataset("picture_limits.max_bytes"),
         store=lookup(dpath="stores/fetched_pictures", within=config),
         sources=params.picture_sources,
         revision=params.picture_revisions,

@@ -26,7 +26,8 @@ rule find_near_duplicates:
     wildcard_constraints:
         dataset=names.datasets,
     params:
-        settings=params.dataset("near_duplicates.picture_distance", "one_prompt"),
+        picture_distance=params.dataset("near_duplicates.picture_distance"),
+        one_prompt=params.dataset("one_prompt"),
     threads: 1
     resources:
         mem_mb=4_000,

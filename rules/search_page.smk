@@ -25,7 +25,8 @@ rule search_page:
         "benchmarks/search_page/{search}.tsv"
     params:
         reads="vlmflow/reports/templates",
-        settings=params.search("run", "limits"),
+        run=params.search("run"),
+        limits=params.search("limits"),
         device=params.search_run("device"),
     threads: 1
     resources:

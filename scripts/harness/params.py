@@ -44,8 +44,11 @@ class RuleParams:
         self._settings = settings
 
     def dataset(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given."""
-        return lambda wildcards, output=None: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
+        """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given.
+
+        One key alone gives its value.
+        """
+        return lambda wildcards, output=None: _alone(_block(self._settings.datasets[wildcards.dataset], keys, renamed))
 
     def run(self, *keys: Keys) -> ParamsFunction:
         """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block.

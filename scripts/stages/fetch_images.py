@@ -7,7 +7,6 @@ from vlmflow.archives.fetch_pictures import PictureFetch
 from vlmflow.config.picture_sources import PICTURE_SOURCES, PictureSource, read_sources
 from vlmflow.config.pins import PINS, read_pins
 from vlmflow.config.row_settings import RowChoice
-from vlmflow.config.settings import Settings
 from vlmflow.core.account import write_account
 from vlmflow.fetch.from_disk import refuse_changed_raw
 from vlmflow.pictures.resolve import named_paths
@@ -15,20 +14,13 @@ from vlmflow.pictures.roots import PictureRoots
 from vlmflow.raw.embedded import EMBEDDED
 
 
-class DatasetBlock(Settings):
-    """The data set's settings that this stage uses; see docs/config.md."""
-
-    image_roots: list[str]
-    max_bytes: int
-    """Of one picture."""
-
-
 def main(
     *,
     raw: list[Path],
     account: Path,
     dataset: str,
-    settings: DatasetBlock,
+    image_roots: list[str],
+    max_bytes: int,
     store: Path,
     sources: dict[str, PictureSource],
     choice: RowChoice | None = None,
@@ -42,7 +34,7 @@ def main(
     raw: the files of the split's raw rows.
     account: the JSON file to write: for every source the pictures had, fetched and missing, and the bytes.
     dataset: the data set's name in the configuration.
-    settings: those of the data set; its roots may already have pictures.
+    image_roots: folders that may already have pictures. max_bytes: of one picture.
     store: the folder to fetch into, under the paths that the rows name; it serves as another root.
     sources: the configuration's own sources, which take precedence over the table.
     choice: which rows are used. fixed_rows: files of edited rows. raw_accounts: the account of each raw file; [] skips
@@ -52,10 +44,10 @@ def main(
     """
     refuse_changed_raw(raw, raw_accounts)
     store.mkdir(parents=True, exist_ok=True)
-    picture_roots = PictureRoots([*settings.image_roots, str(store)], f"datasets.{dataset}.image_roots")
+    picture_roots = PictureRoots([*image_roots, str(store)], f"datasets.{dataset}.image_roots")
     split = account.name.partition(".")[0]
     what = f"fetch_images {dataset}/{split}"
-    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, settings.max_bytes, what)
+    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, max_bytes, what)
     named = named_paths(raw, split, choice, fixed_rows)
     wanted = {path: rows for path, rows in named.items() if not EMBEDDED.fullmatch(path)}
     write_account(account, fetch.fetch(wanted, picture_roots))

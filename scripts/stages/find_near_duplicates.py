@@ -4,19 +4,10 @@ import logging
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.settings import Settings
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 
 log = logging.getLogger("vlmflow")
-
-
-class DatasetBlock(Settings):
-    """The data set's settings that this stage uses; see docs/config.md."""
-
-    picture_distance: int
-    one_prompt: bool
-    """All rows have the same prompt: without a picture, they are compared by prompt and answer."""
 
 
 def main(
@@ -26,7 +17,8 @@ def main(
     stats: Path,
     unread: Path,
     pairs: Path,
-    settings: DatasetBlock,
+    picture_distance: int,
+    one_prompt: bool,
     pictures: list[Path] | None = None,
     hashes: list[Path] | None = None,
 ) -> None:
@@ -35,12 +27,13 @@ def main(
     test_rows: the validated rows of the test split. train_rows: the converted rows of the raw train split.
     stats, unread: the accounts with their digests.
     pictures: the image manifests of the raw splits, train first. hashes: their picture hashes. None without pictures.
-    pairs: JSON lines to write. settings: those of the data set.
+    pairs: JSON lines to write. picture_distance: bits in which near-duplicates may differ.
+    one_prompt: all rows have the same prompt: without a picture, they are compared by prompt and answer.
     """
     refuse_other_rows(stats, [test_rows])
     refuse_other_rows(unread, [train_rows])
-    distance, one_prompt = settings.picture_distance, settings.one_prompt
-    found = find_near_duplicates(train_rows, test_rows, pictures or [], hashes or [], distance, pairs, one_prompt)
+    manifests, known = pictures or [], hashes or []
+    found = find_near_duplicates(train_rows, test_rows, manifests, known, picture_distance, pairs, one_prompt)
     log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", found.pictures, found.rows)
 
 

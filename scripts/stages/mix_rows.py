@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from harness.stage import run_stage
-from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
@@ -14,13 +13,6 @@ from vlmflow.rows.mixture_member import Member
 from vlmflow.rows.stats import Stats
 
 
-class DatasetBlock(Settings):
-    """The mixture's settings; see docs/config.md."""
-
-    mix: dict[str, str]
-    seed: int
-
-
 def main(
     *,
     rows: list[Path],
@@ -29,7 +21,8 @@ def main(
     stats: Path,
     counts: Path,
     manifests: list[Path],
-    settings: DatasetBlock,
+    mix: dict[str, str],
+    seed: int,
     picture_store: Path,
 ) -> None:
     """Make one mixture.
@@ -38,14 +31,14 @@ def main(
     of `mix`. member_pictures: their image manifests, in images/NAME; none of those without pictures.
     stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
     counts: the account as an HTML page, to write. manifests: the image manifests to write: train, val, test.
-    settings: those of the mixture. picture_store: the folder with the stores of all data sets.
+    mix, seed: the mixture's settings. picture_store: the folder with the stores of all data sets.
     """
     members = []
-    for (name, drawn), account in zip(settings.mix.items(), accounts, strict=True):
+    for (name, drawn), account in zip(mix.items(), accounts, strict=True):
         refuse_other_rows(account, [file for file in rows if file.parent == account.parent])
         pictures = [manifest for manifest in member_pictures if manifest.parent.name == name]
         members.append(Member(name, drawn, account.parent, read_account(account, Stats), pictures))
-    made = mix_rows(members, stats.parent, {file.stem: file for file in manifests}, settings.seed)
+    made = mix_rows(members, stats.parent, {file.stem: file for file in manifests}, seed)
     store = PictureStore(picture_store, stats.parent.name)
     for member in members:
         if member.manifests:

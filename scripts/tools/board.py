@@ -8,18 +8,13 @@ A training is named RUN/smoke or RUN/full; one with earlier data or settings has
 appear by themselves.
 """
 
-import argparse
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from vlmflow.config.model import check_config
-from vlmflow.config.yaml_file import read_layers
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
 from vlmflow.core.errors import VlmflowError
 from vlmflow.track.event_folders import EventFolders
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 RELOAD = 5
 """Seconds between two looks at the files."""
@@ -32,7 +27,7 @@ def main(files: list[Path], folder: Path, port: int) -> None:
 
     Raises VlmflowError if the folder with the trainings does not exist, or the port is in use.
     """
-    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    settings = settings_of(files)
     store = folder / settings.stores.runs
     if not store.is_dir():
         raise VlmflowError(
@@ -67,16 +62,8 @@ def _say(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake; later files take precedence"
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    parser = tool_parser(__doc__)
     parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
     given = parser.parse_args()
-    try:
+    with errors_in_words():
         main(given.configfile, given.directory, given.port)
-    except KeyboardInterrupt:
-        print()
-    except VlmflowError as error:
-        sys.exit(str(error))

@@ -4,12 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from vlmflow.config.model import check_config
+from vlmflow.config.command_line import CONFIG, errors_in_words, settings_of
 from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.yaml_file import read_layers
-from vlmflow.core.errors import VlmflowError
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(files: list[Path], only_yaml: bool) -> None:
@@ -20,7 +17,7 @@ def main(files: list[Path], only_yaml: bool) -> None:
     if only_yaml:
         read_layers(files)
         return
-    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    settings = settings_of(files)
     read_sources(settings.picture_sources)
     for line in settings.former_names:
         print(line, file=sys.stderr)
@@ -37,7 +34,5 @@ if __name__ == "__main__":
         "files", nargs="*", type=Path, help="as for snakemake's --configfile; later files take precedence"
     )
     parser.add_argument("--only-yaml", action="store_true", help="check only that each file is YAML with keys")
-    try:
+    with errors_in_words():
         main(**vars(parser.parse_args()))
-    except VlmflowError as error:
-        sys.exit(str(error))

@@ -9,24 +9,20 @@ to belong to this directory alone. Models, rows and pictures are listed only wit
 them are still in use.
 """
 
-import argparse
 import os
 import sys
 from pathlib import Path
 
 from harness import stale_lock
 from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
-from vlmflow.config.model import Config, check_config
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import Config
 from vlmflow.config.pins import PINS, read_pins
-from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.asking import agrees
-from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
 from vlmflow.core.progress import amount
 from vlmflow.supervisor.run_folder import RunFolder
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(files: list[Path], folder: Path, yes: bool) -> None:
@@ -36,7 +32,7 @@ def main(files: list[Path], folder: Path, yes: bool) -> None:
 
     Raises VlmflowError if Snakemake is running there, a trainer holds a run folder, or a store is inside another one.
     """
-    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    settings = settings_of(files)
     os.chdir(folder)
     with stale_lock.alone():
         _clean(settings, yes, stores=bool(files))
@@ -77,14 +73,8 @@ def _delete(one: Leftover) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake; later files take precedence"
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    parser = tool_parser(__doc__)
     parser.add_argument("--yes", action="store_true", help="delete what is listed, without asking")
     given = parser.parse_args()
-    try:
+    with errors_in_words():
         main(given.configfile, given.directory, given.yes)
-    except VlmflowError as error:
-        sys.exit(str(error))

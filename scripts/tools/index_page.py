@@ -5,20 +5,16 @@ make index ARGS="--directory runs/demo"        those of another one
 make index CONFIG=my-run.yaml                also the runs of that file which have not begun, and its stores.runs
 """
 
-import argparse
-import sys
 import time
 from pathlib import Path
 
-from vlmflow.config.model import check_config
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.printable import counted
 from vlmflow.reports.made_of import to_train
 from vlmflow.reports.run_index import index_page
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(files: list[Path], folder: Path) -> Path:
@@ -31,7 +27,7 @@ def main(files: list[Path], folder: Path) -> Path:
     """
     if not folder.is_dir():
         raise VlmflowError(f"{folder} is not a folder", 'name the working directory: ARGS="--directory …"')
-    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    settings = settings_of(files)
     named = read_layers(files).get("runs", {})
     configured = {
         name: to_train(settings.models[run.model].source, run.dataset, run)
@@ -49,13 +45,7 @@ def main(files: list[Path], folder: Path) -> Path:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake; later files take precedence"
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    parser = tool_parser(__doc__)
     given = parser.parse_args()
-    try:
+    with errors_in_words():
         main(given.configfile, given.directory)
-    except (VlmflowError, OSError) as error:
-        sys.exit(str(error))

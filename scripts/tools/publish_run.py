@@ -8,12 +8,12 @@ Every file is compared with its digest before anything is sent, and again as the
 that of `hf auth login`. A killed upload is resumed by the same command.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
+from vlmflow.config.command_line import errors_in_words, tool_parser
 from vlmflow.core.asking import agrees
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable
@@ -83,19 +83,16 @@ def _agrees(to: str, private: bool) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="its name under merged")
+    parser = tool_parser(__doc__, run="merged", configured=False)
     parser.add_argument("--to", required=True, help="the repository on the hub: OWNER/NAME")
     parser.add_argument("--adapter", action="store_true", help="the adapter alone, not the merged weights")
     parser.add_argument("--public", action="store_true", help="everybody may have it; without this it is private")
     parser.add_argument("--yes", action="store_true", help="send without asking")
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     given = parser.parse_args()
     if not sys.stderr.isatty():
         disable_progress_bars()  # they overwrite a line of a terminal; a log gets a line per file
-    try:
-        main(given.run, given.to, given.directory, given.adapter, given.public, given.yes)
-    except KeyboardInterrupt:
-        sys.exit("\nstopped: run the same command again to go on")
-    except VlmflowError as error:
-        sys.exit(str(error))
+    with errors_in_words():
+        try:
+            main(given.run, given.to, given.directory, given.adapter, given.public, given.yes)
+        except KeyboardInterrupt:
+            sys.exit("\nstopped: run the same command again to go on")

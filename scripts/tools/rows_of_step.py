@@ -5,17 +5,11 @@
 Also of a training that is not finished, and of a step that failed.
 """
 
-import argparse
-import sys
 from pathlib import Path
 
-from vlmflow.config.model import check_config
-from vlmflow.config.yaml_file import read_layers
-from vlmflow.core.errors import VlmflowError
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
 from vlmflow.core.printable import counted
 from vlmflow.reports.trained_rows import newest_training, trained_rows
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(run: str, step: int, files: list[Path], folder: Path) -> None:
@@ -25,7 +19,7 @@ def main(run: str, step: int, files: list[Path], folder: Path) -> None:
 
     Raises VlmflowError if the training has not reached the step, or its rows have changed.
     """
-    settings = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    settings = settings_of(files)
     run_folder = newest_training(folder / settings.stores.runs, run)
     found = trained_rows(run_folder, folder / "fitted" / run, step)
     print(f"{run_folder}, step {step}: {counted(len(found), 'row')}, {sum(row.tokens for row in found):,} tokens")
@@ -36,15 +30,8 @@ def main(run: str, step: int, files: list[Path], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="its name under runs")
+    parser = tool_parser(__doc__, run="runs")
     parser.add_argument("--step", required=True, type=int, help="an optimizer step, from 1")
-    parser.add_argument(
-        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake; later files take precedence"
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     given = parser.parse_args()
-    try:
+    with errors_in_words():
         main(given.run, given.step, given.configfile, given.directory)
-    except VlmflowError as error:
-        sys.exit(str(error))

@@ -10,7 +10,6 @@ transformers serves a run that was trained on the CPU; vLLM, if this environment
 VLMFLOW_ANSWER_KEY, or one that is made at random and printed.
 """
 
-import argparse
 import shlex
 import signal
 import sys
@@ -21,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
+from vlmflow.config.command_line import errors_in_words, tool_parser
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.keys import ANSWER_KEY, key_of
 from vlmflow.pictures.size_limits import processor_of
@@ -100,21 +100,15 @@ def _with_vllm(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="its name under runs")
+    parser = tool_parser(__doc__, run="runs", configured=False)
     kinds = ", ".join(get_args(What))
     parser.add_argument("--what", choices=get_args(What), default="merged", help=f"which weights: {kinds}")
     parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
     parser.add_argument(
         "--gpus", type=int, default=0, help="GPUs that share the model; without it as many as trained it"
     )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
-    try:
+    with errors_in_words():
         main(given.run, given.directory, given.port, given.gpus, given.what)
-    except KeyboardInterrupt:
-        print()
-    except VlmflowError as error:
-        sys.exit(str(error))

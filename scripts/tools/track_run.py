@@ -8,17 +8,15 @@ It reads what the run recorded, with all evaluations and answers of its weights 
 nothing twice.
 """
 
-import argparse
 import logging
 import sys
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from vlmflow.config.command_line import settings_of, tool_parser
 from vlmflow.config.data_settings import RAW_SPLITS
-from vlmflow.config.model import check_config
 from vlmflow.config.track_settings import TrackSettings
-from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable, printable_lines
@@ -31,8 +29,6 @@ from vlmflow.track.story import of_weights, story_of
 
 log = logging.getLogger("vlmflow")
 
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
-
 
 def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> None:
     """Send the run.
@@ -44,7 +40,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
     Raises VlmflowError if the run has no weights, no tracker is named, or one of them failed.
     """
     run = finished_run(folder, name)
-    config = check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+    config = settings_of(files)
     if given:
         settings = _trackers(given)
     elif name in config.runs and (configured := config.runs[name].track):
@@ -106,14 +102,11 @@ def _trackers(given: dict[str, str]) -> TrackSettings:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="its name under merged")
+    parser = tool_parser(__doc__, run="merged")
     parser.add_argument("--mlflow", help="a server's address, or sqlite:///FILE, relative to this folder")
     parser.add_argument("--experiment", help="MLflow's experiment (vlmflow)")
     parser.add_argument("--wandb", help="a project of Weights & Biases; the run is written as an offline run")
     parser.add_argument("--otlp", help="an OpenTelemetry endpoint, without /v1/traces")
-    parser.add_argument("--configfile", nargs="+", type=Path, default=[], help="as for snakemake")
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     options = parser.parse_args()
     chosen = {key: getattr(options, key) for key in ("mlflow", "experiment", "wandb", "otlp")}
     logging.basicConfig(level=logging.INFO, format="%(message)s")

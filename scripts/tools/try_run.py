@@ -7,7 +7,6 @@
 Both models are in the memory of this process, on its GPUs if it has some, and scale pictures as the training did.
 """
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -15,8 +14,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from vlmflow.config.model import check_config
-from vlmflow.config.yaml_file import read_layers
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.chat import Turn, without_tags
 from vlmflow.serving.answer import Answer
@@ -24,8 +22,6 @@ from vlmflow.serving.asked import Asked, asked_by_person, asked_in_val, opened
 from vlmflow.serving.finished_run import finished_run
 from vlmflow.serving.side_by_side import lines, show
 from vlmflow.swift.quick_imports import quick_imports
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
 
 
 def main(
@@ -46,7 +42,7 @@ def main(
     Raises VlmflowError if the run has no weights, or there is nothing to ask.
     """
     run, console = finished_run(folder, name), Console(highlight=False)
-    stores = check_config(read_layers([CONFIG, *files]), [CONFIG, *files]).stores
+    stores = settings_of(files).stores
     if picture and not ask:
         raise VlmflowError(f"{picture}: there is no question about it", "ask one: ASK=…")
     asked = asked_by_person(ask, picture) if ask else asked_in_val(folder / "fitted" / name, folder / stores.pictures)
@@ -87,21 +83,12 @@ def _after(asked: Asked, answer: Answer, feedback: str) -> list[Turn]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", required=True, help="its name under merged")
+    parser = tool_parser(__doc__, run="merged")
     parser.add_argument("--picture", type=Path, help="a file; without it and --ask, a row of the val split")
     parser.add_argument("--ask", help="the question")
     parser.add_argument("--feedback", help="on the first answers; without it you are asked")
-    parser.add_argument(
-        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake; it may set stores.pictures"
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     parser.add_argument("--most-tokens", type=int, default=256, help="of an answer (256)")
     given = parser.parse_args()
     about = (given.picture, given.ask, given.feedback)
-    try:
+    with errors_in_words():
         main(given.run, given.configfile, given.directory, *about, given.most_tokens)
-    except KeyboardInterrupt:
-        print()
-    except VlmflowError as error:
-        sys.exit(str(error))

@@ -140,8 +140,7 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
         check_config(read_layers(later), later)
 
     page = Path("reports/search-s.html")
-    of_page = search_page.SearchBlock(run="r", limits=limits)
-    search_page.main(study=study, judged=judged, results=results, page=page, settings=of_page, device="cpu")
+    search_page.main(study=study, judged=judged, results=results, page=page, run="r", limits=limits, device="cpu")
     with Browser(folder / "profile") as browser:
         browser.check_page(folder / page, "s: search for the settings of r")
         text = browser.evaluate("document.body.innerText")

@@ -90,7 +90,8 @@ def run(stage: str, **changed: Any) -> None:
         "fetch_images": {
             **raw,
             "dataset": "fire",
-            "settings": {"image_roots": ["sample/pictures"], "max_bytes": 100_000_000},
+            "image_roots": ["sample/pictures"],
+            "max_bytes": 100_000_000,
             "account": "out/train.fetched.json",
             "store": "out/fetched",
             "sources": {},
@@ -115,7 +116,8 @@ def run(stage: str, **changed: Any) -> None:
             "stats": "data/fire/stats.json",
             "unread": "converted/fire/train.unread.json",
             "pairs": "out/pairs",
-            "settings": {"picture_distance": 4, "one_prompt": False},
+            "picture_distance": 4,
+            "one_prompt": False,
         },
         "hash_pictures": {
             "manifest": pictures["pictures"][0],
@@ -126,7 +128,8 @@ def run(stage: str, **changed: Any) -> None:
         "data_page": {
             "stats": "data/fire/stats.json",
             "page": "out/page.html",
-            "settings": {"picture_limits": {}, "near_duplicates": {}},
+            "picture_limits": {},
+            "near_duplicates": {},
             **pictures,
         },
         "measure_lengths": {

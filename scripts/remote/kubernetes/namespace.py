@@ -68,7 +68,7 @@ class Namespace:
         return self._api.list("pods", fields=HOLDING, answer=http_answers.Pods)
 
     def pod_names(self) -> set[str]:
-        """Return the names of all pods."""
+        """Return the names of all pods of the namespace, also of those that no Job made."""
         return {pod["metadata"]["name"] for pod in self.pods()}
 
     def events(self) -> list[Object]:

@@ -19,7 +19,7 @@ def refuse_strangers(cluster: Namespace, selector: str) -> None:
 
     Raises VlmflowError with their names: a run from another working directory makes the same targets.
     """
-    working = [job for job in cluster.jobs(selector) if not (is_true(job, "Complete") or is_true(job, "Failed"))]
+    working = [job for job in cluster.jobs(selector) if not is_true(job, "Complete", "Failed")]
     if working:
         names = ", ".join(map(words_of, working))
         raise VlmflowError(

@@ -127,17 +127,13 @@ def _container(pod: Object, state: ClusterState) -> Waiting | None:
             if reason in AT_ONCE:
                 return Waiting(why, 0.0)
             name = pod["metadata"]["name"]
-            pulling, failed = (time_of(state.latest("Pod", name, {said})) for said in ("Pulling", "Failed"))
-            return _refused(why, f"{detail} {_failures(name, state)}", trying=pulling > failed)
+            pulling, failed = (state.latest("Pod", name, {said}) for said in ("Pulling", "Failed"))
+            # Between tries the pod's status does not show why a pull failed; the kubelet's newest event does.
+            return _refused(why, f"{detail} {message_of(failed)}", trying=time_of(pulling) > time_of(failed))
         if reason in CONTAINER:
             detail = waiting.get("message") or reason
             return _refused(f"container {container['name']} cannot start: {detail}", detail)
     return None
-
-
-def _failures(pod: str, state: ClusterState) -> str:
-    """Return the kubelet's newest message about a failed pull: between tries the pod's status does not show it."""
-    return message_of(state.latest("Pod", pod, {"Failed"}))
 
 
 def _unscheduled(pod: Object, message: str, state: ClusterState) -> str:

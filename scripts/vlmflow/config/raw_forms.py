@@ -166,12 +166,12 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds."""
+    """Return what `datasets.NAME.kind` may be, in alphabetical order: the kinds of all modules of PACKAGE."""
     return list(_modules())
 
 
 def form_of(kind: str) -> RawForm:
-    """Return the form of a kind."""
+    """Return the form that rows of a kind have. kind: one of `kinds()`; KeyError for another."""
     form: RawForm = _modules()[kind].FORM
     return form
 

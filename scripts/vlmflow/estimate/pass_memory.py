@@ -93,7 +93,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
 
     base: bytes of a weight. compute: of a number in matrix products. trained: the parts of which all weights are
     trained. adapted: names of the layers that have an adapter, with * for each number. layers: of the language model.
-    See `Way` for the others, and `Batch` for padded and windowed.
+    See `TrainingMode` for the others, and `Batch` for padded and windowed.
     """
 
     files: Files

@@ -33,7 +33,7 @@ class Row:
 
     @property
     def tokens(self) -> int:
-        """All tokens of the row."""
+        """Those that count against max_length."""
         return self.text + self.pictures
 
 
@@ -71,7 +71,7 @@ class RowLengths:
 
     @property
     def tokens(self) -> Numbers:
-        """All tokens of each row."""
+        """Of each row, those that count against max_length."""
         return self.text + self.pictures
 
     def fitted(self, max_length: int, *, shorten: bool = False) -> Self:

@@ -31,7 +31,7 @@ class Files(msgspec.Struct, frozen=True):
     content: dict[str, str]
 
     def write(self, folder: Path) -> Path:
-        """Write the files, and return the folder."""
+        """Write each file into an existing folder, for libraries that read a model by its path; returns the folder."""
         for name, content in self.content.items():
             (folder / name).write_text(content)
         return folder

@@ -20,7 +20,7 @@ from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
 from vlmflow.estimate.training_mode import TrainingMode
 from vlmflow.estimate.work import Work, forward, training
-from vlmflow.lengths.steps import Steps, evaluations_of, side_by_side
+from vlmflow.lengths.steps import Steps, data_parallel_ranks, evaluations_of
 
 Numbers = NDArray[np.float64]
 
@@ -106,7 +106,7 @@ def amount(inputs: EstimateInput) -> Amount:
         evaluation_flops=evaluations * read.of(inputs.val),
         groups=accumulated if most is None else 1,
         batches=_batches(trained, inputs, inputs.train, size, most),
-        evaluation_groups=evaluations * -(-len(inputs.val) // (side_by_side(settings, processes) * size)),
+        evaluation_groups=evaluations * -(-len(inputs.val) // (data_parallel_ranks(settings, processes) * size)),
         evaluation_batches=_batches(read, inputs, inputs.val, size, most),
     )
 

@@ -78,5 +78,5 @@ def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: st
 
 
 def verdict_of(report: EvaluationReport) -> Verdict:
-    """Return the verdict of a report."""
+    """Return what a report concludes, without its figures."""
     return Verdict(report.verdict, report.costs_first_answers, report.sentence)

@@ -76,7 +76,7 @@ class Counter(Protocol):
     """What counts the tokens of rows."""
 
     def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
-        """Return the tokens of each row."""
+        """Return a value for each of `rows`, in their order."""
 
 
 def read_lengths(file: Path) -> Iterator[RowLength]:

@@ -127,7 +127,6 @@ def verify_tensors(
 
 
 def _names(base: Path, shards: Iterable[str]) -> list[str]:
-    """Return the names of all tensors of the base."""
     names: list[str] = []
     for shard in shards:
         with safe_open(base / shard, framework="pt") as file:

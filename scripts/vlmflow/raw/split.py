@@ -113,7 +113,7 @@ class RawRows:
             self.faults[number] = fault
 
     def place(self, number: int) -> Place:
-        """Return the place of a row."""
+        """Return where a raw row stands. number: from 0, across all files of the split."""
         first, file = self._file_of(number)
         return Place(file.path, number - first, *file.place(number - first))
 

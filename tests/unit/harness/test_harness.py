@@ -390,7 +390,7 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     inputs = RuleInputs(named, settings)
     assert inputs.hashes_to_drop_by(wildcards) == expected
     given = RuleParams(settings).dataset(near_duplicates="near_duplicates_to_drop")(wildcards)
-    assert given["near_duplicates"]["picture_distance"] == distance
+    assert given["picture_distance"] == distance
     pages = ["data-fire", *(f"{page}-{run}" for run in ("r", "s") for page in ("lengths", "estimate", "run"))]
     assert inputs.everything() == ["merged/r", "merged/s", *(f"reports/{page}.html" for page in pages)]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}

@@ -7,9 +7,7 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def side_by_side(
-    items: Iterable[Item], work: Callable[[Item], object], threads: int, stop: Callable[[], object]
-) -> None:
+def in_threads(items: Iterable[Item], work: Callable[[Item], object], threads: int, stop: Callable[[], object]) -> None:
     """Call `work(item)` for every item, in so many threads.
 
     stop: makes running work end early; called when an item fails.
