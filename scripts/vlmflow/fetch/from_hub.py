@@ -184,8 +184,7 @@ def pinned_revision(source: HubSource, pin: Pin | None) -> str:
         raise VlmflowError(
             f"{source} is not in pins.yaml",
             f"add a line '{source}:' there, run `make pins`, review the result and run the same command again; or "
-            "put the "
-            "commit in the address (config: …/NAME@COMMIT)",
+            "put the commit in the address (config: …/NAME@COMMIT)",
         )
     if pin.revision is None:
         raise VlmflowError(
