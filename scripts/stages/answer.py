@@ -1,6 +1,5 @@
 """Ask a run's proven weights and their base the questions of a split, and score the answers."""
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
-from vlmflow.pictures.size_limits import FEWEST_TOKENS, own_limits, processor_of
+from vlmflow.pictures.budget import PictureBudget
 
 UNKNOWN = "unknown"
 
@@ -133,17 +132,9 @@ def _server(base: Path, settings: RunBlock) -> dict[str, Any]:
     if settings.answer.url is not None:
         unknown = {"picture_limits": UNKNOWN, "dtype": UNKNOWN, "device": UNKNOWN}
         return {"server": settings.answer.url, "versions": {}, **unknown}
-    processor = processor_of(base)
-    if processor is None:
-        limited = "no pictures"
-    elif processor.side:
-        limited = f"{FEWEST_TOKENS} to {settings.image_max_tokens} tokens"
-    else:
-        limits = own_limits(base, settings.image_max_tokens)
-        limited = json.dumps(limits) if limits else "the model's own"
     return {
         "server": "transformers serve",
-        "picture_limits": limited,
+        "picture_limits": PictureBudget.of(base, settings.image_max_tokens).in_words(),
         "dtype": settings.dtype,
         "device": settings.device,
         "versions": versions(),

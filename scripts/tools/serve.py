@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from vlmflow.config.command_line import errors_in_words, tool_parser
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.keys import ANSWER_KEY, key_of
-from vlmflow.pictures.size_limits import processor_of
+from vlmflow.pictures.budget import PictureBudget
 from vlmflow.serving.finished_run import FinishedRun, finished_run
 from vlmflow.serving.served_folder import link_served
 from vlmflow.serving.server import Server, environment, free_port, running, serve_with_transformers
@@ -83,10 +83,9 @@ def _with_vllm(
     vLLM takes the picture limits from the command, so that it needs no folder of ours and can be copied elsewhere.
     """
     model, adapter = _parts(run, what)
-    processor = processor_of(model)
-    limits = processor.limits(run.settings.image_max_tokens) if processor else None
+    budget = PictureBudget.of(model, run.settings.image_max_tokens)
     at, length = port or free_port(), run.settings.max_length
-    words = vllm_words(model, run.name, gpus, length, processor is not None, limits, at, adapter)
+    words = vllm_words(model, run.name, gpus, length, budget.processor is not None, budget.limits, at, adapter)
     print(f'VLLM_API_KEY="${{VLLM_API_KEY:?choose a key}}" HF_HUB_OFFLINE=1 {shlex.join(words)}', flush=True)
     if find_spec("vllm") is None:
         raise VlmflowError(

@@ -158,6 +158,8 @@ def _four_bits(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
 
 
 def _smaller_pictures(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    if inputs.shape.budget(inputs.settings.image_max_tokens).most is None:
+        return None
     most = min(inputs.settings.image_max_tokens, max(row.pictures for row in inputs.train.extremes()))
     tokens = 1 << max(most - 1, 1).bit_length()
     while (tokens := tokens // 2) >= SMALLEST_PICTURE:

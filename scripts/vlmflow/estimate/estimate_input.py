@@ -96,7 +96,8 @@ class EstimateInput:
 
     def _fitted(self, rows: RowLengths, settings: TrainSettings) -> RowLengths:
         if settings.image_max_tokens < self.settings.image_max_tokens:
-            rows = rows.with_pictures_of(settings.image_max_tokens)
+            most = self.shape.budget(settings.image_max_tokens).most
+            rows = rows.with_pictures_of(most) if most else rows
         return rows.fitted(settings.max_length, shorten=self.shortened)
 
     def with_sharding(self, sharding: Sharding) -> Self:

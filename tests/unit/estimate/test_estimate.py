@@ -1,5 +1,6 @@
 """What the estimate of a run says, and how it changes with the run's settings."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from made_inputs import ROWS, TEXT, settings_of, shape_8b, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
-from vlmflow.estimate.changes import FITS, changes, longest_that_fits, share
+from vlmflow.estimate.changes import DATA, FITS, changes, longest_that_fits, share
 from vlmflow.estimate.disk import disk
 from vlmflow.estimate.estimate import estimate
 from vlmflow.estimate.estimate_input import EstimateInput
 from vlmflow.estimate.memory import largest_micro_batch, memory
 from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.shape import Files, ModelShape
 from vlmflow.estimate.states import base_bytes, states, trained_of
 from vlmflow.estimate.times import amount, comparison_seconds, times
 from vlmflow.estimate.training_mode import Sharding
@@ -529,6 +532,25 @@ def test_a_smaller_picture_budget_scales_only_larger_pictures() -> None:
     three_each = replace(inputs, train=RowLengths.of([(100, 2_000, 0, 3), (100, 200, 0, 3)]))
     several = three_each.with_settings(image_max_tokens=256)
     assert several.train.pictures.tolist() == [768, 200], "the budget is that of each picture"
+
+
+TILED = {"image_processor": {"image_processor_type": "GotOcr2ImageProcessor", "max_patches": 12}}
+FIXED = {"image_processor": {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336}}}
+
+
+def with_processor(processor: dict[str, Any]) -> ModelShape:
+    content = json.dumps(processor | {"image_seq_length": 256})
+    return structs.replace(shape_8b(), files=Files(shape_8b().files.content | {"processor_config.json": content}))
+
+
+def test_a_smaller_budget_leaves_a_tile_and_is_not_proposed_where_the_processor_knows_none() -> None:
+    inputs = some_inputs(rows=[(100, 1_000)] * 20)
+    tiled, fixed = (replace(inputs, shape=with_processor(each)) for each in (TILED, FIXED))
+    pictures = [each.with_settings(image_max_tokens=64).train.pictures[0] for each in (inputs, tiled, fixed)]
+    assert pictures == [64, 256, 1_000]
+    smaller_pictures = DATA[0]
+    assert smaller_pictures(inputs, SMALL_CARD)
+    assert smaller_pictures(fixed, SMALL_CARD) is None
 
 
 def test_the_tower_s_attention_is_within_a_picture() -> None:

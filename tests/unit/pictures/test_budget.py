@@ -11,7 +11,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize 
 
 from vlmflow.config.row_settings import PictureLimits as Admitted
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import Processor, ScaleLimits, own_limits, processor_of
+from vlmflow.pictures.budget import PictureBudget, Processor, ScaleLimits, Squares, processor_of
 
 QWEN = """{
     "size": {
@@ -31,21 +31,31 @@ def found(folder: Path, **files: str) -> Processor:
     return processor
 
 
+def limits_of(processor: Processor, most_tokens: int) -> ScaleLimits:
+    limits = PictureBudget(processor, most_tokens).limits
+    assert limits
+    return limits
+
+
+def left_to_processor(folder: Path, most_tokens: int) -> dict[str, object]:
+    return PictureBudget.of(folder, most_tokens).left_to_processor
+
+
 def test_only_the_value_of_size_changes(tmp_path: Path) -> None:
     processor = found(tmp_path, preprocessor_config=QWEN)
-    content = processor.limited(processor.limits(1024)).decode()
+    content = processor.limited(limits_of(processor, 1024)).decode()
     before, after = QWEN.split("{\n        ", 1)[0], QWEN.split("65536\n    }", 1)[1]
     assert content == f'{before}{{"shortest_edge": 4096, "longest_edge": 1048576}}{after}'
 
 
 def test_the_limits_are_those_of_the_trainer(tmp_path: Path) -> None:
-    assert found(tmp_path, preprocessor_config=QWEN).limits(2048) == ScaleLimits(4 * 32 * 32, 2048 * 32 * 32)
+    assert limits_of(found(tmp_path, preprocessor_config=QWEN), 2048) == ScaleLimits(4 * 32 * 32, 2048 * 32 * 32)
 
 
 def test_the_nested_processor_wins_if_there_is_one(tmp_path: Path) -> None:
     nested = f'{{"size": 1, "image_processor":\n{QWEN}, "video_processor": {QWEN}}}'
     processor = found(tmp_path, preprocessor_config=QWEN, processor_config=nested)
-    content = json.loads(processor.limited(processor.limits(64)))
+    content = json.loads(processor.limited(limits_of(processor, 64)))
     limits = {"shortest_edge": 4096, "longest_edge": 65_536}
     original = json.loads(QWEN)
     assert processor.file == "processor_config.json"
@@ -77,9 +87,8 @@ def test_a_file_that_cannot_hold_the_limits_is_refused(tmp_path: Path, text: str
 
 
 def test_null_pixels_override_nothing(tmp_path: Path) -> None:
-    assert (
-        found(tmp_path, preprocessor_config=QWEN.replace('"image_mean"', '"min_pixels": null, "image_mean"')).side == 32
-    )
+    text = QWEN.replace('"image_mean"', '"min_pixels": null, "image_mean"')
+    assert found(tmp_path, preprocessor_config=text).rule == Squares(32)
 
 
 @given(
@@ -104,7 +113,7 @@ def test_older_files_have_their_limits_in_pixels(tmp_path: Path) -> None:
     """Qwen2.5-VL's: they would override `size`."""
     text = '{"min_pixels": 3136, "patch_size": 14, "merge_size": 2, "max_pixels": 12845056, "x": "max_pixels"}'
     processor = found(tmp_path, preprocessor_config=text)
-    limits = processor.limits(100)
+    limits = limits_of(processor, 100)
     assert limits == ScaleLimits(4 * 28 * 28, 100 * 28 * 28)
     assert processor.limited(limits).decode() == text.replace("3136", "3136").replace("12845056", "78400")
     both = text.replace('"x"', '"size": {"longest_edge": 5, "shortest_edge": 1}, "x"')
@@ -120,7 +129,6 @@ def test_the_keys_of_qwen_mean_nothing_in_another_class(tmp_path: Path, kind: st
         tmp_path, preprocessor_config=QWEN.replace('"image_mean"', f'"image_processor_type": "{kind}", "x"')
     )
     assert processor.rule is None
-    assert processor.side is None
 
 
 TILED = '{"image_processor_type": "GotOcr2ImageProcessorFast", "max_patches": 12, "size": {"height": 448}}'
@@ -134,10 +142,11 @@ OF_TILES, OF_LINES = '{"image_seq_length": 256}', '{"patch_size": 14, "spatial_m
 )
 def test_tiles_and_the_whole_picture_fit_the_tokens(tmp_path: Path, tokens: int, tiles: int) -> None:
     processor = found(tmp_path, preprocessor_config=TILED, processor_config=OF_TILES)
-    limits = processor.limits(tokens)
+    limits = limits_of(processor, tokens)
     assert limits == ScaleLimits(max_patches=tiles)
     assert processor.limited(limits).decode() == TILED.replace("12", str(tiles))
-    assert own_limits(tmp_path, tokens) == {"max_patches": tiles}
+    assert left_to_processor(tmp_path, tokens) == {"max_patches": tiles}
+    assert PictureBudget(processor, tokens).most == 256 * (1 if tiles == 1 else tiles + 1)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +155,11 @@ def test_tiles_and_the_whole_picture_fit_the_tokens(tmp_path: Path, tokens: int,
 def test_squares_and_the_ends_of_lines_fit_the_tokens(tmp_path: Path, tokens: int, squares: int) -> None:
     """Of n lines with n squares each."""
     processor = found(tmp_path, preprocessor_config=LINED, processor_config=OF_LINES)
-    limits = processor.limits(tokens)
+    limits = limits_of(processor, tokens)
     assert limits == ScaleLimits(longest_edge=28 * squares)
     assert processor.limited(limits).decode() == LINED.replace("1540", str(28 * squares))
-    assert own_limits(tmp_path, tokens) == {"size": {"longest_edge": 28 * squares}}
+    assert left_to_processor(tmp_path, tokens) == {"size": {"longest_edge": 28 * squares}}
+    assert PictureBudget(processor, tokens).most == squares * (squares + 1)
 
 
 @pytest.mark.parametrize(
@@ -167,9 +177,26 @@ def test_squares_and_the_ends_of_lines_fit_the_tokens(tmp_path: Path, tokens: in
 )
 def test_a_processor_without_a_known_rule_stays_as_it_is(tmp_path: Path, text: str, whole: str) -> None:
     processor = found(tmp_path, preprocessor_config=text, processor_config=whole)
-    assert (processor.limits(64), processor.rule, own_limits(tmp_path, 64)) == (None, None, {})
+    budget = PictureBudget(processor, 64)
+    assert (budget.limits, budget.most, processor.rule, budget.left_to_processor) == (None, None, None, {})
 
 
 def test_ms_swift_limits_qwen_vl_itself(tmp_path: Path) -> None:
-    assert found(tmp_path, preprocessor_config=QWEN).limits(64)
-    assert own_limits(tmp_path, 64) == {}
+    assert limits_of(found(tmp_path, preprocessor_config=QWEN), 64)
+    assert PictureBudget.of(tmp_path, 64).most == 64
+    assert left_to_processor(tmp_path, 64) == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "no pictures"),
+        ({"preprocessor_config": QWEN}, "4 to 1024 tokens"),
+        ({"preprocessor_config": TILED, "processor_config": OF_TILES}, '{"max_patches": 3}'),
+        ({"preprocessor_config": TILED}, "the model's own"),
+    ],
+)
+def test_a_report_says_how_pictures_are_scaled(tmp_path: Path, files: dict[str, str], said: str) -> None:
+    for name, text in files.items():
+        (tmp_path / f"{name}.json").write_text(text)
+    assert PictureBudget.of(tmp_path, 1024).in_words() == said
