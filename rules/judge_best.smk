@@ -35,15 +35,15 @@ rule judge_best:
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
-    threads: resources.of_search(resources.train_threads)
+    threads: inputs.of_search(resources.train_threads)
     resources:
-        gpu=resources.of_search(resources.node_gpus),
+        gpu=inputs.of_search(resources.node_gpus),
         gpu_manufacturer="nvidia",
         scale=0,
-        mem_mb=resources.of_search(resources.train_mem),
-        disk_mb=resources.of_search(resources.weights_disk),
+        mem_mb=inputs.of_search(lookup(dpath="runs/{run}/resources/train_mem_mb", within=config)),
+        disk_mb=inputs.of_search(resources.weights_disk),
         runtime=720,
-        pod_template=resources.of_search(resources.node_template),
+        pod_template=inputs.of_search(resources.node_template),
     message:
         "Judging the best trial of {wildcards.search}"
     script:

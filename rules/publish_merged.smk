@@ -18,7 +18,7 @@ rule publish_merged:
         model=inputs.model,
         rows="fitted/{run}",
         stats=inputs.data("stats.json"),
-        evaluations=inputs.evaluations,
+        evaluations=branch(lookup(dpath="runs/{run}/evaluate", within=config), then=inputs.evaluated),
     output:
         published=directory("merged/{run}"),
     log:

@@ -22,8 +22,6 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
 from vlmflow.core.printable import counted
 
-"""The rules that start `processes` trainers."""
-
 SHIPPED_ROOT = "pictures"
 """The picture root of the data sets in config.yaml."""
 

@@ -1,6 +1,5 @@
 """The threads and resources of rules that depend on the run: functions bound to the settings in the Snakefile."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,21 +24,9 @@ class RuleResources:
 
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._runs: dict[str, RunSettings] = settings.runs
-        self._searches, self._models = settings.search, settings.models
+        self._models = settings.models
         self._in_objects = workflow.storage_settings.default_storage_provider == "s3"
         self._workflow = workflow
-
-    def of_search(self, resource: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A resource of a rule with wildcard `search`: that of its run."""
-        return lambda wildcards: resource(SimpleNamespace(run=self._searches[wildcards.search].run))
-
-    def train_mem(self, wildcards: Any) -> int:
-        """The main memory of a training, in MB."""
-        return self._runs[wildcards.run].resources.train_mem_mb
-
-    def train_runtime(self, wildcards: Any) -> int:
-        """The time limit of a training, in minutes."""
-        return self._runs[wildcards.run].resources.train_runtime
 
     def train_nodes(self, wildcards: Any) -> int:
         """The nodes of a training, each with the rule's other resources; on one machine there is one of it."""

@@ -1,8 +1,9 @@
 """The files that the rules of a search need: those of its run, and those of its steps."""
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
+
+from snakemake.iocontainers import Wildcards
 
 from vlmflow.config.model import Config
 from vlmflow.config.search_steps import slots_of, step_before, steps_of
@@ -18,11 +19,14 @@ class SearchInputs:
         self._settings = settings
 
     def of_search(self, files: Files | str) -> Files:
-        """The files of the run of wildcard `search`: those of an input function, or of a name with `{run}`."""
+        """The files of the run of wildcard `search`: those of an input function, or of a name with `{run}`.
+
+        So for the functions of its params and resources.
+        """
 
         def of_its_run(wildcards: Any) -> Any:
             run = self._settings.search[wildcards.search].run
-            return files.format(run=run) if isinstance(files, str) else files(SimpleNamespace(run=run))
+            return files.format(run=run) if isinstance(files, str) else files(Wildcards(fromdict={"run": run}))
 
         return of_its_run
 
