@@ -49,7 +49,7 @@ rule evaluate:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=resources.weights_disk,
         runtime=720,
-        pod_template=resources.node_template,
+        pod_template=resources.template(resources.node_gpus),
     message:
         "Evaluating {wildcards.run} on {wildcards.split}"
     script:

@@ -43,7 +43,7 @@ rule judge_best:
         mem_mb=inputs.of_search(lookup(dpath="runs/{run}/resources/train_mem_mb", within=config)),
         disk_mb=inputs.of_search(resources.weights_disk),
         runtime=720,
-        pod_template=inputs.of_search(resources.node_template),
+        pod_template=inputs.of_search(resources.template(resources.node_gpus)),
     message:
         "Judging the best trial of {wildcards.search}"
     script:

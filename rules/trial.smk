@@ -44,7 +44,7 @@ rule trial:
         mem_mb=inputs.of_search(lookup(dpath="runs/{run}/resources/train_mem_mb", within=config)),
         disk_mb=inputs.of_search(resources.train_disk),
         runtime=inputs.of_search(lookup(dpath="runs/{run}/resources/train_runtime", within=config)),
-        pod_template=inputs.of_search(resources.train_template),
+        pod_template=inputs.of_search(resources.template(resources.train_gpus)),
     message:
         "Trial of {wildcards.search}: round {wildcards.round}, rung {wildcards.rung}, slot {wildcards.slot}"
     script:
