@@ -161,7 +161,7 @@ def read_model_manifest(model: Path) -> ModelManifest:
         if size != record.bytes:
             state = "is missing" if size is None else f"has {size:,} bytes; it had {record.bytes:,} when it was fetched"
             raise VlmflowError(f"model {manifest.name}: {file.resolve()} {state}", next_step)
-    others = _names(manifest.folder) - manifest.files.keys()
+    others = names_in(manifest.folder) - manifest.files.keys()
     if others:
         raise VlmflowError(
             f"model {manifest.name}: {manifest.folder} holds {shown(min(others))}, which vlmflow did not put there",
@@ -185,7 +185,7 @@ def model_with(models: Path, digest: str) -> tuple[Path, ModelManifest] | None:
     return None
 
 
-def _names(folder: Path) -> set[str]:
+def names_in(folder: Path) -> set[str]:
     """Return the files in a folder, without those that file systems and desktops put anywhere (.nfs…, .DS_Store)."""
     names = (
         os.path.relpath(os.path.join(place, name), folder) for place, _, files in os.walk(folder) for name in files
