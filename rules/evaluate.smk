@@ -35,7 +35,7 @@ rule evaluate:
     wildcard_constraints:
         split="val|test",
     params:
-        modules=params.form_modules_of_run,  # it says which rows have feedback
+        modules=params.form_modules,  # it says which rows have feedback
         settings=params.run(EvaluationBlock, "model.model_type"),
         chosen_by=params.chosen_by_of_val,
         processes=params.processes,

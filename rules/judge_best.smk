@@ -28,7 +28,7 @@ rule judge_best:
     benchmark:
         "benchmarks/judge_best/{search}.tsv"
     params:
-        modules=inputs.of_search(params.form_modules_of_run),  # it says which rows have feedback
+        modules=inputs.of_search(params.form_modules),  # it says which rows have feedback
         settings=params.search_run(TrainBlock),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
         search=params.search("limits"),
