@@ -11,6 +11,13 @@ from vlmflow.estimate.verdict import GB, parts_of, spread_of
 from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.reports.page import Tile, gb_or_mb, render
 
+STATES = {
+    "good": ("fits", "It fits", ""),
+    "maybe": ("may fit", "It may not fit", " The run starts, with a warning."),
+    "bad": ("does not fit", "It does not fit", " The run stops before it asks for a GPU."),
+}
+"""Of each state of a product: a word, the beginning of a sentence, and what follows for the run that names it."""
+
 
 @dataclass(frozen=True)
 class Product:
@@ -117,26 +124,19 @@ def _verdict(found: Estimate, settings: EstimateBlock) -> tuple[str, str]:
     if on is None:
         return "", "The run names no GPU product (gpu): the table shows on which ones it fits."
     gpu = GPUS[on.gpu]
-    state, _ = _state(on.memory_share)
-    outcome = {"good": "It fits", "maybe": "It may not fit", "bad": "It does not fit"}[state]
+    state = _state(on.memory_share)
+    _, outcome, follows = STATES[state]
     needed = f"{outcome} {gpu.title}: {on.memory_share:.0%} of its {gpu.memory / GB:.0f} GB."
-    follows = {
-        "good": "",
-        "maybe": " The run starts, with a warning.",
-        "bad": " The run stops before it asks for a GPU.",
-    }
     ignored = state != "good" and settings.estimate == "ignore"
-    return state, needed + (" It starts in any case (estimate: ignore)." if ignored else follows[state])
+    return state, needed + (" It starts in any case (estimate: ignore)." if ignored else follows)
 
 
-def _state(share: float) -> tuple[str, str]:
-    if share <= FITS:
-        return "good", "fits"
-    return ("maybe", "may fit") if share <= REFUSED else ("bad", "does not fit")
+def _state(share: float) -> str:
+    return "good" if share <= FITS else "maybe" if share <= REFUSED else "bad"
 
 
 def _product(one: OnProduct, found: Estimate) -> Product:
-    state, verdict = _state(one.memory_share)
+    state = _state(one.memory_share)
     gpu = GPUS[one.gpu]
     nodes = f"{found.nodes} × " if found.nodes > 1 else ""
     return Product(
@@ -144,7 +144,7 @@ def _product(one: OnProduct, found: Estimate) -> Product:
         memory=gb_or_mb(gpu.memory),
         share=one.memory_share,
         state=state,
-        verdict=verdict,
+        verdict=STATES[state][0],
         hours=_hours(one.fast.seconds, one.slow.seconds),
         shares=f"{100 * gpu.shares[1]:.0f} to {100 * gpu.shares[0]:.0f} %{'' if gpu.measured else ', not measured'}",
         price=_price(one) if one.fast_price is not None else "",

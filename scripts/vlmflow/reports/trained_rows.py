@@ -12,11 +12,20 @@ from vlmflow.core.printable import printable
 from vlmflow.in_trainer.messages import ROWS_OF_STEPS, last_step_begun, rows_of_step
 from vlmflow.lengths.count import lines_of, read_lengths
 from vlmflow.lengths.fitted import fitted_rows
-from vlmflow.reports.former import Job
 from vlmflow.supervisor.run_folder import JOB
 
 WORDS = 60
 """How many characters of a row's text are shown."""
+
+
+class _Data(msgspec.Struct):
+    digest: str
+
+
+class _Job(msgspec.Struct):
+    """The part of a run folder's job.json that names its rows."""
+
+    data: _Data
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ def trained_rows(run_folder: Path, rows: Path, step: int) -> list[TrainedRow]:
             f"{run_folder}: step {step} has not begun; the last step that began is {reached}", f"STEP=1 to {reached}"
         )
     digests = fitted_rows(rows).digests
-    trained_on = read_account(run_folder / JOB, Job).data.digest
+    trained_on = read_account(run_folder / JOB, _Job).data.digest
     if trained_on != "".join(digests[name] for name in ("train.jsonl", "val.jsonl", "pictures")):
         raise VlmflowError(
             f"{rows}: these are not the rows that {run_folder} was trained on",
