@@ -6,6 +6,7 @@ override .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 
 override BIN := .venv/bin
+override PROGRAM := PYTHONPATH=scripts$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python
 PYTHON ?= python3
 FIRE ?=
 DATASET ?= fire
@@ -50,7 +51,7 @@ override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(
 override configured = $(call split,ARGS); $(call split,CONFIG); \
   if [ -n "$${CONFIG[*]}" ]; then case " $${ARGS[*]}" in *" --configfile"*) \
     echo "make: CONFIG and --configfile in ARGS: name all files by CONFIG=\"FIRST SECOND\"" >&2; exit 2;; esac; \
-    $(BIN)/python scripts/check_config.py --only-yaml "$${CONFIG[@]}"; \
+    $(PROGRAM) scripts/tools/check_config.py --only-yaml "$${CONFIG[@]}"; \
     ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}"); fi
 
 .PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check gpu-pack pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
@@ -108,17 +109,17 @@ override GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
 	$(DEMO) --directory runs/demo "merged/$$RUN" $(PAGES)
 
-runs/demo/sample/faults.json: scripts/make_sample.py $(GENERATOR) | .venv/train.stamp
+runs/demo/sample/faults.json: scripts/tools/make_sample.py $(GENERATOR) | .venv/train.stamp
 	@echo "The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures."
-	$(BIN)/python scripts/make_sample.py --folder runs/demo/sample
+	$(PROGRAM) scripts/tools/make_sample.py --folder runs/demo/sample
 	@touch $@
 
-runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/make_tiny_model.py | .venv/train.stamp
-	$(BIN)/python scripts/make_tiny_model.py --folder runs/demo/tiny-model --text '[runs/demo/sample/FIRE-train-100K.json]'
+runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/tools/make_tiny_model.py | .venv/train.stamp
+	$(PROGRAM) scripts/tools/make_tiny_model.py --folder runs/demo/tiny-model --text '[runs/demo/sample/FIRE-train-100K.json]'
 	@touch $@
 
 fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
-	@$(BIN)/python scripts/make_fire_demo.py --fire "$$FIRE" --folder runs/fire-demo
+	@$(PROGRAM) scripts/tools/make_fire_demo.py --fire "$$FIRE" --folder runs/fire-demo
 	$(DEMO) --directory runs/fire-demo \
 	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- "merged/$$RUN" $(PAGES)
 
@@ -127,7 +128,7 @@ run: .venv/train.stamp ## the whole pipeline on your rows, with its pages: make 
 	@$(configured); $(call split,TARGET); $(BIN)/snakemake "$${ARGS[@]}" -- "$${TARGET[@]}"
 
 check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG=my-run.yaml
-	@$(call split,CONFIG); $(BIN)/python scripts/check_config.py "$${CONFIG[@]}"
+	@$(call split,CONFIG); $(PROGRAM) scripts/tools/check_config.py "$${CONFIG[@]}"
 
 estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run CONFIG=my-run.yaml
 	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" -- "reports/estimate-$$RUN.html"
@@ -136,13 +137,13 @@ refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make ref
 	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" --forcerun resolve_images -- "data/$$DATASET/stats.json"
 
 clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs CONFIG=my-run.yaml
-	@$(configured); $(BIN)/python scripts/clean_runs.py "$${ARGS[@]}"
+	@$(configured); $(PROGRAM) scripts/tools/clean_runs.py "$${ARGS[@]}"
 
 board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
-	@$(configured); $(BIN)/python scripts/board.py $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
+	@$(configured); $(PROGRAM) scripts/tools/board.py $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
 
 index: .venv/data.stamp ## write reports/index.html, all runs on one page: make index ARGS="--directory runs/demo"
-	@$(configured); $(BIN)/python scripts/index_page.py "$${ARGS[@]}"
+	@$(configured); $(PROGRAM) scripts/tools/index_page.py "$${ARGS[@]}"
 
 notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine alone: make notebook FOLDER=runs/demo RUN=my-run
 	@$(call split,ARGS); folder="$$(realpath -- "$$FOLDER")"; cd notebooks; VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$$RUN" \
@@ -150,34 +151,34 @@ notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine al
 
 rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
 	@test -n "$$RUN" && test -n "$$STEP" || { echo 'say which: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml' >&2; exit 2; }
-	@$(configured); $(BIN)/python scripts/rows_of_step.py --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
+	@$(configured); $(PROGRAM) scripts/tools/rows_of_step.py --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
 
 try: .venv/train.stamp ## base and tuned side by side, then your feedback: make try RUN=my-run [PICTURE=cat.jpg ASK="…"] [ARGS="--directory …"]
-	@$(configured); $(BIN)/python scripts/try_run.py --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
+	@$(configured); $(PROGRAM) scripts/tools/try_run.py --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
 	  $${ASK:+--ask="$$ASK"} $${FEEDBACK:+--feedback="$$FEEDBACK"} "$${ARGS[@]}"
 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
-	@$(call split,ARGS); $(BIN)/python scripts/serve.py --run "$$RUN" $${PORT:+--port="$$PORT"} \
+	@$(call split,ARGS); $(PROGRAM) scripts/tools/serve.py --run "$$RUN" $${PORT:+--port="$$PORT"} \
 	  $${GPUS:+--gpus="$$GPUS"} $(if $(filter 1,$(ADAPTER)),--what adapter) "$${ARGS[@]}"
 
 verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
-	@$(call split,ARGS); $(BIN)/python scripts/check_provenance.py --run "$$RUN" "$${ARGS[@]}"
+	@$(call split,ARGS); $(PROGRAM) scripts/tools/check_provenance.py --run "$$RUN" "$${ARGS[@]}"
 
 track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run CONFIG=my-run.yaml, or ARGS="--mlflow …"
-	@$(configured); $(BIN)/python scripts/track_run.py --run "$$RUN" "$${ARGS[@]}"
+	@$(configured); $(PROGRAM) scripts/tools/track_run.py --run "$$RUN" "$${ARGS[@]}"
 
 publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
 	@test -n "$$TO" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
-	@$(call split,ARGS); $(BIN)/python scripts/publish_run.py --run "$$RUN" --to "$$TO" \
+	@$(call split,ARGS); $(PROGRAM) scripts/tools/publish_run.py --run "$$RUN" --to "$$TO" \
 	  $(if $(filter 1,$(ADAPTER)),--adapter) $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) \
 	  "$${ARGS[@]}"
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
-	$(BIN)/python scripts/make_pins.py
+	$(PROGRAM) scripts/tools/make_pins.py
 
 # --- on Kubernetes: docs/kubernetes.md ------------------------------------------------------------------------------
 
-override REMOTE := PYTHONPATH=scripts $(BIN)/python -m remote
+override REMOTE := $(PROGRAM) -m remote
 override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
 
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor [ON=slurm] ARGS="--json"
@@ -186,7 +187,7 @@ doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: m
 	  *) echo "make: ON is kubernetes or slurm" >&2; exit 2;; esac
 
 status: .venv/data.stamp ## show what trains here and runs in Slurm or the cluster, with its progress or what it waits for
-	@$(configured); $(BIN)/python scripts/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
+	@$(configured); $(PROGRAM) scripts/tools/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token
@@ -244,7 +245,7 @@ lint: .venv/dev.stamp ## ruff, snakefmt, mypy and snakemake --lint only
 	$(BIN)/snakemake --lint
 
 docs: .venv/dev.stamp ## write the pages of docs/ that are generated from the code
-	$(BIN)/python scripts/make_docs.py
+	$(PROGRAM) scripts/tools/make_docs.py
 
 bench: .venv/dev.stamp ## measure the figures of docs/benchmarks.md, side by side
 	$(BIN)/python tests/bench/bench.py

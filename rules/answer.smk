@@ -23,7 +23,7 @@ rule answer:
         raw_train=inputs.raw_gold("train"),
         raw_val=inputs.raw_gold("val"),
         raw_test=inputs.raw_gold("test"),
-        mended=inputs.mended_gold,
+        fixed_rows=inputs.fixed_rows_gold,
     output:
         answered=directory("answers/{run}/{split}"),
     log:
@@ -49,4 +49,4 @@ rule answer:
     message:
         "Asking {wildcards.run} and its base on {wildcards.split}"
     script:
-        "../scripts/answer.py"
+        "../scripts/stages/answer.py"

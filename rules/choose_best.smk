@@ -30,4 +30,4 @@ rule choose_best:
     message:
         "Choosing the best settings of {wildcards.search}"
     script:
-        "../scripts/choose_best.py"
+        "../scripts/stages/choose_best.py"

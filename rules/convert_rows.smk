@@ -15,7 +15,7 @@ rule convert_rows:
     input:
         raw=inputs.raw,
         raw_accounts=inputs.raw_accounts,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
     output:
         converted="converted/{dataset}/{split}.jsonl",
         rejects="converted/{dataset}/{split}.rejects.jsonl",
@@ -37,4 +37,4 @@ rule convert_rows:
     message:
         "Converting the {wildcards.split} split of {wildcards.dataset}"
     script:
-        "../scripts/convert_rows.py"
+        "../scripts/stages/convert_rows.py"

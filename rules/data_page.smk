@@ -31,7 +31,8 @@ rule data_page:
     params:
         reads="vlmflow/reports/templates",
         picture_store=lookup(dpath="stores/pictures", within=config),
-        settings=params.dataset("picture_limits", "near_duplicates"),
+        picture_limits=params.dataset("picture_limits"),
+        near_duplicates=params.dataset("near_duplicates"),
         good_run=params.good_run,
     threads: 1
     resources:
@@ -41,4 +42,4 @@ rule data_page:
     message:
         "Drawing the data page of {wildcards.dataset}"
     script:
-        "../scripts/data_page.py"
+        "../scripts/stages/data_page.py"

@@ -36,4 +36,4 @@ rule estimate_page:
     message:
         "Drawing the estimate of {wildcards.run}"
     script:
-        "../scripts/estimate_page.py"
+        "../scripts/stages/estimate_page.py"

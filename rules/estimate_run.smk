@@ -32,4 +32,4 @@ rule estimate_run:
     message:
         "Estimating memory and time of {wildcards.run}"
     script:
-        "../scripts/estimate_run.py"
+        "../scripts/stages/estimate_run.py"

@@ -29,7 +29,7 @@ rule eval_page:
         "benchmarks/eval_page/{run}.tsv"
     params:
         reads="vlmflow/reports/templates",
-        settings=params.run("dataset.picture_limits"),
+        picture_limits=params.run("dataset.picture_limits"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:
@@ -39,4 +39,4 @@ rule eval_page:
     message:
         "Drawing the evaluation page of {wildcards.run}"
     script:
-        "../scripts/eval_page.py"
+        "../scripts/stages/eval_page.py"

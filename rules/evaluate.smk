@@ -25,7 +25,7 @@ rule evaluate:
         raw_train=inputs.raw_gold("train"),
         raw_val=inputs.raw_gold("val"),
         raw_test=inputs.raw_gold("test"),
-        mended=inputs.mended_gold,
+        fixed_rows=inputs.fixed_rows_gold,
     output:
         evaluated=directory("eval/{run}/{split}"),
     log:
@@ -53,4 +53,4 @@ rule evaluate:
     message:
         "Evaluating {wildcards.run} on {wildcards.split}"
     script:
-        "../scripts/evaluate.py"
+        "../scripts/stages/evaluate.py"

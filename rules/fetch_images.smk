@@ -15,7 +15,7 @@ rule fetch_images:
     input:
         raw=inputs.raw,
         raw_accounts=inputs.raw_accounts,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
     output:
         account="images/{dataset}/{split}.fetched.json",
     log:
@@ -24,7 +24,8 @@ rule fetch_images:
         "benchmarks/fetch_images/{dataset}.{split}.tsv"
     params:
         dataset="{dataset}",
-        settings=params.dataset("image_roots", "picture_limits.max_bytes"),
+        image_roots=params.dataset("image_roots"),
+        max_bytes=params.dataset("picture_limits.max_bytes"),
         store=lookup(dpath="stores/fetched_pictures", within=config),
         sources=params.picture_sources,
         revision=params.picture_revisions,
@@ -38,4 +39,4 @@ rule fetch_images:
     message:
         "Fetching the pictures that the {wildcards.split} split of {wildcards.dataset} names"
     script:
-        "../scripts/fetch_images.py"
+        "../scripts/stages/fetch_images.py"

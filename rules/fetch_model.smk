@@ -37,4 +37,4 @@ rule fetch_model:
     message:
         "Fetching the model {wildcards.model}"
     script:
-        "../scripts/fetch_model.py"
+        "../scripts/stages/fetch_model.py"

@@ -37,4 +37,4 @@ rule fetch_model_files:
     message:
         "Fetching the small files of the model {wildcards.model}"
     script:
-        "../scripts/fetch_model_files.py"
+        "../scripts/stages/fetch_model_files.py"

@@ -35,4 +35,4 @@ rule fetch_rows:
     message:
         "Fetching {wildcards.file}"
     script:
-        "../scripts/fetch_rows.py"
+        "../scripts/stages/fetch_rows.py"

@@ -29,7 +29,8 @@ rule find_near_duplicates:
     wildcard_constraints:
         dataset=names.datasets,
     params:
-        settings=params.dataset("near_duplicates.picture_distance", "one_prompt"),
+        picture_distance=params.dataset("near_duplicates.picture_distance"),
+        one_prompt=params.dataset("one_prompt"),
     threads: 1
     resources:
         mem_mb=4_000,
@@ -38,4 +39,4 @@ rule find_near_duplicates:
     message:
         "Looking for near-duplicates between the splits of {wildcards.dataset}"
     script:
-        "../scripts/find_near_duplicates.py"
+        "../scripts/stages/find_near_duplicates.py"

@@ -37,4 +37,4 @@ rule fit_rows:
     message:
         "Fitting the rows of {wildcards.run} to its max_length"
     script:
-        "../scripts/fit_rows.py"
+        "../scripts/stages/fit_rows.py"

@@ -31,7 +31,7 @@ rule hash_pictures:
     message:
         "Hashing the pictures of the {wildcards.split} split of {wildcards.dataset}: {output}"
     script:
-        "../scripts/hash_pictures.py"
+        "../scripts/stages/hash_pictures.py"
 
 
 if names.part:
@@ -54,4 +54,4 @@ if names.part:
         message:
             "Joining the hashes of the pictures of the {wildcards.split} split of {wildcards.dataset}"
         script:
-            "../scripts/join_hashes.py"
+            "../scripts/stages/join_hashes.py"

@@ -20,7 +20,7 @@ rule judge_best:
         val=inputs.of_search(inputs.data("val.jsonl")),
         judged_pictures=inputs.of_search(inputs.run_pictures),
         raw_train=inputs.of_search(inputs.raw_gold("train")),
-        mended=inputs.of_search(inputs.mended_gold),
+        fixed_rows=inputs.of_search(inputs.fixed_rows_gold),
     output:
         judged="search/{search}/judged.json",
     log:
@@ -31,7 +31,7 @@ rule judge_best:
         modules=inputs.of_search(params.form_modules),  # it says which rows have feedback
         settings=params.search_run(TrainBlock),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
-        search=params.search("limits"),
+        limits=params.search("limits"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
@@ -47,4 +47,4 @@ rule judge_best:
     message:
         "Judging the best trial of {wildcards.search}"
     script:
-        "../scripts/judge_best.py"
+        "../scripts/stages/judge_best.py"

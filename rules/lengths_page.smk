@@ -37,4 +37,4 @@ rule lengths_page:
     message:
         "Drawing the lengths page of {wildcards.run}"
     script:
-        "../scripts/lengths_page.py"
+        "../scripts/stages/lengths_page.py"

@@ -28,7 +28,8 @@ rule measure_lengths:
     benchmark:
         "benchmarks/measure_lengths/{run}.tsv"
     params:
-        settings=params.run(LengthBlock, "model.template_differs"),
+        settings=params.run(LengthBlock),
+        template_differs=params.run("model.template_differs"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:
@@ -39,4 +40,4 @@ rule measure_lengths:
     message:
         "Counting the tokens of every row for {wildcards.run}"
     script:
-        "../scripts/measure_lengths.py"
+        "../scripts/stages/measure_lengths.py"

@@ -28,4 +28,4 @@ rule merge_weights:
     message:
         "Merging what {wildcards.run} trained into its base model"
     script:
-        "../scripts/merge_weights.py"
+        "../scripts/stages/merge_weights.py"

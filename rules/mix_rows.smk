@@ -35,7 +35,8 @@ rule mix_rows:
     wildcard_constraints:
         dataset=names.mixtures,
     params:
-        settings=params.dataset("mix", "seed"),
+        mix=params.dataset("mix"),
+        seed=params.dataset("seed"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:
@@ -45,4 +46,4 @@ rule mix_rows:
     message:
         "Mixing {wildcards.dataset}"
     script:
-        "../scripts/mix_rows.py"
+        "../scripts/stages/mix_rows.py"

@@ -40,4 +40,4 @@ rule propose:
     message:
         "Choosing trials of {wildcards.search}: round {wildcards.round}, rung {wildcards.rung}"
     script:
-        "../scripts/propose.py"
+        "../scripts/stages/propose.py"

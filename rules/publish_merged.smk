@@ -40,4 +40,4 @@ rule publish_merged:
     message:
         "Publishing the proven weights of {wildcards.run}"
     script:
-        "../scripts/publish_merged.py"
+        "../scripts/stages/publish_merged.py"

@@ -23,7 +23,7 @@ rule resolve_images:
         ),
         raw=inputs.raw,
         raw_accounts=inputs.raw_accounts,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
     output:
         manifest=temp(manifest_of_part) if names.part else manifest_of_part,
     log:
@@ -45,7 +45,7 @@ rule resolve_images:
     message:
         "Checking the pictures that the {wildcards.split} split of {wildcards.dataset} names: {output}"
     script:
-        "../scripts/resolve_images.py"
+        "../scripts/stages/resolve_images.py"
 
 
 if names.part:
@@ -70,4 +70,4 @@ if names.part:
         message:
             "Joining the image manifests of the {wildcards.split} split of {wildcards.dataset}"
         script:
-            "../scripts/join_images.py"
+            "../scripts/stages/join_images.py"

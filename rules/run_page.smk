@@ -38,4 +38,4 @@ rule run_page:
     message:
         "Drawing the page of {wildcards.run}'s full run"
     script:
-        "../scripts/run_page.py"
+        "../scripts/stages/run_page.py"

@@ -25,8 +25,9 @@ rule search_page:
         "benchmarks/search_page/{search}.tsv"
     params:
         reads="vlmflow/reports/templates",
-        settings=params.search("run", "limits"),
-        run=params.search_run("device"),
+        run=params.search("run"),
+        limits=params.search("limits"),
+        device=params.search_run("device"),
     threads: 1
     resources:
         mem_mb=2_000,
@@ -35,4 +36,4 @@ rule search_page:
     message:
         "Drawing the page of {wildcards.search}"
     script:
-        "../scripts/search_page.py"
+        "../scripts/stages/search_page.py"

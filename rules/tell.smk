@@ -33,4 +33,4 @@ rule tell:
     message:
         "Telling {wildcards.search} the results of round {wildcards.round}, rung {wildcards.rung}"
     script:
-        "../scripts/tell.py"
+        "../scripts/stages/tell.py"

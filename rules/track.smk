@@ -27,7 +27,7 @@ rule track:
     params:
         # They run in the environment `track`.
         modules=["vlmflow.track.to_mlflow", "vlmflow.track.to_wandb", "vlmflow.track.to_otlp"],
-        settings=params.run("track"),
+        track=params.run("track"),
         tracker_store=lookup(dpath="stores/trackers", within=config),
     threads: 1
     resources:
@@ -38,4 +38,4 @@ rule track:
     message:
         "Sending {wildcards.run} to its trackers"
     script:
-        "../scripts/track.py"
+        "../scripts/stages/track.py"

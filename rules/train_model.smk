@@ -47,4 +47,4 @@ rule train_model:
     message:
         "Training {wildcards.run}"
     script:
-        "../scripts/train_model.py"
+        "../scripts/stages/train_model.py"

@@ -28,7 +28,8 @@ rule train_smoke:
     benchmark:
         "benchmarks/train_smoke/{run}.tsv"
     params:
-        settings=params.run(TrainBlock, "smoke"),
+        settings=params.run(TrainBlock),
+        smoke_settings=params.run("smoke"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads
@@ -45,4 +46,4 @@ rule train_smoke:
     message:
         "Smoke run of {wildcards.run}: the longest rows first"
     script:
-        "../scripts/train_smoke.py"
+        "../scripts/stages/train_smoke.py"

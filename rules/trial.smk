@@ -21,7 +21,7 @@ rule trial:
         val=inputs.judged(inputs.data("val.jsonl")),
         judged_pictures=inputs.judged(inputs.run_pictures),
         raw_train=inputs.judged(inputs.raw_gold("train")),
-        mended=inputs.judged(inputs.mended_gold),
+        fixed_rows=inputs.judged(inputs.fixed_rows_gold),
     output:
         result="search/{search}/{round}/{rung}/{slot}.json",
     log:
@@ -48,4 +48,4 @@ rule trial:
     message:
         "Trial of {wildcards.search}: round {wildcards.round}, rung {wildcards.rung}, slot {wildcards.slot}"
     script:
-        "../scripts/trial.py"
+        "../scripts/stages/trial.py"

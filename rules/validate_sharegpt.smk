@@ -21,7 +21,7 @@ rule validate_sharegpt:
         rejects=inputs.per_split("converted/{dataset}/{split}.rejects.jsonl"),
         unread=inputs.per_split("converted/{dataset}/{split}.unread.json"),
         pictures=inputs.manifests,
-        mended=inputs.mended,
+        fixed_rows=inputs.fixed_rows,
         hashes=branch(lookup(dpath="datasets/{dataset}/near_duplicates/drop", within=config), then=inputs.hashes),
     output:
         "data/{dataset}/train.jsonl",
@@ -54,4 +54,4 @@ rule validate_sharegpt:
     message:
         "Validating {wildcards.dataset}"
     script:
-        "../scripts/validate_sharegpt.py"
+        "../scripts/stages/validate_sharegpt.py"

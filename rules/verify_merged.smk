@@ -38,4 +38,4 @@ rule verify_merged:
     message:
         "Verifying the merged weights of {wildcards.run}"
     script:
-        "../scripts/verify_merged.py"
+        "../scripts/stages/verify_merged.py"

@@ -27,4 +27,4 @@ rule verify_tensors:
     message:
         "Verifying the merged tensors of {wildcards.run}"
     script:
-        "../scripts/verify_tensors.py"
+        "../scripts/stages/verify_tensors.py"

@@ -98,10 +98,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.nodeid.startswith(tuple(WITH_PROGRAMS)):
         folder = session_folder.folder()
         warm_programs.wait_for(folder)
-        os.environ |= {"VLMFLOW_WARM": str(folder), "PYTHONPATH": str(warm_programs.HANDING_OVER)}
+        os.environ |= {"VLMFLOW_WARM": str(folder), "PYTHONPATH": warm_programs.WARM}
     else:
-        for name in ("VLMFLOW_WARM", "PYTHONPATH"):
-            os.environ.pop(name, None)
+        os.environ.pop("VLMFLOW_WARM", None)
+        os.environ["PYTHONPATH"] = warm_programs.OURS
 
 
 @pytest.fixture
@@ -172,7 +172,7 @@ def local_runs(fresh_demo: Path) -> tuple[Path, Path]:
         warm_programs.wait_for(folder)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VLMFLOW_WARM", str(folder))
-            patch.setenv("PYTHONPATH", str(warm_programs.HANDING_OVER))
+            patch.setenv("PYTHONPATH", warm_programs.WARM)
             demo = copy_folder(fresh_demo, fresh_demo.with_name("walked"))
             snakemake(demo, *THREADS, "--", f"merged/{RUN}")  # the number of threads changes the last bits of a sum
             here = copy_folder(demo, fresh_demo.with_name("here"))

@@ -53,7 +53,7 @@ HEAVY = (
     *("unit/demo/test_tiny_tokenizer.py", "unit/estimate", "unit/evaluation/answering"),
     *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/scoring/test_squad.py"),
     *("unit/evaluation/test_gpus.py", "unit/fetch/test_model_weights.py", "unit/merging"),
-    *("unit/pictures/test_size_limits.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
+    *("unit/pictures/test_budget.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
     *("unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
     *("unit/test_notebook.py", "unit/in_trainer"),
     *("unit/supervisor/test_checkpoint.py", "unit/supervisor/test_foreign_code.py", "unit/lengths/test_steps.py"),

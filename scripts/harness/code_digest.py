@@ -25,9 +25,9 @@ digest covers one more module."""
 
 
 def of_scripts(folder: Path) -> Callable[..., str]:
-    """Return the function that maps a script's name to the digest of its code, 16 hexadecimal digits.
+    """Return the function that maps a script, as a dotted name, to the digest of its code, 16 hexadecimal digits.
 
-    folder: the scripts and the packages that they import.
+    folder: the packages with the scripts and with what they import.
 
     The function also takes the names of modules that the script loads without an import statement, and as `reads` the
     folder, relative to `folder`, of other files that it reads. It raises FileNotFoundError if that has no files.
@@ -44,7 +44,7 @@ def of_scripts(folder: Path) -> Callable[..., str]:
     @cache
     def of_script(name: str, *found: str, reads: str | None = None) -> str:
         files: set[Path] = set()
-        waiting = {folder / f"{name}.py", *(file for module in found for file in files_of(module))}
+        waiting = {file for module in (name, *found) for file in files_of(module)}
         while waiting:
             file = waiting.pop()
             files.add(file)

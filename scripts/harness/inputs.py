@@ -100,12 +100,12 @@ class RuleInputs(SearchInputs):
         files = [Path(file) for split in splits for file in raw_files(self._settings, wildcards.dataset, split)]
         return [str(file.parent / ".fetched" / f"{file.name}.json") for file in files]
 
-    def mended(self, wildcards: Any) -> list[Any]:
-        """The files of mended rows of wildcard `dataset`, in their order; none if it has none."""
-        return self._mended(wildcards.dataset)
+    def fixed_rows(self, wildcards: Any) -> list[Any]:
+        """The files of fixed rows of wildcard `dataset`, in their order; none if it has none."""
+        return self._fixed_rows(wildcards.dataset)
 
-    def _mended(self, dataset: str) -> list[Any]:
-        key, files = f"datasets.{dataset}.mended", self._settings.raw_datasets[dataset].mended_files
+    def _fixed_rows(self, dataset: str) -> list[Any]:
+        key, files = f"datasets.{dataset}.fixed_rows", self._settings.raw_datasets[dataset].fixed_row_files
         return [path for file in files for path in self._local_file(key, file)]
 
     def per_split(self, pattern: str) -> InputFunction:
@@ -220,9 +220,9 @@ class RuleInputs(SearchInputs):
             file for dataset in self._with_gold(wildcards) for file in raw_files(self._settings, dataset, split)
         ]
 
-    def mended_gold(self, wildcards: Any) -> list[Any]:
-        """The files of mended rows of the same data sets."""
-        return [file for dataset in self._with_gold(wildcards) for file in self._mended(dataset)]
+    def fixed_rows_gold(self, wildcards: Any) -> list[Any]:
+        """The files of fixed rows of the same data sets."""
+        return [file for dataset in self._with_gold(wildcards) for file in self._fixed_rows(dataset)]
 
     def _with_gold(self, wildcards: Any) -> list[str]:
         """Return the data set of wildcard `run`, or those that it mixes, if their raw rows have gold answers."""

@@ -44,21 +44,26 @@ class RuleParams:
         self._settings = settings
 
     def dataset(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given."""
-        return lambda wildcards, output=None: _block(self._settings.datasets[wildcards.dataset], keys, renamed)
+        """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given.
+
+        One key alone gives its value.
+        """
+        return lambda wildcards, output=None: _alone(_block(self._settings.datasets[wildcards.dataset], keys, renamed))
 
     def run(self, *keys: Keys) -> ParamsFunction:
         """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block.
 
-        A class of `run_blocks` stands for its keys, wherever they are in the run's settings.
+        A class of `run_blocks` stands for its keys, wherever they are in the run's settings. One key alone gives its
+        value.
         """
-        return lambda wildcards, output=None: _block(self._run_with_what_it_names(wildcards.run), _named(keys), {})
+        return lambda wildcards, output=None: _alone(
+            _block(self._run_with_what_it_names(wildcards.run), _named(keys), {})
+        )
 
     def search(self, *keys: str) -> ParamsFunction:
-        """Some settings of wildcard `search`."""
-        include = set(keys)
-        return lambda wildcards, output=None: self._settings.search[wildcards.search].model_dump(
-            mode="json", include=include
+        """Some settings of wildcard `search`, as one block; one key alone gives its value."""
+        return lambda wildcards, output=None: _alone(
+            self._settings.search[wildcards.search].model_dump(mode="json", include=set(keys))
         )
 
     def search_run(self, *keys: Keys) -> ParamsFunction:
@@ -67,11 +72,11 @@ class RuleParams:
         Keys of `train` that it searches have the first of their values: each trial has its own, from what was asked.
         """
 
-        def block(wildcards: Any, output: Any = None) -> dict[str, Any]:
+        def block(wildcards: Any, output: Any = None) -> Any:
             search = self._settings.search[wildcards.search]
             run = self._run_with_what_it_names(search.run)
             run.train = trained_with(run.train, {one.key: one.first for one in dimensions(search.space)})
-            return _block(run, _named(keys), {})
+            return _alone(_block(run, _named(keys), {}))
 
         return block
 
@@ -227,6 +232,11 @@ def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) ->
         raise ValueError(f"two keys of a block have one name: {keys}, {renamed}")
     values = {name: attrgetter(key)(settings) for name, key in named.items()}
     return {name: value.model_dump() if isinstance(value, Settings) else value for name, value in values.items()}
+
+
+def _alone(block: dict[str, Any]) -> Any:
+    """Return the value of a block of one key; a longer block as it is."""
+    return block if len(block) > 1 else next(iter(block.values()))
 
 
 def _state(source: str, choose: Callable[[list[str]], list[str]] = list) -> list[list[int]]:

@@ -64,6 +64,8 @@ def install(
         _refuse_a_missing_environment(workflow)
         refuse_elsewhere(workflow, settings)
         if workflow.dryrun:
+            for line in settings.former_names:
+                print(line, file=sys.stderr)
             _say_what_is_trained(workflow, settings)
             _say_who_is_at_work()
         elif workflow.executor_plugin and not len(workflow.dag):  # without: --dag, --report and their like

@@ -6,9 +6,9 @@ A script has a keyword-only function `main`. Its parameters have the names of th
     if __name__ == "__main__":
         run_stage(main, globals().get("snakemake"))
 
-From a shell each parameter is an option: `python scripts/convert_rows.py --raw FILE --split train …`.
+From a shell each parameter is an option: `PYTHONPATH=scripts python -m stages.convert_rows --raw FILE …`.
 
-Related settings are one parameter, a block: a rule passes it as a dict (`params.dataset("kind", "seed")`), a shell as
+Many settings are one parameter, a block: a rule passes it as a dict (`params.dataset("kind", "seed")`), a shell as
 YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the model in the parameter's annotation.
 """
 

@@ -13,10 +13,12 @@ from harness.messages import CALL, CONFIG, LOCAL, TARGETS
 from vlmflow.config.model import Config
 from vlmflow.core.child_environment import NAMED
 from vlmflow.core.integrity import LEVEL, RECORDS, RECORDS_FOLDER
+from vlmflow.core.process import import_path
 
 
 def tell_stages(workflow: Any, settings: Config) -> None:
-    """Set the variables that tell this Snakemake's stages how the workflow was called."""
+    """Set the variables that tell this Snakemake's stages where our modules are and how the workflow was called."""
+    os.environ["PYTHONPATH"] = import_path()
     os.environ[LEVEL] = settings.integrity
     os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
     os.environ[NAMED] = " ".join(settings.environment)

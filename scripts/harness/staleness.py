@@ -35,7 +35,7 @@ def install(workflow: Any) -> Callable[[], None]:
 
     def recorded(rule: Any, wildcards: Any) -> tuple[str, ...]:
         params = settings_of(rule, wildcards)
-        code = digest(Path(rule.script).stem, *params.get("modules", []), reads=params.get("reads"))
+        code = digest(f"stages.{Path(rule.script).stem}", *params.get("modules", []), reads=params.get("reads"))
         return tuple(sorted(texts_of({**params, "code": code})))
 
     for rule in workflow.rules:

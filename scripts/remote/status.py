@@ -5,8 +5,6 @@ Jobs of the namespace if a cluster is configured. One line for each: what it run
 progress or why it waits.
 """
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,11 +12,7 @@ import remote.kubernetes.status
 import remote.slurm.status
 from remote import training
 from remote.cluster.group_kinds import KINDS
-from vlmflow.config.model import check_config
-from vlmflow.config.yaml_file import read_layers
-from vlmflow.core.errors import VlmflowError
-
-CONFIG = Path(__file__).resolve().parents[2] / "config.yaml"
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
 
 
 def main(local_runs: Callable[[Path], Sequence[training.Training]]) -> None:
@@ -26,17 +20,11 @@ def main(local_runs: Callable[[Path], Sequence[training.Training]]) -> None:
 
     local_runs: returns the trainings of this machine. It takes the folder of all run folders (stores.runs).
     """
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = tool_parser(__doc__)
     parser.add_argument("namespace")
-    parser.add_argument(
-        "--configfile", nargs="+", type=Path, default=[], help="as for snakemake, if stores.runs is set there"
-    )
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
     given = parser.parse_args()
-    try:
-        settings = check_config(read_layers([CONFIG, *given.configfile]), [CONFIG, *given.configfile])
-    except VlmflowError as error:
-        sys.exit(str(error))
+    with errors_in_words():
+        settings = settings_of(given.configfile)
     store = given.directory / settings.stores.runs
     _show(training.lines(local_runs(store)) or [f"this machine trains nothing in {store.absolute()}"])
     with_slurm = remote.slurm.status.is_here()

@@ -123,9 +123,10 @@ def seconds(command: list[str]) -> tuple[float, float]:
 
 def work(name: str) -> None:
     """Be the process of `script`: load a script, run its main with the options, and print the seconds of that."""
-    main = partial(plain_way, Path(sys.argv[1])) if name == "plain_way" else importlib.import_module(name).main
+    plain = name == "plain_way"
+    main = partial(plain_way, Path(sys.argv[1])) if plain else importlib.import_module(f"stages.{name}").main
     begun = time.perf_counter()
-    if name == "plain_way":
+    if plain:
         main()
     else:
         run_stage(main)
@@ -140,7 +141,7 @@ def peak(command: list[str]) -> int:
 
 def idle_memory(name: str) -> int:
     """Return the anonymous memory of an interpreter that has the script's modules loaded and does nothing."""
-    program = f"import sys, time; sys.path[0] = 'scripts'; import {name}; print(flush=True); time.sleep(9)"
+    program = f"import sys, time; sys.path[0] = 'scripts'; import stages.{name}; print(flush=True); time.sleep(9)"
     with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as idle:
         idle.stdout.readline()
         memory = anonymous(idle.pid)

@@ -35,9 +35,9 @@ def bench_workflow(folder: Path) -> dict[str, Any]:
 
 def demo_command(folder: Path) -> list[str]:
     """Put sample and tiny model into `folder`, and return the demo's command line there, without targets."""
-    python("make_sample.py", "--folder", str(folder / "sample"))
+    python("make_sample", "--folder", str(folder / "sample"))
     text = json.dumps([str(folder / "sample" / "FIRE-train-100K.json")])
-    python("make_tiny_model.py", "--folder", str(folder / "tiny-model"), "--text", text)
+    python("make_tiny_model", "--folder", str(folder / "tiny-model"), "--text", text)
     return [str(Path(sys.executable).with_name("snakemake")), "--profile", "profiles/demo", "--directory", str(folder)]
 
 
@@ -57,9 +57,9 @@ def covered(intervals: list[tuple[float, float]]) -> float:
     return total
 
 
-def python(script: str, *options: str) -> None:
-    """Run a script of the project."""
-    quietly([sys.executable, str(ROOT / "scripts" / script), *options])
+def python(tool: str, *options: str) -> None:
+    """Run a tool of the project."""
+    quietly(["env", f"PYTHONPATH={ROOT / 'scripts'}", sys.executable, "-m", f"tools.{tool}", *options])
 
 
 def quietly(command: list[str]) -> str:

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
-from vlmflow.estimate.case import Case, case_of
 from vlmflow.estimate.changes import FITS, longest_that_fits, share
+from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape, read_shape
@@ -74,14 +74,14 @@ def _of_recipe(file: Path) -> Line:
     return Line(model["source"].rpartition("/")[2], RunSettings.model_validate(run))
 
 
-def case(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> Case:
-    """Return the case of a line's run with some rows. changes: of its `train` block."""
+def inputs_for(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> EstimateInput:
+    """Return what is estimated of a line's run with some rows. changes: of its `train` block."""
     settings = line.settings
     names = ("device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long")
     names += ("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows")
     block = {name: getattr(settings, name) for name in names}
     training = settings.train.model_copy(update=changes)
-    return case_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
+    return inputs_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
 
 
 def _shape(line: Line) -> ModelShape:
@@ -98,7 +98,7 @@ def full_rows(line: Line, max_length: int) -> RowLengths:
 def longest(line: Line) -> int:
     """Return the highest max_length that fits the line's product."""
     rows = full_rows(line, LONGEST)
-    return longest_that_fits(case(line, rows, rows, max_length=LONGEST), GPUS[line.settings.gpu])
+    return longest_that_fits(inputs_for(line, rows, rows, max_length=LONGEST), GPUS[line.settings.gpu])
 
 
 def table(train: RowLengths, val: RowLengths) -> str:
@@ -112,7 +112,7 @@ def table(train: RowLengths, val: RowLengths) -> str:
 def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
     settings, gpu = line.settings, GPUS[line.settings.gpu]
     rows = full_rows(line, settings.train.max_length)
-    full, run = case(line, rows, rows), case(line, train, val)
+    full, run = inputs_for(line, rows, rows), inputs_for(line, train, val)
     method = {"lora": "LoRA", "qlora": "QLoRA", "full": "full"}[settings.tuner]
     nodes = f"{settings.nodes} × " if settings.nodes > 1 else ""
     other = INSTEAD if GPUS[INSTEAD].memory == gpu.memory else None
@@ -128,12 +128,12 @@ def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _planned(run: Case, product: str) -> Case:
+def _planned(run: EstimateInput, product: str) -> EstimateInput:
     """Return the run with the largest micro-batches that fit a product."""
     return replace(run, micro_batch_tokens=largest_micro_batch(run, int(FITS * GPUS[product].memory)))
 
 
-def largest_micro_batch(case: Case, room: int) -> int | None:
+def largest_micro_batch(inputs: EstimateInput, room: int) -> int | None:
     """Return the most tokens of a planned micro-batch with which a run needs at most `room` bytes of each GPU.
 
     It is a multiple of 1,024, up to 131,072; None if not even the smallest fits, or a row alone does not.
@@ -141,12 +141,12 @@ def largest_micro_batch(case: Case, room: int) -> int | None:
     low, high = 0, LARGEST // SMALLEST
     while low < high:
         middle = (low + high + 1) // 2
-        fits = memory(replace(case, micro_batch_tokens=middle * SMALLEST)).total <= room
+        fits = memory(replace(inputs, micro_batch_tokens=middle * SMALLEST)).total <= room
         low, high = (middle, high) if fits else (low, middle - 1)
     return low * SMALLEST or None
 
 
-def _hours(run: Case, product: str) -> str:
+def _hours(run: EstimateInput, product: str) -> str:
     fast, slow = (times(run, GPUS[product], fast=fast).hours for fast in (True, False))
     return f"{fast:.1f} to {slow:.1f}" if slow < 10 else f"{fast:.0f} to {slow:.0f}"
 

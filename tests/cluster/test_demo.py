@@ -15,8 +15,8 @@ from cluster.deployment import in_namespace, with_component
 from cluster.images import project_image
 from cluster.paths import STATE
 from harness.resources import LOGS_MB, TRAINING_MB
+from remote.kubernetes.cluster_state import quantity
 from remote.kubernetes.job_shape import PULL_SECONDS
-from remote.kubernetes.surroundings import quantity
 from vlmflow.core.account import read_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluationReport

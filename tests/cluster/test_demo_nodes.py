@@ -84,8 +84,8 @@ def test_the_weights_are_those_of_one_node(training: Training, project: ClusterW
 
 def test_a_deleted_pod_costs_no_step_and_no_retry(training: Training, project: ClusterWorkflow) -> None:
     assert "Error in rule" not in training.said
-    for pods in ("(0 or )?1", "0( or 1)?"):
-        words = rf"train_model run={RUN}: pod {pods}: its pod was removed.* this uses no retry"
+    for which in ("(0 or )?1", "0( or 1)?"):
+        words = rf"train_model run={RUN}: pod {which}: its pod was removed.* this uses no retry"
         assert re.search(words, training.said), training.said[-8000:]
     assert training.said.count("this uses no retry") == 2
     assert steps(project) == list(range(1, STEPS + 1))

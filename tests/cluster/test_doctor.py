@@ -20,8 +20,9 @@ from cluster.shell import wait_for
 from remote.cluster.api import Api
 from remote.cluster.pod_templates import pod_templates, template_in
 from remote.doctor import inside
-from remote.doctor.needs import Ask, Need
+from remote.doctor.needs import Need
 from remote.doctor.rbac import EXECUTOR
+from remote.rule_job import RuleJob
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
@@ -109,7 +110,7 @@ def test_the_trial_runs_on_as_many_nodes_as_a_run(cluster: Cluster, ready: Kubec
     api = Api(client_of(cluster.kubeconfig), NAMESPACE)
     found = pod_templates(lambda kind: api.list(kind))
     templates = {template["metadata"]["name"]: template for template in found.templates}
-    need = Need("r", 1, 0, (Ask("train_model", 1, 2000, 1000, 0, "train", 2),), 2)
+    need = Need("r", 1, 0, (RuleJob("train_model", mem_mb=2000, disk_mb=1000, template="train", nodes=2),), 2)
     check = inside.check_training(inside.train_together(api, templates, [need], 0).answer(180))
     assert check.state == "ok", check
     assert check.found.startswith("2 nodes, 2 processes on CPU over gloo: ")

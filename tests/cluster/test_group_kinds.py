@@ -16,10 +16,10 @@ from cluster.shell import wait_for
 from remote.cluster.api import Api
 from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
 from remote.cluster.pod_group import named, node_of, with_pods
-from remote.kubernetes.clean_end import end_all
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome
-from remote.kubernetes.surroundings import Surroundings
+from remote.kubernetes.shutdown import end_all
 from remote.kubernetes.waiting import explain
 from remote.kubernetes.watch import Watch
 from remote.rule_job import RuleJob
@@ -135,7 +135,7 @@ def test_refused_pods_are_explained(namespace: Namespace) -> None:
 
     def refused() -> bool:
         (job,) = namespace.jobs(OURS)
-        found = explain(job, [], Surroundings([], namespace.events()))
+        found = explain(job, [], ClusterState([], namespace.events()))
         assert found.why.startswith("0 of its 2 pods exist: its pod is ")
         return "violates PodSecurity" in found.why and found.hopeless_after == 0.0
 

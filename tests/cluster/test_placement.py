@@ -17,8 +17,8 @@ from cluster.paths import STATE
 from cluster.shell import wait_for
 from remote.cluster.pod_group import GROUP, named
 from remote.cluster.pod_templates import pod_templates
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.job_shape import shape
-from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.templates import Template, read_template
 from remote.kubernetes.waiting import explain
 from remote.rule_job import RuleJob
@@ -149,7 +149,7 @@ def test_jobs_fill_the_nodes_that_they_may_use_and_no_others(
     waiting = [pod for pod in pods if not pod["spec"].get("nodeName")]
     assert len(waiting) == 2
     job = {"metadata": {"name": waiting[0]["metadata"]["name"]}, "spec": {}}
-    said = explain(job, waiting[:1], Surroundings(pods, [], cluster.get("nodes")["items"])).why
+    said = explain(job, waiting[:1], ClusterState(pods, [], cluster.get("nodes")["items"])).why
     assert f"{A100}: {GPUS_PER_JOB} asked" in said
 
 

@@ -14,7 +14,7 @@ from cluster.deployment import K8S, OVERLAYS, rendered, with_component, with_ins
 from cluster.kubectl import Kubectl
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.keys import ANSWER_KEY
-from vlmflow.pictures.size_limits import FEWEST_TOKENS
+from vlmflow.pictures.budget import FEWEST_TOKENS
 from vlmflow.rows.messages import messages_of
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part

@@ -61,7 +61,7 @@ def stage(road: Road, name: str, train: dict[str, Any], rows: str = "road") -> l
         "threads": CORES,
     }
     words = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", value)]
-    return [sys.executable, ROOT / "scripts" / "train_model.py", *words]
+    return [sys.executable, ROOT / "scripts" / "stages" / "train_model.py", *words]
 
 
 def manifests(road: Road, rows: str) -> list[str]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import convert_rows
+from stages import convert_rows
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.row_settings import RowChoice, RowLimits
 from vlmflow.pictures.resolve import named_paths

@@ -20,7 +20,7 @@ import pytest
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from hub_uploads import body_of, written
 from vlmflow.core import patience
-from workflow_runs import ROOT
+from workflow_runs import program
 
 REVISION = "1" * 40
 TOKEN = "hf_tokenThatNobodyMaySee"  # noqa: S105
@@ -229,13 +229,12 @@ def _handler_for(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
 def command(script: str, **values: object) -> list[str]:
     """Return the command line of one of the project's scripts; values that are not strings are written as JSON."""
-    path = ROOT / "scripts" / f"{script}.py"
     options = [
         part
         for name, value in values.items()
         for part in (f"--{name.replace('_', '-')}", str(value) if isinstance(value, str | Path) else json.dumps(value))
     ]
-    return [sys.executable, str(path), *options]
+    return [sys.executable, str(program(script)), *options]
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from track import RunBlock
-from track import main as track
+from stages.track import main as track
 from tracked_run import RUN
+from vlmflow.config.track_settings import TrackSettings
 from vlmflow.core.account import read_account
 from vlmflow.track.accounts import Tracked
 
@@ -19,7 +19,7 @@ def send(folder: Path, store: str = "stores/trackers", **trackers: str) -> Track
         rows=[folder / "data" / "fire" / "val.jsonl"],
         pictures=[folder / "images" / "fire" / "train.jsonl"],
         tracked=folder / "tracked" / f"{RUN}.json",
-        settings=RunBlock.model_validate({"track": trackers}),
+        track=TrackSettings.model_validate(trackers),
         tracker_store=folder / store,
     )
     return read_account(folder / "tracked" / f"{RUN}.json", Tracked)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from warm_programs import HANDING_OVER
+from warm_programs import WARM
 
 CODE = """
 import json, os, signal, sys, time
@@ -120,4 +120,4 @@ def make_fault(
     fault = {"what": what, "place": place, "step": step, "rank": rank, "once": once}
     monkeypatch.setenv("VLMFLOW_TEST_FAULT", json.dumps(fault | {"made": str(folder / "fault" / "made")}))
     monkeypatch.setenv("VLMFLOW_BEFORE", str(folder / "fault" / "before.py"))
-    monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))
+    monkeypatch.setenv("PYTHONPATH", WARM)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from warm_programs import HANDING_OVER
+from warm_programs import WARM
 
 DEEPSPEED = """
 import sys
@@ -91,4 +91,4 @@ def before_trainers(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) ->
     """Make Python run some code before that of the trainers (warm/sitecustomize.py)."""
     (folder / "before.py").write_text(code)
     monkeypatch.setenv("VLMFLOW_BEFORE", str(folder / "before.py"))
-    monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))
+    monkeypatch.setenv("PYTHONPATH", WARM)

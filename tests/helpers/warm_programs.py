@@ -35,6 +35,12 @@ from typing import Any
 HELPERS = Path(__file__).parent
 HANDING_OVER = HELPERS / "warm"
 
+OURS = str(HELPERS.parents[1] / "scripts")
+"""PYTHONPATH of programs that start by themselves: our modules."""
+
+WARM = f"{OURS}{os.pathsep}{HANDING_OVER}"
+"""PYTHONPATH of programs that may be handed over."""
+
 IMPORTED = {
     ".venv": (
         "torch.distributed.launcher.api",
@@ -97,7 +103,9 @@ def _log_of(place: Path) -> Path:
 @contextlib.contextmanager
 def fresh() -> Iterator[None]:
     """Let each program that starts in this block start by itself."""
-    before = {name: os.environ.pop(name) for name in ("VLMFLOW_WARM", "PYTHONPATH") if name in os.environ}
+    before = {name: os.environ[name] for name in ("VLMFLOW_WARM", "PYTHONPATH") if name in os.environ}
+    os.environ.pop("VLMFLOW_WARM", None)
+    os.environ["PYTHONPATH"] = OURS
     try:
         yield
     finally:

@@ -43,10 +43,16 @@ def speeds(folder: Path, rule: str) -> dict[str, str]:
     return dict(SPEED.findall(logs))
 
 
+def program(name: str) -> Path:
+    """Return the file of one of the project's programs: a stage or a tool."""
+    (file,) = (ROOT / "scripts").glob(f"*/{name}.py")
+    return file
+
+
 def script(name: str, **values: object) -> None:
     """Run one of the project's scripts, as from a shell."""
     words = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    subprocess.run([sys.executable, str(ROOT / "scripts" / f"{name}.py"), *words], check=True, capture_output=True)
+    subprocess.run([sys.executable, str(program(name)), *words], check=True, capture_output=True)
 
 
 def make_demo_folder(folder: Path) -> Path:

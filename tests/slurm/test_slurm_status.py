@@ -18,7 +18,7 @@ LONG = f"echo '{PROGRESS}'; echo a warning; sleep 60"
 
 def status(slurm: SlurmCluster, folder: Path) -> list[str]:
     """Return what it prints: of this machine, then of Slurm."""
-    words = [sys.executable, ROOT / "scripts" / "status.py", "any", "--directory", folder]
+    words = [sys.executable, ROOT / "scripts" / "tools" / "status.py", "any", "--directory", folder]
     habits = {"SQUEUE_PARTITION": "urgent", "SLURM_TIME_FORMAT": "relative"}
     environment = {**slurm.environment, **habits, "KUBECONFIG": str(folder / "none")}
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False)

@@ -25,8 +25,8 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
-import estimate_run
-from made_case import settings_of
+from made_inputs import settings_of
+from stages import estimate_run
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.tuners import LORA as LORA_TUNER

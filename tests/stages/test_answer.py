@@ -22,7 +22,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.answering.accounts import AnswerReport
 from workflow_runs import ROOT, RUN, words_of
 
-answer: Callable[..., None] = pydantic.validate_call(importlib.import_module("answer").main)
+answer: Callable[..., None] = pydantic.validate_call(importlib.import_module("stages.answer").main)
 
 
 def settings(**changed: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_a_server_that_is_killed_is_named_and_its_answers_are_kept(demo_run: Pat
     answered = tmp_path / RUN / "test"
     given |= {"answered": answered, "settings": block}
     words = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
-    call = [sys.executable, str(ROOT / "scripts" / "answer.py"), *words]
+    call = [sys.executable, str(ROOT / "scripts" / "stages" / "answer.py"), *words]
     stage = subprocess.Popen(call, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     give_up = time.monotonic() + 300
     while not any(file.stat().st_size for file in (tmp_path / "store").rglob("*.jsonl")):

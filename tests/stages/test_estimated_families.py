@@ -37,7 +37,7 @@ from vlmflow.estimate.pass_memory import Batch, pass_of
 from vlmflow.estimate.picture_pass import measure as measure_pictures
 from vlmflow.estimate.shape import ModelShape, read_shape
 from vlmflow.estimate.states import trained_of
-from vlmflow.estimate.way import Adapter, Way
+from vlmflow.estimate.training_mode import Adapter, TrainingMode
 
 SIZES = {
     "vocab_size": 1_500,
@@ -67,9 +67,9 @@ class Family:
     eager: bool = False
 
     @property
-    def way(self) -> Way:
+    def mode(self) -> TrainingMode:
         """LoRA on the language model."""
-        return Way(adapter=Adapter(targets=self.targets), eager=self.eager)
+        return TrainingMode(adapter=Adapter(targets=self.targets), eager=self.eager)
 
 
 FAMILIES = {
@@ -153,19 +153,21 @@ def test_all_weights_and_those_of_an_adapter_are_counted(name: str, tmp_path: Pa
     assert shape.of.weights == there
     assert bool(kind.parts) == bool(family.processor)
     assert all(there.values())
-    way = Way(trained=frozenset(PARTS) if family.processor else frozenset({LANGUAGE}), adapter=family.way.adapter)
-    count = sum(weight.numel() for weight in with_adapter(model, shape, way).parameters() if weight.requires_grad)
-    assert trained_of(shape, way) == count > 0
+    mode = TrainingMode(
+        trained=frozenset(PARTS) if family.processor else frozenset({LANGUAGE}), adapter=family.mode.adapter
+    )
+    count = sum(weight.numel() for weight in with_adapter(model, shape, mode).parameters() if weight.requires_grad)
+    assert trained_of(shape, mode) == count > 0
 
 
-def with_adapter(model: Any, shape: ModelShape, way: Way) -> Any:
-    names = {matrix.name for matrix in adapted(shape, way.trained, way.adapter.targets)}
+def with_adapter(model: Any, shape: ModelShape, mode: TrainingMode) -> Any:
+    names = {matrix.name for matrix in adapted(shape, mode.trained, mode.adapter.targets)}
     linear = "|".join(
         name.replace(".", r"\.")
         for name, module in model.named_modules()
         if numbered(name) in names and hasattr(module, "weight")
     )
-    adapter = LoraConfig(r=way.adapter.rank, lora_dropout=way.adapter.dropout, target_modules=linear)
+    adapter = LoraConfig(r=mode.adapter.rank, lora_dropout=mode.adapter.dropout, target_modules=linear)
     return get_peft_model(model, adapter)
 
 
@@ -174,11 +176,11 @@ def with_adapter(model: Any, shape: ModelShape, way: Way) -> Any:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pass_of_2048_tokens_has_the_bytes_of_real_tensors(name: str, again: bool, tmp_path: Path) -> None:
     family, tokens, trained = FAMILIES[name], 2_048, 700
-    way = Way(adapter=family.way.adapter, eager=family.eager, gradient_checkpointing=again)
+    mode = TrainingMode(adapter=family.mode.adapter, eager=family.eager, gradient_checkpointing=again)
     shape = shape_of(family, tmp_path)
     windowed = shape.of.window is not None and tokens > shape.of.window
-    needed = measure(pass_of(shape, way, windowed=windowed)).of(Batch(1, tokens, tokens, trained))
-    model = with_adapter(model_of(family, torch.bfloat16, "cpu").train(), shape, way)
+    needed = measure(pass_of(shape, mode, windowed=windowed)).of(Batch(1, tokens, tokens, trained))
+    model = with_adapter(model_of(family, torch.bfloat16, "cpu").train(), shape, mode)
     plain = model.get_base_model()
     if again:
         plain.gradient_checkpointing_enable({"use_reentrant": False})
@@ -202,7 +204,9 @@ def test_a_pass_of_2048_tokens_has_the_bytes_of_real_tensors(name: str, again: b
 def test_pictures_need_more_bytes_and_operations_with_a_trained_tower(name: str, tmp_path: Path) -> None:
     shape = shape_of(FAMILIES[name], tmp_path)
     frozen, trained = (
-        measure_pictures(pass_of(shape, Way(tuner="full", trained=frozenset(of), gradient_checkpointing=False)))
+        measure_pictures(
+            pass_of(shape, TrainingMode(tuner="full", trained=frozenset(of), gradient_checkpointing=False))
+        )
         for of in ((), (TOWER,))
     )
     assert 0 < frozen.kept.of(512) < trained.kept.of(512)

@@ -29,7 +29,7 @@ from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, PARTS, TOWER, weights
 from vlmflow.estimate.pass_memory import Batch, pass_of, picture_tower
 from vlmflow.estimate.shape import ModelShape, read_shape
 from vlmflow.estimate.states import base_bytes, states, trained_of
-from vlmflow.estimate.way import Adapter, Sharding, Way
+from vlmflow.estimate.training_mode import Adapter, Sharding, TrainingMode
 
 TEXT = {
     "vocab_size": 1000,
@@ -88,30 +88,30 @@ def part_of(parameter: str) -> str:
     return ALIGNER if "merger" in parameter else TOWER if "visual" in parameter else LANGUAGE
 
 
-def with_adapter(model: Any, way: Way) -> Any:
+def with_adapter(model: Any, mode: TrainingMode) -> Any:
     """Add an adapter to the layers that ms-swift chooses for all-linear."""
     with_pictures = hasattr(model.config, "vision_config")
     arch = get_model_arch("qwen3_vl") if with_pictures else None
     model.model_meta = SimpleNamespace(model_arch=arch, is_multimodal=with_pictures)
     model.model_info = SimpleNamespace(is_moe_model="moe" in model.config.model_type, quant_method=None)
     if with_pictures:
-        frozen = {f"freeze_{name}": part not in way.trained for name, part in zip(SWIFT_NAMES, PARTS, strict=True)}
+        frozen = {f"freeze_{name}": part not in mode.trained for name, part in zip(SWIFT_NAMES, PARTS, strict=True)}
         targets = get_multimodal_target_regex(model, **frozen)
     else:
         targets = find_all_linears(model)
     lora = LoraConfig(
-        r=way.adapter.rank, lora_dropout=way.adapter.dropout, target_modules=targets, use_dora=way.adapter.dora
+        r=mode.adapter.rank, lora_dropout=mode.adapter.dropout, target_modules=targets, use_dora=mode.adapter.dora
     )
-    return get_peft_model(model, lora, autocast_adapter_dtype=way.trained_bytes == 4)
+    return get_peft_model(model, lora, autocast_adapter_dtype=mode.trained_bytes == 4)
 
 
-def prepared(config: PreTrainedConfig, way: Way, device: str = "meta") -> Any:
+def prepared(config: PreTrainedConfig, mode: TrainingMode, device: str = "meta") -> Any:
     """Return a model as the trainer prepares it for a way to train."""
-    model = model_of(config, torch.bfloat16 if way.base == 2 else torch.float32, device)
-    if not way.is_full:
-        return with_adapter(model, way)
+    model = model_of(config, torch.bfloat16 if mode.base == 2 else torch.float32, device)
+    if not mode.is_full:
+        return with_adapter(model, mode)
     for name, weight in model.named_parameters():
-        weight.requires_grad_(part_of(name) in way.trained)
+        weight.requires_grad_(part_of(name) in mode.trained)
     return model
 
 
@@ -146,17 +146,17 @@ def test_an_adapter_has_the_weights_that_peft_trains(name: str, of_parts: frozen
     """ms-swift chooses the layers; of models with experts, the experts get none."""
     config = CONFIGS[name]
     for adapter in (Adapter(rank=4), Adapter(rank=3, dora=True)):
-        way = Way(trained=of_parts, adapter=adapter)
-        count = sum(weight.numel() for weight in trained(prepared(config, way)))
-        assert trained_of(shape_of(config, tmp_path), way) == count
+        mode = TrainingMode(trained=of_parts, adapter=adapter)
+        count = sum(weight.numel() for weight in trained(prepared(config, mode)))
+        assert trained_of(shape_of(config, tmp_path), mode) == count
 
 
 def test_named_layers_get_an_adapter_wherever_peft_finds_the_name(tmp_path: Path) -> None:
     config = CONFIGS["qwen3-vl"]
     for targets in (("q_proj", "v_proj"), ("proj", "down_proj"), ("linear_fc1",)):
         model = get_peft_model(model_of(config, torch.float32), LoraConfig(r=4, target_modules=list(targets)))
-        way = Way(adapter=Adapter(rank=4, targets=targets))
-        assert trained_of(shape_of(config, tmp_path), way) == sum(weight.numel() for weight in trained(model))
+        mode = TrainingMode(adapter=Adapter(rank=4, targets=targets))
+        assert trained_of(shape_of(config, tmp_path), mode) == sum(weight.numel() for weight in trained(model))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-vl"])
@@ -164,15 +164,15 @@ def test_named_layers_get_an_adapter_wherever_peft_finds_the_name(tmp_path: Path
 def test_what_is_kept_between_steps_has_the_bytes_of_a_real_training(tuner: str, name: str, tmp_path: Path) -> None:
     """Weights, gradients, AdamW's moments."""
     config = CONFIGS[name]
-    way = Way(tuner=tuner, trained=frozenset({LANGUAGE, ALIGNER}), adapter=Adapter(rank=4))
-    model = prepared(config, way, "cpu")
+    mode = TrainingMode(tuner=tuner, trained=frozenset({LANGUAGE, ALIGNER}), adapter=Adapter(rank=4))
+    model = prepared(config, mode, "cpu")
     for weight in trained(model):
         weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.AdamW(trained(model), fused=True)
     optimizer.step()
     moments = [value for state in optimizer.state.values() for key, value in state.items() if key != "step"]
-    kept = states(shape_of(config, tmp_path), way)
-    adapter = 0 if way.is_full else sum(weight.nbytes for weight in trained(model))
+    kept = states(shape_of(config, tmp_path), mode)
+    adapter = 0 if mode.is_full else sum(weight.nbytes for weight in trained(model))
     assert kept.adapter == adapter
     assert kept.weights == sum(weight.nbytes for weight in model.parameters()) - adapter
     assert kept.gradients == sum(weight.grad.nbytes for weight in trained(model))
@@ -192,7 +192,7 @@ def test_quantised_weights_have_the_bytes_that_bitsandbytes_uses(tmp_path: Path)
             used += weight.nbytes
             if state := getattr(weight, "quant_state", None):
                 used += state.absmax.nbytes + (state.state2.absmax.nbytes if state.nested else 0)
-        assert base_bytes(shape, Way(tuner="qlora", double_quant=double)) == used
+        assert base_bytes(shape, TrainingMode(tuner="qlora", double_quant=double)) == used
 
 
 @pytest.mark.parametrize(
@@ -202,14 +202,14 @@ def test_strategies_cut_what_they_share(engine: Any, weights: int, parts_of_stat
     """DeepSpeed trains 16-bit weights, and keeps float32 copies of them with the moments."""
     shape = shape_of(CONFIGS["qwen3"], tmp_path)
     sharding = Sharding(engine, weights=weights, gradients=parts_of_state, optimizer=parts_of_state)
-    way = Way(tuner="full", sharding=sharding, processes=4)
+    mode = TrainingMode(tuner="full", sharding=sharding, processes=4)
     count = weights_of(shape)
     each, moments = (2, 12) if engine == "deepspeed" else (4, 8)
-    kept = states(shape, way)
+    kept = states(shape, mode)
     assert kept.weights == -(-count * each // weights)
     assert kept.gradients == -(-count * each // parts_of_state)
     assert kept.optimizer == -(-count * moments // parts_of_state)
-    on_host = states(shape, replace(way, sharding=replace(sharding, optimizer_on_host=True)))
+    on_host = states(shape, replace(mode, sharding=replace(sharding, optimizer_on_host=True)))
     assert (on_host.optimizer, on_host.gradients) == (0, 0)
     assert on_host.host == kept.optimizer + kept.gradients
 
@@ -225,7 +225,7 @@ class Case:
     """
 
     name: str
-    way: Way
+    mode: TrainingMode
     sizes: tuple[int, ...]
     text: int
     untrained: int = 0
@@ -262,8 +262,8 @@ class Case:
         return Batch(1, tokens, tokens, self.text, pictures=self.side**2)
 
 
-LORA = Way(gradient_checkpointing=False)
-FULL = Way(tuner="full", gradient_checkpointing=False)
+LORA = TrainingMode(gradient_checkpointing=False)
+FULL = TrainingMode(tuner="full", gradient_checkpointing=False)
 ZERO = Sharding("deepspeed", gradients=2, optimizer=2)
 AGAIN = {"gradient_checkpointing": True}
 EVERYTHING = frozenset(PARTS)
@@ -306,8 +306,8 @@ WITH_PICTURES = [
 def estimated(case: Case, folder: Path) -> int:
     """Return the same from passes on fake tensors of other rows, with two and with three layers."""
     shape = shape_of(case.config, folder)
-    language = measure(pass_of(shape, case.way, padded=case.mask is torch.bool)).of(case.batch)
-    pictures = picture_tower(shape, case.way, case.batch)
+    language = measure(pass_of(shape, case.mode, padded=case.mask is torch.bool)).of(case.batch)
+    pictures = picture_tower(shape, case.mode, case.batch)
     return max(language.kept + pictures.kept + max(language.layer, language.logits), pictures.passing)
 
 
@@ -317,14 +317,14 @@ def measured(case: Case, *, fake: bool = False) -> int:
     fake: of tensors without data, for models of any size. transformers looks at the ids of pictures, which need data.
     """
     config = case.config
-    config._attn_implementation = "eager" if case.way.eager else FUSED
-    model = prepared(config, case.way, "meta" if fake else "cpu")
-    plain = model if case.way.is_full else model.get_base_model()
-    if case.way.gradient_checkpointing:
+    config._attn_implementation = "eager" if case.mode.eager else FUSED
+    model = prepared(config, case.mode, "meta" if fake else "cpu")
+    plain = model if case.mode.is_full else model.get_base_model()
+    if case.mode.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    if not case.way.is_full:
+    if not case.mode.is_full:
         plain.enable_input_require_grads()
-    if case.side and not {TOWER, ALIGNER} & case.way.trained:  # ms-swift's patch_frozen_module
+    if case.side and not {TOWER, ALIGNER} & case.mode.trained:  # ms-swift's patch_frozen_module
         plain.model.visual.forward = torch.no_grad()(plain.model.visual.forward)
     modes = (FakeTensorMode(allow_non_fake_inputs=True), WithWholeNumbers()) if fake else ()
     with ExitStack() as stack, as_on_cuda(case.mask):
@@ -340,7 +340,7 @@ def measured(case: Case, *, fake: bool = False) -> int:
         with LiveBytes(held) as live:
             if "pixel_values" in inputs:
                 live.add(inputs["pixel_values"])
-            with torch.autocast("cpu", torch.bfloat16, enabled=case.way.autocast):
+            with torch.autocast("cpu", torch.bfloat16, enabled=case.mode.autocast):
                 loss = model(**inputs, use_cache=False).loss
             loss.backward()
     return max(live.moments)

@@ -39,7 +39,8 @@ def stage(folder: Path, server: ArchiveServer, names: list[str] = NAMES, **value
         raw=raw,
         account=folder / "images/train.fetched.json",
         dataset="fire",
-        settings={"image_roots": [], "max_bytes": 100_000_000},
+        image_roots=[],
+        max_bytes=100_000_000,
         **{"sources": sources, "store": folder / "store", **values},
     )
 

@@ -14,12 +14,11 @@ from random import Random
 import pytest
 import yaml
 
-import fetch_model
-import fetch_model_files
 from faulty_server import Answer, refuses
 from fp8_files import ONE, WEIGHT, made_model, write
 from hub_server import REVISION, HubServer, command, served_hub, sha256
 from one_rule import one_rule
+from stages import fetch_model, fetch_model_files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_files import list_files

@@ -11,11 +11,10 @@ import pytest
 import yaml
 from safetensors.numpy import save
 
-import fetch_model
-import fetch_model_files
 from faulty_server import refuses
 from harness.params import RuleParams
 from hub_server import REVISION, HubServer, served_hub, sha256
+from stages import fetch_model, fetch_model_files
 from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX, SINGLE, local_files

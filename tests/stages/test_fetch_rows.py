@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 import pytest
 import yaml
 
-import fetch_rows
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, command, served_hub, sha256
 from one_rule import one_rule
+from stages import fetch_rows
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.from_disk import link_or_copy

@@ -12,12 +12,12 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
-from check_provenance import main as check_provenance
 from families import FAMILIES, write_family
 from forked_snakemake import called
 from fp8_models import in_fp8
 from text_run import TRAIN
 from tiny_models import file_names, write_base
+from tools.check_provenance import main as check_provenance
 from vlmflow.core.account import read_account
 from vlmflow.fetch.dequantise import E4M3, dequantised, to_bfloat16
 from vlmflow.fetch.model_files import CONFIG, INDEX

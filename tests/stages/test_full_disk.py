@@ -17,7 +17,7 @@ from vlmflow.core.account import write_account
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
-from workflow_runs import ROOT
+from workflow_runs import program
 
 NEXT_STEP = "free disk space there, then run the same command again"
 ROWS = [{"text": f"{number} " + "word " * 60} for number in range(10_000)]
@@ -31,7 +31,7 @@ def on_a_full_disk(disk: Path, size: str, script: str, keeps: str = "nothing", *
     """
     disk.mkdir(exist_ok=True)
     options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
-    stage = shlex.join([sys.executable, str(ROOT / "scripts" / script), *options])
+    stage = shlex.join([sys.executable, str(program(script)), *options])
     words = f"""
         mount -t tmpfs -o size={size} tmpfs {shlex.quote(str(disk))}
         {stage} && exit 9
@@ -68,7 +68,7 @@ def test_while_rows_are_converted(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     files = {"raw": raw, "converted": disk / "c.jsonl", "rejects": disk / "r.jsonl", "unread": disk / "u.json"}
     settings = "{kind: text, modality: text, prompt: Go on.}"
-    said = on_a_full_disk(disk, "1m", "convert_rows.py", **files, settings=settings, split="train", threads=2)
+    said = on_a_full_disk(disk, "1m", "convert_rows", **files, settings=settings, split="train", threads=2)
     assert f"No space left on device: '{disk}/c.jsonl.part'\n  what to do: {NEXT_STEP}" in said
 
 
@@ -80,7 +80,7 @@ def test_while_rows_are_validated(tmp_path: Path, size: str, named: str) -> None
     given = {("raw_train" if name == "raw" else name): file for name, file in files.items()}
     made = {"stats": disk / "stats.json", "counts": disk / "counts.html"}
     settings = json.dumps(validation(max_reject_share=0, kind="text", one_prompt=True, modality="text"))
-    said = on_a_full_disk(disk, size, "validate_sharegpt.py", **given, **made, settings=settings, threads=2)
+    said = on_a_full_disk(disk, size, "validate_sharegpt", **given, **made, settings=settings, threads=2)
     assert f"No space left on device: '{disk}{named}'\n  what to do: {NEXT_STEP}" in said
 
 
@@ -94,7 +94,7 @@ def test_while_pictures_are_resolved(tmp_path: Path, full: str, size: str) -> No
     files = {"raw": raw, "manifest": tmp_path / "manifests" / "train.jsonl", "store": tmp_path / "pictures"}
     settings = {"dataset": "d", "roots": json.dumps([str(tmp_path / "root")]), "limits": "{}", "threads": 2}
     whole = "./.rewritten/*.png"
-    said = on_a_full_disk(tmp_path / full, size, "resolve_images.py", whole, **files, **settings)
+    said = on_a_full_disk(tmp_path / full, size, "resolve_images", whole, **files, **settings)
     if full == "manifests":
         assert f"No space left on device: '{tmp_path}/manifests/train.jsonl.part'\n  what to do: {NEXT_STEP}" in said
     else:

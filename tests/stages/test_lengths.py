@@ -11,15 +11,16 @@ from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import smart_resize
 from swift.arguments.base_args.template_args import TemplateArguments
 
-from make_swift_names import installed_names, installed_types
+from tools.make_swift_names import installed_names, installed_types
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import MaxLengths, NamedRow
 from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths
-from vlmflow.lengths.count import RowLength, TokenCounter, measure_rows, picture_tokens_of, read_lengths, squares
+from vlmflow.lengths.count import RowLength, TokenCounter, measure_rows, read_lengths
 from vlmflow.lengths.token_counts import NAMED, LengthAccount, max_lengths
+from vlmflow.pictures.budget import PictureBudget, Squares
 from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
@@ -34,7 +35,7 @@ def test_picture_arithmetic_is_qwens_own(width: int, height: int, factor: int, m
     if max(width, height) > 200 * min(width, height):
         return  # resolve_images rejects such a picture
     high, wide = smart_resize(height, width, factor, 4 * factor**2, most * factor**2)
-    assert squares(width, height, factor, most) == (high // factor) * (wide // factor)
+    assert Squares(factor).tokens(width, height, most) == (high // factor) * (wide // factor)
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_text_and_picture_tokens_are_counted_separately(model: Path) -> None:
     (text, none), (with_marks, picture) = counter.count(
         [row("Why?", "So."), row("<image>Why?", "So.", images=["p.png"])]
     )
-    assert (none, picture) == (0, picture_tokens_of(model, 64)(320, 96)) == (0, 30)
+    assert (none, picture) == (0, PictureBudget.of(model, 64).tokens(320, 96)) == (0, 30)
     assert with_marks == text + 2, "the marks before and behind a picture"
 
 
@@ -155,7 +156,7 @@ def test_swift_args_that_change_the_text_are_known() -> None:
 
 def test_the_tables_of_ms_swifts_names_are_those_of_the_installed_one() -> None:
     assert (names(), model_types()) == (installed_names(), installed_types()), (
-        "run .venv/bin/python scripts/make_swift_names.py, and look at what changed"
+        "run .venv/bin/python scripts/tools/make_swift_names.py, and look at what changed"
     )
 
 

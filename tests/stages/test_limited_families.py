@@ -14,7 +14,7 @@ from training_rows import made_row
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.merging.published_limits import publish_limits
-from vlmflow.pictures.size_limits import own_limits
+from vlmflow.pictures.budget import PictureBudget
 from vlmflow.rows.chat import Turn
 from vlmflow.serving.served_folder import link_served
 from vlmflow.swift.child_process import environment
@@ -83,12 +83,13 @@ def test_no_picture_takes_more_tokens_and_the_published_folder_says_the_same(
 ) -> None:
     base = wide(name, tmp_path / "base")
     trained = in_training(name, base, pictures, most, tmp_path / "scratch", whole=True)
-    assert max(trained) <= max(most, FEWEST[name])
+    assert max(trained) == PictureBudget.of(base, most).most <= max(most, FEWEST[name])
     assert trained == in_training(name, base, pictures, most, tmp_path / "by-size", whole=False)
     shutil.copytree(base, tmp_path / "merged")
     limited = publish_limits(tmp_path / "merged", most)
     assert limited is not None
-    assert limited.limits.by_key() == own_limits(base, most) == own_limits(tmp_path / "merged", most)
+    of_both = [PictureBudget.of(folder, most).left_to_processor for folder in (base, tmp_path / "merged")]
+    assert of_both == [limited.limits.by_key()] * 2
     assert as_loaded(tmp_path / "merged", pictures) == trained
     link_served(base, tmp_path / "served", most)
     assert as_loaded(tmp_path / "served", pictures) == trained

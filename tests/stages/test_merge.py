@@ -165,7 +165,7 @@ def test_tensors_of_many_blocks(wide: Path) -> None:
 
 
 def merge_command(folder: Path, merged: Path) -> list[str]:
-    script = ROOT / "scripts" / "merge_weights.py"
+    script = ROOT / "scripts" / "stages" / "merge_weights.py"
     command = [sys.executable, str(script), "--model", str(folder / "model"), "--full", str(folder / "adapter")]
     return [*command, "--merged", str(merged), "--threads", "2"]
 

@@ -28,8 +28,7 @@ from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tuners import TUNERS
 from vlmflow.core.account import write_account
-from vlmflow.in_trainer.faults import ACCOUNT
-from vlmflow.in_trainer.messages import Log, read_events, rows_of_step
+from vlmflow.in_trainer.messages import BAD_STEP, Log, read_events, rows_of_step
 from vlmflow.lengths.count import RowLength, read_lengths
 from vlmflow.supervisor.plan import PLAN, kept_plan, plan_of, read_plan
 from vlmflow.supervisor.run_folder import RunFolder
@@ -245,7 +244,7 @@ def test_a_bad_step_names_the_row_of_its_micro_batch(
     training = text.training(processes=2, **SETTINGS, gradient_accumulation_steps=4, micro_batch_tokens=MOST)
     with pytest.raises(TrainingFailedError, match="the loss is not a finite number"):
         train(training, tmp_path / "runs", 2, "train_model r")
-    account = json.loads((tmp_path / "runs" / training.digest() / ACCOUNT).read_text())
+    account = json.loads((tmp_path / "runs" / training.digest() / BAD_STEP).read_text())
     assert account["rows"] == [bad]
 
 

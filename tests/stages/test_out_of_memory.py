@@ -16,7 +16,7 @@ from vlmflow.supervisor.failures import HangError, Mark, OutOfGpuMemoryError, Re
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
-from warm_programs import HANDING_OVER
+from warm_programs import WARM
 from workflow_runs import ROOT
 
 SWIFT_ARGS = yaml.safe_load((ROOT / "config.yaml").read_text())["runs"]["qwen3-alpaca"]["train"]["swift_args"]
@@ -64,7 +64,7 @@ def small_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyP
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "before.py").write_text(SMALL_GPU)
     monkeypatch.setenv("VLMFLOW_BEFORE", str(tmp_path / "gpu" / "before.py"))
-    monkeypatch.setenv("PYTHONPATH", str(HANDING_OVER))
+    monkeypatch.setenv("PYTHONPATH", WARM)
     return monkeypatch
 
 

@@ -13,7 +13,7 @@ from drawn_pictures import drawn, encoded, put
 from vlmflow.core.files import unfinished
 from workflow_runs import ROOT
 
-SCRIPT = ROOT / "scripts/resolve_images.py"
+SCRIPT = ROOT / "scripts/stages/resolve_images.py"
 
 
 @pytest.fixture

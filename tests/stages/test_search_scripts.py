@@ -9,14 +9,11 @@ import pytest
 import yaml
 from msgspec import structs
 
-import choose_best
-import propose
-import search_page
-import tell
 from browser import Browser
 from made_accounts import some_fitted, some_gate
-from made_case import some_case
+from made_inputs import some_inputs
 from made_search import NOTHING, TRAIN, best_unjudged, result
+from stages import choose_best, propose, search_page, tell
 from vlmflow.config.model import check_config
 from vlmflow.config.search_settings import SearchLimits, SearchSettings
 from vlmflow.config.search_steps import slots_of, step_before, steps_of
@@ -143,10 +140,7 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
         check_config(read_layers(later), later)
 
     page = Path("reports/search-s.html")
-    of_page = search_page.SearchBlock(run="r", limits=limits)
-    search_page.main(
-        study=study, judged=judged, results=results, page=page, settings=of_page, run=search_page.RunBlock(device="cpu")
-    )
+    search_page.main(study=study, judged=judged, results=results, page=page, run="r", limits=limits, device="cpu")
     with Browser(folder / "profile") as browser:
         browser.check_page(folder / page, "s: search for the settings of r")
         text = browser.evaluate("document.body.innerText")
@@ -184,7 +178,7 @@ def shown_page(study: Path, judged: Judged, importances: dict[str, float]) -> st
 
 def test_a_search_above_its_budget_is_refused_before_its_first_trial(folder: Path) -> None:
     search = settings(limits={"gpu_hours": 0.001})
-    write_account(folder / "estimates/r.json", estimate(some_case(), "h100", None))
+    write_account(folder / "estimates/r.json", estimate(some_inputs(), "h100", None))
     with pytest.raises(VlmflowError, match=r"gpu_hours: 0.001, but 2 rounds of 3 trials, and one .* GPU-hours"):
         proposed(search, (0, 0), propose.PlanBlock(rounds=2, gpu="h100"))
     write_account(folder / "checkpoints/r/smoke/gate.json", some_gate())

@@ -21,7 +21,7 @@ from tiny_models import file_names, randomise, tensors_of
 from training_rows import made_row
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.checkpoints import POSITIONS
+from vlmflow.in_trainer.messages import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.merging.loaded_model import load, logits_of
 from vlmflow.merging.logit_inputs import inputs_of

@@ -17,8 +17,8 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor
 
-from serve import main as serve
-from try_run import main as try_run
+from tools.serve import main as serve
+from tools.try_run import main as try_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.loaded_model import load, logits_of
 from vlmflow.rows.messages import messages_of
@@ -42,8 +42,16 @@ def picture(tmp_path: Path) -> Path:
 
 @contextmanager
 def served(folder: Path, *words: str) -> Iterator[tuple[str, str, str, subprocess.Popen[str]]]:
-    """Start scripts/serve.py; yield the server's address, its model's name, its key, and the script's process."""
-    script = [sys.executable, str(ROOT / "scripts" / "serve.py"), "--run", RUN, "--directory", str(folder), *words]
+    """Start scripts/tools/serve.py; yield the server's address, its model's name, its key, and the script's process."""
+    script = [
+        sys.executable,
+        str(ROOT / "scripts" / "tools" / "serve.py"),
+        "--run",
+        RUN,
+        "--directory",
+        str(folder),
+        *words,
+    ]
     given = {**os.environ, "HF_TOKEN": "secret", "TMPDIR": str(folder)}
     process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=given)
     try:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from tiny_trainings import Tiny
 from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
-from vlmflow.config.deepspeed_json import BLOCKS, check_deepspeed
+from vlmflow.config.deepspeed_json import BLOCKS, OWN_CHECK, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.in_trainer.messages import Begin, Event, Log, read_events, rows_of_step
@@ -222,8 +223,8 @@ def test_training_in_float16_saves_another_scaler(tmp_path: Path) -> None:
     refuse_foreign_code(folder.parent)
 
 
-FIELDS = """
-import json
+TAKEN = """
+import json, sys
 from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerConfig, DeepSpeedZeroOffloadParamConfig
@@ -231,18 +232,39 @@ zero = "zero_optimization"
 models = {zero: DeepSpeedZeroConfig, "bf16": DeepSpeedBF16Config, "fp16": DeepSpeedFP16Config}
 models |= {f"{zero}.offload_param": DeepSpeedZeroOffloadParamConfig}
 models |= {f"{zero}.offload_optimizer": DeepSpeedZeroOffloadOptimizerConfig}
-names = {path: [field.alias or name for name, field in model.model_fields.items()] for path, model in models.items()}
-print(json.dumps(names))
+taken = {path: [field.alias or name for name, field in model.model_fields.items()] for path, model in models.items()}
+for path, key, value in json.loads(sys.argv[1]):
+    models[path](**{key: value})
+print(json.dumps(taken))
 """
+"""Make each of DeepSpeed's blocks with each value, and print their keys."""
+
+
+def ends_of(schema: dict[str, Any]) -> list[Any]:
+    """Return the values at the ends of what a JSON Schema allows."""
+    if "anyOf" in schema:
+        return [value for branch in schema["anyOf"] for value in ends_of(branch)]
+    return {"boolean": [True, False], "null": [None]}.get(schema["type"]) or [schema["minimum"], schema["maximum"]]
 
 
 @pytest.mark.slow
 def test_the_settings_that_a_run_may_set_are_deepspeeds() -> None:
-    done = subprocess.run([sys.executable, "-c", FIELDS], capture_output=True, text=True, check=True)
-    fields = json.loads(done.stdout.splitlines()[-1])
-    assert fields.keys() == BLOCKS.keys() - {""}
-    for path, names in fields.items():
-        assert not BLOCKS[path] - set(names)
+    """DeepSpeed has no classes for keys outside of blocks."""
+    blocks = {path: block for path, block in BLOCKS.items() if path}
+    values = [
+        (path, key, value)
+        for path, block in blocks.items()
+        for key, kind in block.items()
+        if kind is not OWN_CHECK
+        for value in ends_of(TypeAdapter(kind).json_schema())
+    ]
+    command = [sys.executable, "-c", TAKEN, json.dumps(values)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    taken = json.loads(done.stdout.splitlines()[-1])
+    assert taken.keys() == blocks.keys()
+    for path, keys in taken.items():
+        assert not blocks[path].keys() - set(keys)
 
 
 def test_processes_that_hold_different_adapters_save_none(

@@ -12,7 +12,7 @@ import pytest
 
 from mlflow_server import MlflowServer, fatal_proxy, mlflow_server
 from sent_run import send
-from track_run import main as track_run
+from tools.track_run import main as track_run
 from tracked_run import RUN, tracked_run
 from vlmflow.core.errors import PassingError, VlmflowError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from track_run import main as track_run
+from tools.track_run import main as track_run
 from tracked_run import BEGAN, RUN, STEPS, tracked_run
 from vlmflow.core.files import sha256_of
 

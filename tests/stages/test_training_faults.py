@@ -23,8 +23,7 @@ from tiny_trainings import Tiny, losses_of
 from trained_rows import check_rows
 from trainer_faults import make_fault, passes
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.faults import ACCOUNT
-from vlmflow.in_trainer.messages import Log, read_events, rows_of_step
+from vlmflow.in_trainer.messages import BAD_STEP, Log, read_events, rows_of_step
 from vlmflow.supervisor import trainers, watch
 from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import Training
@@ -259,7 +258,7 @@ def test_a_step_without_a_finite_number_ends_the_training_before_it_is_saved(
     assert (folder / "progress.jsonl").read_text() == before, "nothing is trained again"
     other = short(tiny, learning_rate=1e-3)
     assert other.digest() != training.digest(), "other settings are not refused"
-    assert str(folder / ACCOUNT) in error.next_step
+    assert str(folder / BAD_STEP) in error.next_step
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from training_rows import made_row
 from vlmflow.config.tuners import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.in_trainer.checkpoints import POSITIONS
+from vlmflow.in_trainer.messages import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.merging.logit_inputs import inputs_of
 from vlmflow.merging.logit_proof import LogitProof

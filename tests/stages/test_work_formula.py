@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
-from made_case import some_case
+from made_inputs import some_inputs
 from vlmflow.demo.tiny_model import ID
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import read_shape
@@ -70,8 +70,8 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
             use_cache=False,
         ).last_hidden_state
         plain.lm_head(states[:, -trained:]).logsumexp(-1).sum().backward()
-    case = some_case({"lora": {"rank": RANK}}, shape=read_shape(tmp_path))
-    work = training(case.shape, replace(case.way, gradient_checkpointing=False))
+    inputs = some_inputs({"lora": {"rank": RANK}}, shape=read_shape(tmp_path))
+    work = training(inputs.shape, replace(inputs.mode, gradient_checkpointing=False))
     future = work.token_square * tokens**2  # eager attention also computes the half that it masks
     first_inputs = 2 * tokens * ((4 + 2 + 2) * 32 * WIDTH + 3 * RANK * WIDTH)  # no gradient of q, k, v's input
     counted = work.of(RowLengths.of([(tokens - pads, pads, trained)]))

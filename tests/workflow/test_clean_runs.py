@@ -18,7 +18,13 @@ FILES = [str(ROOT / "profiles" / "demo" / "run.yaml"), "quick.yaml"]
 
 def clean(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Call the script as make does, without a terminal."""
-    call = [sys.executable, str(ROOT / "scripts" / "clean_runs.py"), "--directory", str(folder), "--configfile"]
+    call = [
+        sys.executable,
+        str(ROOT / "scripts" / "tools" / "clean_runs.py"),
+        "--directory",
+        str(folder),
+        "--configfile",
+    ]
     files = [FILES[0], str(folder / FILES[1])]
     return subprocess.run(
         [*call, *files, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from browser import Browser
 from executed_notebook import executed
-from run_page import main as draw_page
+from stages.run_page import main as draw_page
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
@@ -125,7 +125,14 @@ def test_the_trainers_log_has_no_row(demo_run: Path) -> None:
 def test_make_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
     """The tokens of all steps are those that the trainers counted, so no row is another one."""
     report = json.loads((demo_run / "checkpoints" / RUN / "full" / "report.json").read_text())
-    call = [sys.executable, str(ROOT / "scripts" / "rows_of_step.py"), "--run", RUN, "--directory", str(demo_run)]
+    call = [
+        sys.executable,
+        str(ROOT / "scripts" / "tools" / "rows_of_step.py"),
+        "--run",
+        RUN,
+        "--directory",
+        str(demo_run),
+    ]
     tokens = 0
     for step in range(1, STEPS + 1):
         done = subprocess.run([*call, "--step", str(step)], capture_output=True, text=True, check=True)

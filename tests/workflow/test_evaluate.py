@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from cluster.shell import wait_for
-from evaluate import RunBlock
-from evaluate import main as evaluate
 from forked_snakemake import called
+from stages.evaluate import RunBlock
+from stages.evaluate import main as evaluate
 from trace_sink import trace_sink
 from vlmflow.core.account import read_account
 from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport
@@ -180,7 +180,7 @@ def words(folder: Path, store: Path, to: Path) -> list[str]:
         "raw-test": json.dumps([str(folder / "raw" / "fire" / "FIRE-test.json")]),
     }
     named = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, str(ROOT / "scripts" / "evaluate.py"), *named]
+    return [sys.executable, str(ROOT / "scripts" / "stages" / "evaluate.py"), *named]
 
 
 def test_a_killed_evaluation_measures_no_row_again(evaluated: Path, tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from snakemake.iocontainers import Wildcards
 
+from harness.stage import PARAMS_FOR_SNAKEMAKE
 from harness.staleness import settings_of, texts_of
 from rules import read_rules
 from vlmflow.config.raw_forms import modules_of
@@ -270,16 +272,17 @@ def test_snakemake_itself_compares_no_block(tmp_path: Path) -> None:
     assert seen == {"resolve_images.limits"}
 
 
-def test_a_script_gets_just_the_settings_that_its_block_has(tmp_path: Path) -> None:
+def test_a_script_gets_just_the_settings_that_it_takes(tmp_path: Path) -> None:
     looked = set()
     for name in ("fire", "blend"):
         (tmp_path / name).mkdir()
         for rule in rules_for(tmp_path / name, name, **BASE):
-            main = importlib.import_module(Path(rule.script).stem).main
-            block = inspect.get_annotations(main).get("settings")
-            if block is not None:
-                given = params_of(rule, name)["settings"]
-                assert given.keys() == block.model_fields.keys(), rule.name
-                assert isinstance(block(**given), Settings)
-                looked.add(rule.name)
+            main = importlib.import_module(f"stages.{Path(rule.script).stem}").main
+            types, given = inspect.get_annotations(main), params_of(rule, name)
+            for key in given.keys() - PARAMS_FOR_SNAKEMAKE:
+                TypeAdapter(types[key]).validate_python(given[key])
+            if block := types.get("settings"):
+                assert given["settings"].keys() == block.model_fields.keys(), rule.name
+                assert issubclass(block, Settings)
+            looked.add(rule.name)
     assert looked >= {"convert_rows", "mix_rows", "train_smoke", "train_model", "publish_merged"}

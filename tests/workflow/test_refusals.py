@@ -86,7 +86,7 @@ def test_what_snakemake_would_accept_is_refused_by_line(tmp_path: Path, text: st
 
 
 def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "check_config.py"), *map(str, files)]
+    command = [sys.executable, str(ROOT / "scripts" / "tools" / "check_config.py"), *map(str, files)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -116,6 +116,18 @@ def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     assert f"{wrong}: runs.mine.processes: 0 is not allowed" in done.stderr
     assert f"{wrong}: runs.mine.train.swift_args.output_dir: 'x' is not allowed" in done.stderr
     assert "qwen3-alpaca" in check_config().stdout
+
+
+def test_a_former_name_of_a_key_is_told(tmp_path: Path) -> None:
+    (tmp_path / "fixed.jsonl").write_text("{}")
+    (tmp_path / "t.json").write_text("[]")
+    file = tmp_path / "mine.yaml"
+    block = {"train": str(tmp_path / "t.json"), "test": None, "mended": str(tmp_path / "fixed.jsonl")}
+    file.write_text(yaml.safe_dump({"datasets": {"fire": block}}))
+    planned = call(tmp_path, "-n", "--configfile", str(file), "--", "data/fire/stats.json")
+    assert planned.returncode == 0, planned.stdout + planned.stderr
+    for said in (planned.stderr, check_config(file).stderr):
+        assert "datasets.fire.mended: is now called fixed_rows; rename the key" in said
 
 
 @pytest.mark.parametrize(
@@ -277,7 +289,7 @@ def test_missing_picture_roots_are_refused_with_the_plan(tmp_path: Path, plan: l
     [
         ("datasets.fire.train", "gone/t.json", "data/fire/stats.json", "does not exist"),
         ("datasets.fire.test", "gone/e.json", "converted/fire/test.jsonl", "does not exist"),
-        ("datasets.fire.mended", "gone/m.jsonl", "data/fire/stats.json", "does not exist"),
+        ("datasets.fire.fixed_rows", "gone/m.jsonl", "data/fire/stats.json", "does not exist"),
         ("datasets.fire.train", ".", "data/fire/stats.json", "is a folder"),
         ("models.qwen3-8b.source", "gone/model", "models/qwen3-8b", "no folder"),
     ],

@@ -325,15 +325,15 @@ def test_every_stage_reports_its_speed(done: Path) -> None:
 def test_a_fixed_row_replaces_the_raw_row(done: Path) -> None:
     """An edited copy of the quarantine, named in the configuration: only that data set runs again."""
     quarantine = (done / "data" / "volcano" / "quarantine.jsonl").read_text()
-    (done / "mended.jsonl").write_text(quarantine.replace('"narrator"', '"human"'))
+    (done / "fixed.jsonl").write_text(quarantine.replace('"narrator"', '"human"'))
     config = yaml.safe_load((done / "mine.yaml").read_text())
-    config["datasets"]["volcano"]["mended"] = str(done / "mended.jsonl")
+    config["datasets"]["volcano"]["fixed_rows"] = str(done / "fixed.jsonl")
     (done / "mine.yaml").write_text(yaml.safe_dump(config))
     ran = snakemake(done, *[f"data/{name}/stats.json" for name in DATASETS])
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-6000:]
     assert "fetch_rows" not in ran.stdout + ran.stderr
     stats = stats_of(done, "volcano")
     assert stats["train"]["kept"] == 30
-    assert [file["file"] for file in stats["mended"]] == [str(done / "mended.jsonl")]
+    assert [file["file"] for file in stats["mended"]] == [str(done / "fixed.jsonl")]
     assert stats["mended_rows"] == {"train": 1}
     assert (done / "data" / "volcano" / "quarantine.jsonl").read_bytes() == b""

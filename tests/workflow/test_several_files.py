@@ -84,11 +84,11 @@ def test_shards_on_the_hub_give_what_one_file_gives(server: HubServer, tmp_path:
     assert f"row {BROKEN - LENGTHS[0]} of the file" in page
 
     quarantine = (tmp_path / "data/shards/quarantine.jsonl").read_text()
-    (tmp_path / "mended.jsonl").write_text(quarantine.replace('"completion":""', '"completion":"mended"'))
-    datasets["shards"]["mended"] = "mended.jsonl"
+    (tmp_path / "fixed.jsonl").write_text(quarantine.replace('"completion":""', '"completion":"fixed"'))
+    datasets["shards"]["fixed_rows"] = "fixed.jsonl"
     snakemake(project, tmp_path, datasets, "data/shards/stats.json")
     assert rejected(tmp_path, "shards") == []
-    assert any("mended" in (tmp_path / f"data/shards/{name}.jsonl").read_text() for name in ("train", "val", "test"))
+    assert any("fixed" in (tmp_path / f"data/shards/{name}.jsonl").read_text() for name in ("train", "val", "test"))
 
 
 def test_files_of_every_form_are_numbered_through(tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_a_fixed_row_of_another_file_is_refused(tmp_path: Path) -> None:
     files = [write_array(tmp_path / name, [{"a": 1}, {"a": 2}]) for name in ("a.json", "b.json")]
     checksum = f"{crc32(json.dumps({'a': 1}).encode()):08x}"
     line = {"split": "train", "row": 2, "file": "raw/x/a.json", "checksum": checksum, "raw": {}}
-    (tmp_path / "mended.jsonl").write_text(json.dumps(line))
+    (tmp_path / "fixed.jsonl").write_text(json.dumps(line))
     with pytest.raises(
         VlmflowError, match=r"row 2 \(counted from 0\) of raw/x/a.json is not in .*a.json and 1 more, which has 4 rows"
     ):
-        open_rows(files, "train", [tmp_path / "mended.jsonl"])
-    (tmp_path / "mended.jsonl").write_text(json.dumps(line | {"file": "b.json", "raw": {"a": 9}}))
-    with open_rows(files, "train", [tmp_path / "mended.jsonl"]) as rows:
+        open_rows(files, "train", [tmp_path / "fixed.jsonl"])
+    (tmp_path / "fixed.jsonl").write_text(json.dumps(line | {"file": "b.json", "raw": {"a": 9}}))
+    with open_rows(files, "train", [tmp_path / "fixed.jsonl"]) as rows:
         assert [json.loads(row)["a"] for row in rows] == [1, 2, 9, 2]
 
 

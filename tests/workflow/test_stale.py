@@ -114,7 +114,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         PUBLISHING,
     ),
     "a function that the trainers run": (
-        edit("scripts/vlmflow/in_trainer/callback.py", "def _ends_here(", "def _ends_there("),
+        edit("scripts/vlmflow/in_trainer/stop.py", "def ends_here(", "def ends_there("),
         FROM_TRAINING,
     ),
 }

@@ -90,7 +90,8 @@ def run(stage: str, **changed: Any) -> None:
         "fetch_images": {
             **raw,
             "dataset": "fire",
-            "settings": {"image_roots": ["sample/pictures"], "max_bytes": 100_000_000},
+            "image_roots": ["sample/pictures"],
+            "max_bytes": 100_000_000,
             "account": "out/train.fetched.json",
             "store": "out/fetched",
             "sources": {},
@@ -115,7 +116,8 @@ def run(stage: str, **changed: Any) -> None:
             "stats": "data/fire/stats.json",
             "unread": "converted/fire/train.unread.json",
             "pairs": "out/pairs",
-            "settings": {"picture_distance": 4, "one_prompt": False},
+            "picture_distance": 4,
+            "one_prompt": False,
         },
         "hash_pictures": {
             "manifest": pictures["pictures"][0],
@@ -126,13 +128,12 @@ def run(stage: str, **changed: Any) -> None:
         "data_page": {
             "stats": "data/fire/stats.json",
             "page": "out/page.html",
-            "settings": {"picture_limits": {}, "near_duplicates": {}},
+            "picture_limits": {},
+            "near_duplicates": {},
             **pictures,
         },
         "measure_lengths": {
-            **(
-                data | pictures | {"model_files": "model_files/tiny", "settings": {**length, "template_differs": False}}
-            ),
+            **(data | pictures | {"model_files": "model_files/tiny", "settings": length, "template_differs": False}),
             **{name: f"out/{name}" for name in ("train", "val", "summary")},
         },
         "fit_rows": {
@@ -143,7 +144,8 @@ def run(stage: str, **changed: Any) -> None:
         },
         "train_smoke": {
             **(rows | pictures | runs | {"smoke": "out/smoke"}),
-            "settings": {**how, "smoke": {"steps": 6, "longest": 4, "sample": 4}},
+            "settings": how,
+            "smoke_settings": {"steps": 6, "longest": 4, "sample": 4},
         },
         "train_model": {
             **(rows | pictures | runs | {"settings": how}),
@@ -179,7 +181,7 @@ def run(stage: str, **changed: Any) -> None:
 
 def validated(stage: str) -> Callable[..., None]:
     """Return what a stage's script does, with its arguments checked as `run_stage` does."""
-    main = importlib.import_module(stage).main
+    main = importlib.import_module(f"stages.{stage}").main
     return pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)
 
 

@@ -13,9 +13,6 @@ from remote.cluster.client import Refused
 Object = dict[str, Any]
 """A Kubernetes object as in its JSON."""
 
-Objects = list[Object]
-"""For annotations in Api, whose method `list` hides the builtin."""
-
 LOG_TIMEOUT = (5, 10)
 """Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
 

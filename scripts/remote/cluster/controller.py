@@ -23,11 +23,8 @@ GOES_ON = "\nThe run continues in the cluster: `make cluster-log` follows it aga
 
 def push(kubectl: Kubectl, arguments: list[str]) -> int:
     """Replace the controller's checkout with this one: its last commit and the files as they are; not during a run."""
-    busy = kubectl.in_controller(*CONTROLLER, "status")
-    return busy or _push(kubectl)
-
-
-def _push(kubectl: Kubectl) -> int:
+    if busy := kubectl.in_controller(*CONTROLLER, "status"):
+        return busy
     unpack = Path(checkout.__file__).with_name("unpack.py").read_text()
     with kubectl.into_controller("python", "-c", unpack, CHECKOUT) as stream:
         count = checkout.pack(ROOT, stream)

@@ -92,11 +92,5 @@ def template_in(cron_job: Object) -> Object | None:
     return {"metadata": cron_job["metadata"], "template": spec["jobTemplate"]["spec"]["template"]}
 
 
-def container_of(template: Object) -> Object | None:
-    """Return the container of a pod template that runs the rule, or None."""
-    containers = template["template"]["spec"].get("containers") or []
-    return next((container for container in containers if container["name"] == CONTAINER), None)
-
-
 def _named(name: str, template: Object) -> Object:
     return template | {"metadata": template["metadata"] | {"name": name}}

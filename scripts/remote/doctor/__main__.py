@@ -11,7 +11,7 @@ from pathlib import Path
 
 from remote.cluster.client import connect
 from remote.doctor.doctor import Doctor
-from remote.doctor.needs import need_of, planned_asks
+from remote.doctor.needs import jobs_of, need_of
 from remote.findings import report
 from vlmflow.config.model import check_config
 from vlmflow.config.yaml_file import read_layers
@@ -35,7 +35,7 @@ def main(
     if unknown:
         raise VlmflowError(f"--run: unknown run {unknown[0]}", f"use one of {', '.join(settings.runs)}")
     wanted = [
-        need_of(settings, run, planned_asks(ROOT / "Snakefile", [*LAYERS[1:], *files], f"merged/{run}", max_threads))
+        need_of(settings, run, jobs_of(ROOT / "Snakefile", [*LAYERS[1:], *files], f"merged/{run}", max_threads))
         for run in runs or settings.runs
     ]
     doctor = Doctor(lambda: connect(_say, patience=5), namespace, settings, wanted, ROOT / "envs", patience)

@@ -1,7 +1,7 @@
 """All checks of `make doctor`, in the order in which a run needs what they check."""
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Doctor:
         yield from self._try("rights", lambda: rbac.check_rights(self._api, "yours", executor))
         yield from self._try("rights of accounts", self._rights_of_service_accounts)
         for claim in inside.FOLDERS:
-            yield from self._try(f"claim {claim}", partial(self._claims, [claim]))
+            yield from self._try(f"claim {claim}", partial(self._claim, claim))
         yield from self._try("pod templates", self._read_templates)
         yield from self._try("hub token", self._secret)
         yield from self._try("controller", self._controller)
@@ -114,11 +114,8 @@ class Doctor:
         client.set_default_header("Impersonate-User", user)
         return Api(client, self._api.namespace)
 
-    def _claims(self, names: Sequence[str]) -> list[Finding]:
-        return [self._claim(name) for name in names]
-
-    def _claim(self, name: str) -> Finding:
-        return objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))
+    def _claim(self, name: str) -> list[Finding]:
+        return [objects.check_claim(self._api.get("persistentvolumeclaims", named(name)), named(name))]
 
     def _read_templates(self) -> list[Finding]:
         found = pod_templates(lambda kind: self._api.list(kind, selector()))
@@ -132,7 +129,7 @@ class Doctor:
 
     def _controller(self) -> list[Finding]:
         deployment = self._api.get("apps/v1/deployments", named("controller"))
-        return [*([self._claim(objects.STATE_CLAIM)] if deployment else []), objects.check_controller(deployment)]
+        return [*(self._claim(objects.STATE_CLAIM) if deployment else []), objects.check_controller(deployment)]
 
     def _look_at_nodes(self) -> list[Finding]:
         self._nodes = self._api.call("GET", "/api/v1/nodes")["items"]

@@ -1,14 +1,16 @@
 """Checks that probes make inside the cluster: images, volumes, clocks, and processes that train together."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from packaging.markers import Marker
+from packaging.utils import canonicalize_name
 
 from remote import folder_trials
 from remote.cluster.api import Api, Object
 from remote.cluster.pod_group import NODE
-from remote.doctor.image_packages import check_image
 from remote.doctor.needs import Need, gpu_resource
 from remote.doctor.probe import Answer, Probe
 from remote.findings import Finding
@@ -21,6 +23,9 @@ DDP_TRIAL = Path(__file__).with_name("ddp_trial.py").read_text()
 
 FOLDERS = {"cache": "/cache", "outputs": "/outputs"}
 """The claims, and the folders where pods mount them."""
+
+LOCKED = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)\s*(?:;\s*([^\\]+))?", re.MULTILINE)
+"""A package in a lock file: its name, version and marker."""
 
 LARGEST_SKEW = 30.0
 """Seconds between a node's clock and the API server's; beyond them, times of files and tokens mislead."""
@@ -129,6 +134,33 @@ def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Finding]:
     if said.folders:
         checks.append(check_clock(said.time, answer))
     return checks
+
+
+def locked_versions(lock: Path, python: str) -> dict[str, str]:
+    """Return name and version of every package in a lock file, for a version of Python ("3.12.1")."""
+    environment = {"python_full_version": python, "python_version": ".".join(python.split(".")[:2])}
+    return {
+        canonicalize_name(name): version
+        for name, version, marker in LOCKED.findall(lock.read_text())
+        if not marker or Marker(marker.strip()).evaluate(environment)
+    }
+
+
+def check_image(image: str, python: str, packages: dict[str, str | None], lock: Path) -> Finding:
+    """Check the packages of an image against a lock file. packages: versions by name, as its pod reported them."""
+    present: dict[str, str | None] = {canonicalize_name(name): version for name, version in packages.items()}
+    locked = locked_versions(lock, python)
+    wrong = [
+        f"{name} {present.get(name, 'missing')} instead of {version}"
+        for name, version in locked.items()
+        if present.get(name) != version
+    ]
+    what = f"image {lock.stem}"
+    if wrong:
+        few = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+        step = f"rebuild the image (docker build --target {lock.stem}) with a new tag, and set it in the overlay"
+        return Finding(what, "fail", f"{image} was built from another envs/{lock.name}: {few}", step)
+    return Finding(what, "ok", f"{image}: its {len(locked)} packages match envs/{lock.name}")
 
 
 def check_from_elsewhere(answer: Answer[Surroundings], first: str) -> Finding:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 from kubernetes.utils.quantity import parse_quantity
 from snakemake.settings.types import ResourceSettings, StorageSettings
@@ -16,7 +15,7 @@ from remote.cluster.api import Object
 from remote.cluster.pod_templates import GPU_RESOURCE
 from remote.findings import Finding
 from remote.planned_jobs import MANY, planned_jobs
-from remote.rule_job import deciding_keys
+from remote.rule_job import RuleJob, deciding_keys
 from vlmflow.config.model import Config
 from vlmflow.config.strategies import strategy_of
 from vlmflow.core.printable import counted
@@ -25,80 +24,49 @@ MB = 1_000_000
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What the pod of one rule requests.
-
-    threads: cores. mem_mb, disk_mb: MB (10⁶ bytes). gpus: GPUs. pod_template: the template's name. nodes: so many such
-    pods at the same time, each on a node of its own.
-    """
-
-    rule: str
-    threads: int
-    mem_mb: int
-    disk_mb: int
-    gpus: int
-    pod_template: str
-    nodes: int = 1
-
-    def amounts(self, gpu_resource: str) -> dict[str, int]:
-        """Return what the pod requests, by Kubernetes' names, in cores and bytes."""
-        asked = {"cpu": self.threads, "memory": self.mem_mb * MB, "ephemeral-storage": self.disk_mb * MB}
-        return asked | {gpu_resource: self.gpus, "pods": 1}
-
-
-@dataclass(frozen=True)
 class Need:
     """What one run requests.
 
-    processes: parallel trainers on each node. weights_mb: the weights on each GPU, in MB. asks: those of all its rules.
+    processes: parallel trainers on each node. weights_mb: the weights on each GPU, in MB. jobs: all that it takes.
     nodes: those that train together.
     """
 
     run: str
     processes: int
     weights_mb: int
-    asks: tuple[Ask, ...]
+    jobs: tuple[RuleJob, ...]
     nodes: int = 1
 
     @property
     def gpus(self) -> int:
         """The most GPUs that a pod of the run requests, all on one node."""
-        return max(ask.gpus for ask in self.asks)
+        return max(job.gpus for job in self.jobs)
 
 
-def planned_asks(snakefile: Path, files: Iterable[Path], target: str, max_threads: int | None = None) -> list[Ask]:
-    """Return what the rules request that make `target` from nothing, each different request once.
+def jobs_of(snakefile: Path, files: Iterable[Path], target: str, max_threads: int | None = None) -> list[RuleJob]:
+    """Return the jobs that make `target` from nothing.
 
     files: configuration files over config.yaml, in their order. max_threads: as Snakemake's --max-threads.
 
     Raises VlmflowError with Snakemake's message if it refuses the workflow or its configuration.
     """
     with tempfile.TemporaryDirectory() as empty:
-        # As on a cluster: local sources may be on volumes that only pods have.
-        storage = StorageSettings(default_storage_provider="fs", default_storage_prefix=f"{empty}/targets")
+        # As on a cluster: local sources may be on volumes that only pods have, and all nodes see a pod's folder.
+        storage = StorageSettings(
+            default_storage_provider="fs",
+            default_storage_prefix=f"{empty}/targets",
+            remote_job_local_storage_prefix=Path(empty),
+        )
         resources = ResourceSettings(cores=MANY, nodes=1, max_threads=max_threads)
-        asks = set(planned_jobs(snakefile, files, target, Path(empty), resources, storage, _ask))
-        return sorted(asks, key=lambda ask: (ask.rule, ask.mem_mb))
+        jobs = planned_jobs(snakefile, files, target, Path(empty), resources, storage, RuleJob.of)
+        return sorted(jobs, key=lambda job: (job.rule, job.mem_mb))
 
 
-def _ask(job: Any) -> Ask:
-    amounts = job.resources
-    return Ask(
-        job.rule.name,
-        int(job.threads),
-        int(amounts.get("mem_mb") or 0),
-        int(amounts.get("disk_mb") or 0),
-        int(amounts.get("gpu") or 0),
-        str(amounts.get("pod_template") or "default"),
-        int(amounts.get("nodes") or 1),
-    )
-
-
-def need_of(settings: Config, name: str, asks: list[Ask]) -> Need:
-    """Return what a run of the configuration requests. asks: those of its rules."""
+def need_of(settings: Config, name: str, jobs: list[RuleJob]) -> Need:
+    """Return what a run of the configuration requests. jobs: all that it takes."""
     run = settings.runs[name]
     weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
-    return Need(name, run.processes, weights_mb, tuple(asks), run.nodes)
+    return Need(name, run.processes, weights_mb, tuple(jobs), run.nodes)
 
 
 def gpu_resource(template: Object) -> str:
@@ -113,50 +81,56 @@ def most_gpus(nodes: list[Object], resource: str) -> int:
 
 
 def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Finding]:
-    """Check every rule of each run against the nodes that its pods may use. templates: pod templates by name.
+    """Check every job of each run against the nodes that its pods may use. templates: pod templates by name.
 
     The capacity of an empty node counts: what runs there now will end.
     """
     resource = gpu_resource(templates["gpu"])
     checks = [Finding("GPUs", "ok", _inventory(nodes, resource))]
     for need in needs:
-        looked_at = [(ask, _faults(nodes, templates, need, ask)) for ask in need.asks]
-        unfit = [(ask, faults) for ask, faults in looked_at if faults.count(None) < ask.nodes]
-        checks += [_no_node(need, ask, faults, resource) for ask, faults in unfit]
+        looked_at = [(job, _faults(nodes, templates, need, job)) for job in need.jobs]
+        unfit = [(job, faults) for job, faults in looked_at if faults.count(None) < job.nodes]
+        checks += dict.fromkeys(_no_node(need, job, faults, resource) for job, faults in unfit)
         if not unfit:
-            largest = max(need.asks, key=lambda ask: (ask.gpus, ask.mem_mb, ask.nodes))
+            largest = max(need.jobs, key=lambda job: (job.gpus, job.mem_mb, job.nodes))
             fitting = _faults(nodes, templates, need, largest).count(None)
-            rules = f"each of its {len({ask.rule for ask in need.asks})} rules fits on a node"
+            rules = f"each of its {len({job.rule for job in need.jobs})} rules fits on a node"
             words = _in_words(largest, resource)
             found = f"{rules}; {largest.rule} ({words}) fits on {fitting}"
             checks.append(Finding(f"run {need.run}", "ok", found))
     return checks
 
 
-def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, ask: Ask) -> list[str | None]:
-    """Return for each node why a rule's pod cannot run there; None if it can."""
+def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, job: RuleJob) -> list[str | None]:
+    """Return for each node why a job's pod cannot run there; None if it can."""
     resource = gpu_resource(templates["gpu"])
-    spec = templates.get(ask.pod_template, templates["default"])["template"]["spec"]
-    return [_fault(node, spec, resource, ask, need.weights_mb) for node in nodes]
+    spec = templates.get(job.template or "default", templates["default"])["template"]["spec"]
+    return [_fault(node, spec, resource, job, need.weights_mb) for node in nodes]
 
 
-def _no_node(need: Need, ask: Ask, faults: list[str | None], resource: str) -> Finding:
+def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) -> Finding:
     reasons = Counter(fault for fault in faults if fault)
     why = "; ".join(f"{counted(count, 'node')}: {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
-        f"{deciding_keys(ask.rule, need.run)} set what it requests "
+        f"{deciding_keys(job.rule, need.run)} set what it requests "
         '(cores: ARGS="--max-threads N" of make doctor and cluster-run); '
-        f"the overlay's template {ask.pod_template} selects the nodes; --run NAME checks another run alone"
+        f"the overlay's template {job.template or 'default'} selects the nodes; --run NAME checks another run alone"
     )
     where = "on one node: it fits on no node"
-    if ask.nodes > 1:
-        where = f"on each of {ask.nodes} nodes: it fits on {faults.count(None)}"
-    found = f"{_in_words(ask, resource)} {where}. {why}"
-    return Finding(f"rule {ask.rule}, run {need.run}", "fail", found, step)
+    if job.nodes > 1:
+        where = f"on each of {job.nodes} nodes: it fits on {faults.count(None)}"
+    found = f"{_in_words(job, resource)} {where}. {why}"
+    return Finding(f"rule {job.rule}, run {need.run}", "fail", found, step)
 
 
-def _in_words(ask: Ask, resource: str) -> str:
-    amounts = ask.amounts(resource)
+def _amounts(job: RuleJob, gpu_resource: str) -> dict[str, int]:
+    """Return what a job's pod requests, by Kubernetes' names, in cores and bytes."""
+    asked = {"cpu": job.threads, "memory": job.mem_mb * MB, "ephemeral-storage": job.disk_mb * MB}
+    return asked | {gpu_resource: job.gpus, "pods": 1}
+
+
+def _in_words(job: RuleJob, resource: str) -> str:
+    amounts = _amounts(job, resource)
     return ", ".join(_amount(name, amount) for name, amount in amounts.items() if amount and name != "pods")
 
 
@@ -179,18 +153,18 @@ def _inventory(nodes: list[Object], resource: str) -> str:
     return "; ".join(found) or f"no node has {resource}"
 
 
-def _fault(node: Object, spec: Object, resource: str, ask: Ask, weights_mb: int) -> str | None:
-    """Return why a rule's pod cannot run on a node, even an empty one; None if it can. spec: the template's."""
+def _fault(node: Object, spec: Object, resource: str, job: RuleJob, weights_mb: int) -> str | None:
+    """Return why a job's pod cannot run on a node, even an empty one; None if it can. spec: the template's."""
     labels = node["metadata"].get("labels") or {}
     if why := barred(node, spec):
         return why
-    for name, amount in ask.amounts(resource).items():
+    for name, amount in _amounts(job, resource).items():
         there = _allocatable(node, name)
         if there < amount:
             tenths = math.floor((there / MB / 1000 if amount > MB else there) * 10)  # rounded up it might seem enough
             return f"{tenths / 10:,g} of {_amount(name, amount)}"
     memory = labels.get("nvidia.com/gpu.memory", "")
-    if ask.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
+    if job.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
         return f"each GPU needs {weights_mb / 1000:,.0f} GB for weights and has {int(memory) / 954:,.0f} GB"
     return None
 
@@ -248,12 +222,12 @@ def _matches(labels: dict[str, str], expression: Object) -> bool:
 
 def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Finding:
     """Check that the namespace's quotas leave enough for the largest run. resource: the resource name of GPUs."""
-    all_asks = [ask for need in needs for ask in need.asks]
+    jobs = [job for need in needs for job in need.jobs]
     asks = {
-        "requests.memory": (max((ask.nodes * ask.mem_mb * MB for ask in all_asks), default=0), "memory"),
-        "requests.cpu": (max((ask.nodes * ask.threads for ask in all_asks), default=0), "cores"),
-        f"requests.{resource}": (max((ask.nodes * ask.gpus for ask in all_asks), default=0), "GPUs"),
-        "pods": (max((ask.nodes for ask in all_asks), default=1), "pods"),
+        "requests.memory": (max((job.nodes * job.mem_mb * MB for job in jobs), default=0), "memory"),
+        "requests.cpu": (max((job.nodes * job.threads for job in jobs), default=0), "cores"),
+        f"requests.{resource}": (max((job.nodes * job.gpus for job in jobs), default=0), "GPUs"),
+        "pods": (max((job.nodes for job in jobs), default=1), "pods"),
         "count/jobs.batch": (1, "Jobs"),
     }
     asks |= {key.removeprefix("requests."): asks[key] for key in ("requests.memory", "requests.cpu")}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from remote.cluster.api import Object
-from remote.cluster.pod_templates import CONTAINER, NAMES, TemplatesFound, container_of
+from remote.cluster.pod_templates import CONTAINER, NAMES, TemplatesFound
 from remote.findings import Finding
 
 APPLY = "kubectl apply -k k8s/overlays/NAME"
@@ -55,7 +55,8 @@ def check_templates(found: TemplatesFound) -> Finding:
     present = {template["metadata"]["name"]: template for template in found.templates}
     faults = [f"{name} does not exist" for name in NAMES if name not in present]
     for name, template in sorted(present.items()):
-        if container_of(template) is None:
+        containers = template["template"]["spec"].get("containers") or []
+        if not any(container["name"] == CONTAINER for container in containers):
             faults.append(f"{name} has no container named {CONTAINER}")
     if faults:
         return Finding("pod templates", "fail", "; ".join(faults), f"fix k8s/templates; {APPLY}")

@@ -12,10 +12,10 @@ import msgspec
 
 from remote.cluster.api import Api, Object
 from remote.cluster.client import Refused
-from remote.cluster.pod_group import named, node_of, service_of, with_pods
-from remote.cluster.pod_templates import CONTAINER, container_of
+from remote.cluster.group_kinds import JOBS
+from remote.cluster.pod_group import main_container, named, node_of, service_of, with_pods
+from remote.cluster.pod_templates import CONTAINER
 
-JOBS = "batch/v1/jobs"
 POLL = 1.0
 LIFETIME = 900
 """Seconds after which the cluster removes an ended probe, if this process has died."""
@@ -64,12 +64,13 @@ class Probe(Generic[Said]):
         """Create the Job. form: of the line of JSON that the command prints; the others are those of `job`."""
         self._api = api
         self._form = form
-        self._image = _main_container(template)["image"]
         self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
         self._fault = ""
         self._made = None
+        body = job(self._name, template, command, resources, elsewhere_than, nodes)
+        self._image = main_container(body)["image"]
         try:
-            api.create(JOBS, job(self._name, template, command, resources, elsewhere_than, nodes))
+            api.create(JOBS, body)
             for created in api.list(JOBS, fields=f"metadata.name={self._name}") if nodes > 1 else ():
                 api.create("services", service_of(created))
             self._made = api.now()
@@ -121,12 +122,6 @@ def refusal(events: list[Object], job_name: str) -> str:
     return ""
 
 
-def _main_container(template: Object) -> Object:
-    found = container_of(template)
-    assert found is not None, "check_templates refuses such a template"
-    return found
-
-
 def job(
     name: str,
     template: Object,
@@ -140,9 +135,6 @@ def job(
     resources: its requests and limits. elsewhere_than: a node on which it must not run. nodes: so many pods.
     """
     metadata, pod = copy.deepcopy(template["metadata"]), copy.deepcopy(template["template"])
-    container = _main_container({"template": pod})
-    container.pop("args", None)
-    container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
     pod["spec"] |= {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": DEADLINE,
@@ -160,6 +152,9 @@ def job(
         "metadata": {"labels": (metadata.get("labels") or {}) | labels},
         "spec": {"backoffLimit": 0, "ttlSecondsAfterFinished": LIFETIME, "template": pod},
     }
+    container = main_container(made)
+    container.pop("args", None)
+    container |= {"command": command, "resources": {"requests": resources, "limits": resources}}
     return named(with_pods(made, nodes) if nodes > 1 else made, name)
 
 

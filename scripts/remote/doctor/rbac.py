@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from remote.cluster.api import Api, Object
+from remote.cluster.group_kinds import KINDS
 from remote.findings import Finding
 
 
@@ -42,21 +43,16 @@ STORAGE_KEYS = (
 """What the executor also needs with targets in S3: never in the controller, whose targets are on a volume."""
 
 GROUPS = {
-    "indexed_job": (),
-    "pytorchjob": (
-        Right("kubeflow.org", "pytorchjobs", "create", "starting a training on several nodes"),
-        Right("kubeflow.org", "pytorchjobs", "list", "its state"),
-        Right("kubeflow.org", "pytorchjobs", "delete", "removing it"),
-    ),
-    "trainjob": tuple(
-        Right("trainer.kubeflow.org", resource, verb, purpose)
-        for resource in ("trainjobs", "trainingruntimes")
+    kind.name: tuple(
+        Right(kind.api.partition("/")[0], resource, verb, purpose)
+        for resource in kind.plurals
         for verb, purpose in (
             ("create", "starting a training on several nodes"),
             ("list", "its state, and what an earlier Snakemake left"),
             ("delete", "removing it"),
         )
-    ),
+    )
+    for kind in KINDS.values()
 }
 """What the executor also needs, by `cluster.multi_node`."""
 

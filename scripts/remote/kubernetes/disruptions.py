@@ -36,7 +36,7 @@ other must come back at different times, so that one finds room for all of its p
 
 
 @dataclass
-class Made:
+class JobRecord:
     """A Job as it was created.
 
     made: how often it was created. times: disruptions in a row. incomplete: tries in a row in which not all pods of a
@@ -63,12 +63,12 @@ class Disruptions:
         self._cluster = cluster
         self._watch = watch
         self._clock = clock
-        self._jobs: dict[str, Made] = {}
+        self._jobs: dict[str, JobRecord] = {}
 
     def create(self, body: Object, rule_job: RuleJob, pending_limit: float | None) -> None:
         """Create and follow a Job. Raises Refused if it is refused permanently."""
         name = body["metadata"]["name"]
-        self._put(name, Made(body, rule_job, pending_limit, name))
+        self._put(name, JobRecord(body, rule_job, pending_limit, name))
 
     def resting(self, name: str) -> bool:
         """Return whether a Job was removed and waits to be recreated."""
@@ -112,7 +112,7 @@ class Disruptions:
         """Forget a Job that has ended."""
         self._jobs.pop(name or "", None)
 
-    def _put(self, name: str, job: Made) -> None:
+    def _put(self, name: str, job: JobRecord) -> None:
         job.waiting_since = self._clock() if job.waiting_since is None else job.waiting_since
         try:
             self._cluster.create_job(named(job.body, name))

@@ -15,7 +15,7 @@ def by_object(events: Iterable[Object]) -> dict[tuple[str | None, str | None], l
 
 
 def newest_of(events: Iterable[Object], reasons: Collection[str]) -> Object | None:
-    """Return the newest event with one of these reasons, or None."""
+    """Return the event that was last seen with one of these reasons (`Failed`, `Pulling`); None without one."""
     return max((event for event in events if event.get("reason") in reasons), key=time_of, default=None)
 
 
@@ -25,5 +25,5 @@ def time_of(event: Object | None) -> str:
 
 
 def message_of(event: Object | None) -> str:
-    """Return the message of an event; "" for None."""
+    """Return what an event says for people, without white space around it; "" for None."""
     return ((event or {}).get("message") or "").strip()

@@ -6,7 +6,7 @@ each Job's outcome, and the clean end.
 
 import signal
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,14 +27,13 @@ from remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB,
 from remote.cluster.instance import named
 from remote.ended import Attempts, Ended
 from remote.kubernetes import templates
-from remote.kubernetes.clean_end import end_all, refuse_strangers
 from remote.kubernetes.disruptions import Disruptions
 from remote.kubernetes.job_shape import shape
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, not_created
 from remote.kubernetes.ownership import commit_of, owner_of
-from remote.kubernetes.patient_watch import PatientWatch
-from remote.kubernetes.watch import Watch
+from remote.kubernetes.shutdown import end_all, refuse_strangers
+from remote.kubernetes.watch import PatientWatch, Watch
 from remote.rule_job import RuleJob
 from remote.stage_log import cause
 from remote.storage import pod_folder
@@ -55,9 +54,7 @@ def install(workflow: Any, settings: Any) -> None:
     """
     if not workflow.is_main_process:
         return
-    HardenedExecutor.max_mem_mb = settings.cluster.max_mem_mb
-    HardenedExecutor.gang_timeout = settings.cluster.gang_timeout
-    HardenedExecutor.groups = KINDS[settings.cluster.multi_node]
+    HardenedExecutor.config = settings.cluster
     ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
     # Snakemake does not yet know its executor here, only whether it shares a file system with this process.
     if not workflow.storage_settings.shared_fs_usage:
@@ -68,24 +65,18 @@ def install(workflow: Any, settings: Any) -> None:
 
 
 class HardenedExecutor(Executor):
-    """Runs every job of a rule in its own pod.
+    """Runs every job of a rule in its own pod. config: the block `cluster` of the configuration."""
 
-    max_mem_mb: the memory limit, in MB, of an attempt after one that was killed for its memory. gang_timeout: seconds
-    in which all pods of a training must run. groups: what kind of object they are.
-    """
-
-    max_mem_mb: int
-    gang_timeout: float
-    groups: IndexedJob
+    config: Any
     _ending = _has_secret = False  # here, because Snakemake's polling thread starts before __post_init__
 
     def __post_init__(self) -> None:
         """Connect, end what an earlier invocation left, and check the templates. Raises WorkflowError."""
-        self._attempts = Attempts(self.max_mem_mb)
+        self._attempts = Attempts(self.config.max_mem_mb)
         commit = commit_of(Path(self.workflow.basedir))
         self._env = {"VLMFLOW_COMMIT": commit} if commit else {}
         try:
-            self._api = connect(self._say)
+            self._api = connect(self.logger.info)
             super().__post_init__()
             self._templates = templates.of_namespace(self.cluster, self.logger.warning)
         except VlmflowError as error:
@@ -102,19 +93,20 @@ class HardenedExecutor(Executor):
         """Set up the API clients and end earlier work: upstream's first API call is in this method."""
         self.kubeapi = CoreV1Api(self._api)
         self.batchapi = SimpleNamespace(create_namespaced_job=self._create)
-        self.cluster = Namespace(self.namespace, self._api, self.groups)
-        check_served(Api(self._api, self.namespace), self.groups)
+        self._groups = KINDS[self.config.multi_node]
+        self.cluster = Namespace(self.namespace, self._api, self._groups)
+        check_served(Api(self._api, self.namespace), self._groups)
         kept = self.workflow.persistence.aux_path
         kept.mkdir(parents=True, exist_ok=True)
         targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
-        self._watch = Watch(self.cluster, self._owner.ours, self._say, gang_timeout=self.gang_timeout)
-        self._sight = PatientWatch(self._watch, self.logger.warning)
-        self._disruptions = Disruptions(self.cluster, self._watch)
+        watch = Watch(self.cluster, self._owner.ours, self.logger.info, gang_timeout=self.config.gang_timeout)
+        self._sight = PatientWatch(watch, self.logger.warning)
+        self._disruptions = Disruptions(self.cluster, watch)
         for kind in (PYTORCHJOB, TRAINJOB, INDEXED_JOB):
             self._end_earlier(kind)
         prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
-        pod_folder.sweep(prefix, self.cluster.pod_names, self._say)
+        pod_folder.sweep(prefix, self.cluster.pod_names, self.logger.info)
         self._secret_record = kept / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier, killed invocation
 
@@ -128,7 +120,7 @@ class HardenedExecutor(Executor):
             refuse_strangers(cluster, self._owner.strangers)
             self._end(cluster, self._owner.earlier, "An earlier run left Jobs.")
         except Refused as refused:
-            if kind in (self.groups, INDEXED_JOB):
+            if kind in (self._groups, INDEXED_JOB):
                 raise
             if refused.status not in (403, 404):
                 self.logger.warning(f"{kind.kind}s of an earlier run, if there are any, remain: {refused}")
@@ -211,7 +203,7 @@ class HardenedExecutor(Executor):
         """Remove the Secret and all Jobs; --kubernetes-omit-job-cleanup keeps the Jobs."""
         self._ending = True
         if not self.workflow.executor_settings.omit_job_cleanup:
-            self._try(lambda: self._end(self.cluster, self._owner.ours, "Stopping."), "Jobs may still run")
+            self.cancel_jobs([])
         super().shutdown()
 
     def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
@@ -243,10 +235,10 @@ class HardenedExecutor(Executor):
         """Plan to recreate a Job that was removed, and clean up what is left of it; Snakemake's retries stay unused."""
         planned = self._disruptions.plan(info.external_jobid, outcome)
         if planned.state == "waiting":
-            self._say(f"{self._rule_job_of(info.job).words}: {planned.ended.cause}")
+            self.logger.info(f"{self._rule_job_of(info.job).words}: {planned.ended.cause}")
             self._save_log(info, outcome)
             self._clean_up(info)
-            self._remove_folders_of(outcome)
+            self._remove_folders_of((outcome.pod, *outcome.others))
         return planned
 
     def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
@@ -284,7 +276,7 @@ class HardenedExecutor(Executor):
         self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
         self._clean_up(info)
         self._disruptions.forget(info.external_jobid)
-        self._remove_folders_of(outcome)
+        self._remove_folders_of((outcome.pod, *outcome.others))
 
     def _clean_up(self, info: SubmittedJobInfo) -> None:
         name = info.external_jobid
@@ -292,17 +284,11 @@ class HardenedExecutor(Executor):
             self._try(lambda: self.cluster.delete_job(name), f"Job {name} remains until its ttlSecondsAfterFinished")
 
     def _end(self, cluster: Namespace, selector: str, why: str) -> None:
-        for pod in end_all(cluster, selector, why, self._say):
-            self._remove_folder_of(pod)
+        self._remove_folders_of(end_all(cluster, selector, why, self.logger.info))
 
-    def _remove_folders_of(self, outcome: Outcome) -> None:
-        for pod in (outcome.pod, *outcome.others):
-            self._remove_folder_of(pod)
-
-    def _remove_folder_of(self, pod: str | None) -> None:
-        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
-        if prefix and pod:
-            pod_folder.remove_of(Path(prefix), pod)
+    def _remove_folders_of(self, pods: Iterable[str | None]) -> None:
+        for pod in filter(None, pods):
+            pod_folder.remove_of(self.workflow.storage_settings.remote_job_local_storage_prefix, pod)
 
     def _try(self, call: Callable[[], None], else_: str) -> bool:
         try:
@@ -311,6 +297,3 @@ class HardenedExecutor(Executor):
             self.logger.warning(f"{else_}: {error}")
             return False
         return True
-
-    def _say(self, text: str) -> None:
-        self.logger.info(text)

@@ -8,6 +8,7 @@ from remote.cluster.api import Object
 from remote.cluster.pod_group import node_of, nodes_of
 from remote.ended import Ended
 from remote.kubernetes.outcome import (
+    FAILED,
     TAKEN,
     Outcome,
     condition_time,
@@ -74,7 +75,7 @@ def _made_again(
 
 def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
     existing = by_node(pods)
-    over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
+    over = job is None or is_true(job, *FAILED)
     gone = {
         node: pod
         for node, pod in last_seen.items()

@@ -5,18 +5,20 @@ defaults.
 """
 
 import re
+import shlex
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 from remote.cluster.api import Object
-from remote.cluster.pod_templates import CONTAINER
-from remote.kubernetes.apart import refuse_reach, with_private_sources
-from remote.kubernetes.groups import on_nodes
+from remote.cluster.pod_group import NODE, main_container, with_pods
+from remote.kubernetes.isolation import DEPLOYS, refuse_reach, with_private_sources
 from remote.kubernetes.strategic_merge import merge
 from remote.kubernetes.templates import Template
 from remote.rule_job import RuleJob
 from remote.storage import pod_folder
+from vlmflow.core.attempt import ATTEMPT, OTHER_NODE
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.stage_end import VERDICT
 
 WEEK = 7 * 24 * 3600
@@ -49,24 +51,17 @@ def shape(
     job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
     for the rule.
 
-    Raises VlmflowError if the pod could write what the controller executes, or hold its token.
+    Raises VlmflowError if the pod could write what the controller executes, or hold its token, or if the other nodes of
+    a training would have no sources.
     """
     job = deepcopy(job)
-    plugins_pod = job["spec"]["template"]["spec"]
-    command = next(container for container in plugins_pod["containers"] if container["name"] == CONTAINER)["args"]
-    pod = merge(plugins_pod, template.spec)
+    shell, command = main_container(job)["args"]
+    pod = merge(job["spec"]["template"]["spec"], template.spec)
     refuse_reach(f"the pod of {rule_job.words}", pod, "remove it from kubernetes-persistent-volumes in the profile")
     pod["restartPolicy"] = "Never"
     if rule_job.runtime:
         # In the pod's spec: the deadline of a Job also counts the time in which its pod waits for GPUs.
         pod["activeDeadlineSeconds"] = rule_job.runtime * 60 + PULL_SECONDS
-    container = next(container for container in pod["containers"] if container["name"] == CONTAINER)
-    container["args"] = [command[0], OUTLIVE_SIGTERM + with_private_sources(command[1])]
-    container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
-    ours = {**env, VERDICT: VERDICT_FILE}
-    added = [pod_folder.variable(), *({"name": key, "value": value} for key, value in ours.items())]
-    container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
-    container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
     labels, annotations = _said(rule_job)
     labels |= owner
     job["metadata"] = merge(
@@ -80,7 +75,33 @@ def shape(
             "spec": pod,
         },
     }
-    return on_nodes(job, rule_job.nodes, rule_job.runs, rule_job.threads) if rule_job.nodes > 1 else job
+    container = main_container(job)
+    command = OUTLIVE_SIGTERM + with_private_sources(command)
+    container["args"] = [shell, command if rule_job.nodes == 1 else _on_nodes(command, rule_job)]
+    container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
+    ours = {**env, VERDICT: VERDICT_FILE}
+    added = [pod_folder.variable(), *({"name": key, "value": value} for key, value in ours.items())]
+    container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
+    container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
+    return with_pods(job, rule_job.nodes) if rule_job.nodes > 1 else job
+
+
+def _on_nodes(command: str, rule_job: RuleJob) -> str:
+    """Return the command of all pods of a training on several nodes. command: the one that runs the rule.
+
+    Node 0 runs the rule, as the only pod of any other Job does. The others run `vlmflow.supervisor.other_node`, with
+    the same sources: each pod unpacks the archive whose sha256 is in its own command.
+    """
+    sources = DEPLOYS.search(command)
+    if sources is None:
+        raise VlmflowError(
+            "runs.NAME.nodes: the other nodes get no sources, because Snakemake does not deploy them",
+            "remove shared-fs-usage: sources and job-deploy-sources from the profile, or set nodes: 1",
+        )
+    words = ["-m", OTHER_NODE, shlex.quote(rule_job.runs), f'"${ATTEMPT}"', f'"${NODE}"', str(rule_job.threads)]
+    python = 'PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec python'
+    other = f"{command[: sources.end()].rstrip()} && {python} {' '.join(words)}"
+    return f'if [ "${NODE}" = 0 ]; then {command}; else {other}; fi'
 
 
 def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:

@@ -18,7 +18,7 @@ from remote.cluster.client import Refused
 from remote.cluster.group_kinds import INDEXED_JOB, JOBS, IndexedJob
 from remote.cluster.pod_group import nodes_of, service_of
 from remote.cluster.pod_templates import CONTAINER
-from remote.kubernetes import answers
+from remote.kubernetes import http_answers
 
 PASSING = ("exceeded quota", "specified trainingRuntime must be created before the TrainJob is created")
 """Words of refusals that may pass: Trainer can refuse a TrainJob before it has seen the runtime that was made first."""
@@ -64,27 +64,27 @@ class Namespace:
         return self._api.list("pods", selector)
 
     def holding_pods(self) -> list[Object]:
-        """List all pods that use resources of a node, only with their requests (answers.Pods)."""
-        return self._api.list("pods", fields=HOLDING, answer=answers.Pods)
+        """List all pods that use resources of a node, only with their requests (http_answers.Pods)."""
+        return self._api.list("pods", fields=HOLDING, answer=http_answers.Pods)
 
     def pod_names(self) -> set[str]:
-        """Return the names of all pods."""
+        """Return the names of all pods of the namespace, also of those that no Job made."""
         return {pod["metadata"]["name"] for pod in self.pods()}
 
     def events(self) -> list[Object]:
-        """List recent events that may explain something (answers.Events)."""
+        """List recent events that may explain something (http_answers.Events)."""
         fields = ",".join(f"reason!={reason}" for reason in UNTOLD)
-        return self._api.list("events", fields=fields, answer=answers.Events)
+        return self._api.list("events", fields=fields, answer=http_answers.Events)
 
     def pod_templates(self, selector: str) -> pod_templates.TemplatesFound:
         """Return the pod templates with these labels."""
         return pod_templates.pod_templates(lambda kind: self._api.list(kind, selector))
 
     def nodes(self) -> list[Object] | None:
-        """List the cluster's nodes, only with their capacity (answers.Nodes); None without the right to list them."""
+        """List the cluster's nodes with their capacity (http_answers.Nodes); None without the right to list them."""
         if self._may_see_nodes:
             try:
-                nodes: list[Object] = self._api.call("GET", "/api/v1/nodes", answer=answers.Nodes)["items"]
+                nodes: list[Object] = self._api.call("GET", "/api/v1/nodes", answer=http_answers.Nodes)["items"]
                 return nodes
             except Refused as refused:
                 if refused.status != 403:

@@ -39,6 +39,10 @@ EVENTS = {"Preempted": "PreemptionByScheduler", "TaintManagerEviction": "Deletio
 stays until it is deleted, with the reason in its status."""
 
 
+FAILED = ("Failed", "FailureTarget")
+"""Conditions of a Job that has failed; with the second alone, its pods still end."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """state: "ending" means that it failed or is deleted, and its pod still saves its work.
@@ -72,7 +76,7 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     if is_true(job, "Complete") or (pod and succeeded(pod)):
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
-    over = job is None or is_true(job, "Failed") or is_true(job, "FailureTarget")
+    over = job is None or is_true(job, *FAILED)
     suspended = job is not None and not over and was_suspended(job, pod)
     if not alive and suspended:
         return Outcome("waiting")
@@ -177,19 +181,21 @@ def is_lost(pod: Object, now: datetime) -> bool:
     return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
 
 
-def is_true(found: Object | None, condition: str) -> bool:
-    """Return whether a condition of a Job or pod is true."""
-    conditions = (found or {}).get("status", {}).get("conditions") or []
-    return any(each["type"] == condition and each["status"] == "True" for each in conditions)
+def condition(found: Object | None, *types: str) -> Object:
+    """Return the first condition of a Job or pod that is true and of one of these types; {} if there is none."""
+    conditions: list[Object] = (found or {}).get("status", {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] in types and each["status"] == "True"), {})
 
 
-def condition_time(found: Object | None, condition: str) -> datetime | None:
+def is_true(found: Object | None, *types: str) -> bool:
+    """Return whether a condition of one of these types is true."""
+    return bool(condition(found, *types))
+
+
+def condition_time(found: Object | None, kind: str) -> datetime | None:
     """Return since when a condition of a Job or pod is true; None if it is not, or if nobody said it."""
-    conditions = (found or {}).get("status", {}).get("conditions") or []
-    since = [
-        each.get("lastTransitionTime") for each in conditions if (each["type"], each["status"]) == (condition, "True")
-    ]
-    return read_time(since[0]) if since and since[0] else None
+    since = condition(found, kind).get("lastTransitionTime")
+    return read_time(since) if since else None
 
 
 def succeeded(pod: Object) -> bool:
@@ -220,12 +226,9 @@ def _says_not_again(ended: Object) -> bool:
 
 def how_taken(pod: Object) -> Ended | None:
     """Return how the cluster removed a pod, from its conditions; None if they do not say it."""
-    for condition in pod.get("status", {}).get("conditions") or []:
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            reason = condition.get("reason", "")
-            message = condition.get("message", "")
-            return _with(DISRUPTIONS.get(reason, Ended("lost", reason)), message)
-    return None
+    taken = condition(pod, "DisruptionTarget")
+    reason = taken.get("reason", "")
+    return _with(DISRUPTIONS.get(reason, Ended("lost", reason)), taken.get("message", "")) if taken else None
 
 
 def _with(ended: Ended, message: str) -> Ended:
@@ -233,10 +236,9 @@ def _with(ended: Ended, message: str) -> Ended:
 
 
 def _words_of(job: Object) -> str:
-    for condition in job.get("status", {}).get("conditions") or []:
-        if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
-            return f"{condition.get('reason', 'failed')}: {condition.get('message', '')}".strip(": ")
-    return "its pod no longer exists"
+    failed = condition(job, *FAILED)
+    words = f"{failed.get('reason', 'failed')}: {failed.get('message', '')}".strip(": ")
+    return words if failed else "its pod no longer exists"
 
 
 def read_time(text: str) -> datetime:

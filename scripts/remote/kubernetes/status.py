@@ -9,12 +9,12 @@ from remote.cluster.group_kinds import IndexedJob
 from remote.cluster.instance import selector
 from remote.cluster.pod_group import job_of, nodes_of
 from remote.columns import in_columns
-from remote.kubernetes.clean_end import words_of
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.group_outcome import by_node, judge_pods
 from remote.kubernetes.job_shape import RULE
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import read_time
-from remote.kubernetes.surroundings import Surroundings
+from remote.kubernetes.shutdown import words_of
 from remote.kubernetes.waiting import explain
 from remote.stage_log import LINES, newest_progress
 from vlmflow.core.errors import VlmflowError
@@ -53,16 +53,16 @@ def table(cluster: Namespace) -> list[str]:
     pods: dict[str, list[Object]] = {}
     for pod in cluster.pods(f"{selector()},{RULE}"):
         pods.setdefault(job_of(pod), []).append(pod)
-    around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
-    rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), around, cluster.now()) for job in jobs]
+    state = ClusterState(cluster.holding_pods(), cluster.events(), cluster.nodes())
+    rows = [_row(cluster, job, pods.get(job["metadata"]["name"], []), state, cluster.now()) for job in jobs]
     return in_columns(rows)
 
 
-def _row(cluster: Namespace, job: Object, own: list[Object], around: Surroundings, now: datetime) -> list[str]:
+def _row(cluster: Namespace, job: Object, own: list[Object], state: ClusterState, now: datetime) -> list[str]:
     outcome, pods = judge_pods(job, own, {}, now), by_node(own)
     detail = outcome.ended.cause
     if outcome.state == "waiting":
-        detail = explain(job, own, around).why
+        detail = explain(job, own, state).why
     elif outcome.state == "running":
         detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], LINES, nodes_of(job)))
     since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())

@@ -17,7 +17,7 @@ import yaml
 from remote.cluster.api import Object
 from remote.cluster.instance import PART_OF, selector
 from remote.cluster.pod_templates import CONTAINER, GPU_RESOURCE, NAMES, template_in
-from remote.kubernetes.apart import refuse_reach
+from remote.kubernetes.isolation import refuse_reach
 from remote.kubernetes.namespace import Namespace
 from vlmflow.core.errors import VlmflowError
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from remote.cluster.api import Object
 from remote.cluster.group_kinds import kind_of
 from remote.cluster.pod_group import nodes_of
+from remote.kubernetes.cluster_state import ClusterState, amount, quantity, requests
 from remote.kubernetes.events import message_of, time_of
 from remote.kubernetes.group_outcome import by_node
 from remote.kubernetes.outcome import newest
-from remote.kubernetes.surroundings import Surroundings, amount, asks, quantity
 
 REFUSED_SECONDS = 120.0
 """How long an image or pod may be refused with a permanent-looking message: a registry may fail for some minutes."""
@@ -51,7 +51,7 @@ class Waiting:
         return " ".join(sorted(short)) or self.why.partition(" cannot be pulled")[0]
 
 
-def explain(job: Object, own: list[Object], around: Surroundings) -> Waiting:
+def explain(job: Object, own: list[Object], state: ClusterState) -> Waiting:
     """Return why a Job waits; of several pods, why the first one waits that does not run. own: its pods."""
     nodes = nodes_of(job)
     if job["spec"].get("suspend"):
@@ -59,32 +59,32 @@ def explain(job: Object, own: list[Object], around: Surroundings) -> Waiting:
         return Waiting(f"its Job is suspended, until queue {queue} admits it" if queue else "its Job is suspended")
     if nodes == 1:
         pod = newest(own)
-        return _pod(pod, around) if pod else _no_pod(job, around)
+        return _pod(pod, state) if pod else _no_pod(job, state)
     pods = by_node(own)
     late = [node for node, pod in pods.items() if pod.get("status", {}).get("phase") not in ("Running", "Succeeded")]
     # A pod without a node says more than one that starts.
     late.sort(key=lambda node: bool(pods[node]["spec"].get("nodeName")))
-    found = _pod(pods[late[0]], around) if late else _no_pod(job, around)
+    found = _pod(pods[late[0]], state) if late else _no_pod(job, state)
     which = f"pod {late[0]} of 0 to {nodes - 1}" if late else f"{len(pods)} of its {nodes} pods exist"
     return replace(found, why=f"{which}: {found.why}")
 
 
-def _pod(pod: Object, around: Surroundings) -> Waiting:
-    refused = _container(pod, around)
+def _pod(pod: Object, state: ClusterState) -> Waiting:
+    refused = _container(pod, state)
     if refused:
         return refused
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Waiting(_unscheduled(pod, condition.get("message", ""), around))
+            return Waiting(_unscheduled(pod, condition.get("message", ""), state))
     if not pod.get("spec", {}).get("nodeName"):
         return Waiting("the scheduler has not looked at it yet")
-    return Waiting(_starting(pod, around))
+    return Waiting(_starting(pod, state))
 
 
-def _no_pod(job: Object, around: Surroundings) -> Waiting:
+def _no_pod(job: Object, state: ClusterState) -> Waiting:
     kind = kind_of(job)
     places = kind.refused_at(job["metadata"]["name"])
-    refusals = [around.latest(place, name, {reason}) for place, name, reason in places]
+    refusals = [state.latest(place, name, {reason}) for place, name, reason in places]
     said = message_of(max(filter(None, refusals), key=time_of, default=None))
     if not said:
         return Waiting("its pod is not created yet" + (f" by {kind.operator}" if kind.operator else ""))
@@ -116,7 +116,7 @@ def _amounts(words: str) -> dict[str, float]:
     return {name: quantity(text) for name, _, text in (each.partition("=") for each in words.split(","))}
 
 
-def _container(pod: Object, around: Surroundings) -> Waiting | None:
+def _container(pod: Object, state: ClusterState) -> Waiting | None:
     status = pod.get("status", {})
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = container.get("state", {}).get("waiting") or {}
@@ -127,20 +127,16 @@ def _container(pod: Object, around: Surroundings) -> Waiting | None:
             if reason in AT_ONCE:
                 return Waiting(why, 0.0)
             name = pod["metadata"]["name"]
-            pulling, failed = (time_of(around.latest("Pod", name, {said})) for said in ("Pulling", "Failed"))
-            return _refused(why, f"{detail} {_failures(name, around)}", trying=pulling > failed)
+            pulling, failed = (state.latest("Pod", name, {said}) for said in ("Pulling", "Failed"))
+            # Between tries the pod's status does not show why a pull failed; the kubelet's newest event does.
+            return _refused(why, f"{detail} {message_of(failed)}", trying=time_of(pulling) > time_of(failed))
         if reason in CONTAINER:
             detail = waiting.get("message") or reason
             return _refused(f"container {container['name']} cannot start: {detail}", detail)
     return None
 
 
-def _failures(pod: str, around: Surroundings) -> str:
-    """Return the kubelet's newest message about a failed pull: between tries the pod's status does not show it."""
-    return message_of(around.latest("Pod", pod, {"Failed"}))
-
-
-def _unscheduled(pod: Object, message: str, around: Surroundings) -> str:
+def _unscheduled(pod: Object, message: str, state: ClusterState) -> str:
     said = message.partition(". ")[0].rstrip(".")  # what follows is about preemption
     if "PersistentVolumeClaim" in message or "persistentvolumeclaim" in message:
         claims = [
@@ -151,17 +147,17 @@ def _unscheduled(pod: Object, message: str, around: Surroundings) -> str:
         unbound = [
             f"claim {claim} is not bound ({words})"
             for claim in claims
-            if (words := message_of(around.latest("PersistentVolumeClaim", claim, CLAIM)))
+            if (words := message_of(state.latest("PersistentVolumeClaim", claim, CLAIM)))
         ]
         return "; ".join(unbound) or f"one of its claims is missing or not bound ({', '.join(claims)}): {said}"
-    short = [_shortage(name, pod, around) for name in re.findall(r"Insufficient (\S+?)[,.;]?(?=\s|$)", message)]
+    short = [_shortage(name, pod, state) for name in re.findall(r"Insufficient (\S+?)[,.;]?(?=\s|$)", message)]
     return "; ".join([*dict.fromkeys(short), f"the scheduler says: {said}"] if short else [f"no node fits: {said}"])
 
 
-def _shortage(resource: str, pod: Object, around: Surroundings) -> str:
-    asked = asks(pod, resource)
+def _shortage(resource: str, pod: Object, state: ClusterState) -> str:
+    asked = requests(pod, resource)
     text = f"{resource}: {amount(resource, asked)} asked"
-    room = around.room(resource)
+    room = state.room(resource)
     if room is None:
         return f"{text}, more than is free on any node that it may use"
     largest = room.largest
@@ -173,12 +169,12 @@ def _shortage(resource: str, pod: Object, around: Surroundings) -> str:
     return f"{text}, at most {amount(resource, free)} free on a node: {amount(resource, asked - free)} short"
 
 
-def _starting(pod: Object, around: Surroundings) -> str:
+def _starting(pod: Object, state: ClusterState) -> str:
     node, name = pod["spec"]["nodeName"], pod["metadata"]["name"]
-    trouble = message_of(around.latest("Pod", name, MOUNT))
+    trouble = message_of(state.latest("Pod", name, MOUNT))
     if trouble:
         return f"node {node} cannot set up the pod: {trouble}"
-    pulling = message_of(around.latest("Pod", name, {"Pulling", "Pulled", "Created", "Started"}))
+    pulling = message_of(state.latest("Pod", name, {"Pulling", "Pulled", "Created", "Started"}))
     if pulling.startswith("Pulling"):
         return f"node {node}: {pulling[0].lower()}{pulling[1:]}"
     return f"node {node} is starting the pod"

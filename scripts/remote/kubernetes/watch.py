@@ -14,13 +14,15 @@ from remote.cluster.api import Object
 from remote.cluster.client import Refused
 from remote.cluster.pod_group import job_of
 from remote.ended import Ended
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.group_outcome import judge_pods, newest_seen
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, taken_by
-from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.waiting import Waiting, explain
 from remote.rule_job import RuleJob
 from remote.stage_log import LINES, newest_progress
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import counted
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before the reason is printed."""
@@ -30,6 +32,10 @@ READ_BEFORE = 10.0
 
 READ_EVERY = 30.0
 PROGRESS_EVERY = 30.0
+
+BLIND_SECONDS = 300.0
+"""How long the API may refuse to show the Jobs (missing rights, an expired login), or answer with what the code does
+not understand, before the run ends."""
 
 
 @dataclass
@@ -74,7 +80,7 @@ class Watch:
         self._say = say
         self._clock = clock
         self._followed: dict[str, Followed] = {}
-        self._around = Surroundings()
+        self._state = ClusterState()
         self._read = float("-inf")
 
     def follow(
@@ -129,7 +135,7 @@ class Watch:
 
     def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
         if outcome.state == "waiting" and job is not None:
-            return self._tell_waiting(each, explain(job, own, self._around), outcome, own)
+            return self._tell_waiting(each, explain(job, own, self._state), outcome, own)
         if outcome.state == "running":
             if each.told:
                 self._say(f"{each.rule_job.words} is running.")
@@ -187,5 +193,36 @@ class Watch:
         )
         if due and now - self._read >= READ_EVERY:
             cluster = self._cluster
-            self._around = Surroundings(cluster.holding_pods(), cluster.events(), cluster.nodes())
+            self._state = ClusterState(cluster.holding_pods(), cluster.events(), cluster.nodes())
             self._read = now
+
+
+class PatientWatch:
+    """A Watch that tolerates minutes in which the cluster fails: it looks again later. warn: prints these failures."""
+
+    def __init__(self, watch: Watch, warn: Callable[[str], None]) -> None:
+        self._watch = watch
+        self._warn = warn
+        self._blind_since: float | None = None
+
+    def look(self, names: list[str]) -> dict[str, Outcome]:
+        """Return the state of these Jobs; {} if the cluster does not show them now.
+
+        Raises VlmflowError if it has not shown them for BLIND_SECONDS, other than by being unreachable.
+        """
+        try:
+            outcomes = self._watch.look(names)
+        except Exception as error:
+            # No error here is the Jobs' fault, and each would end the whole run at once.
+            self._blind_since = self._blind_since or time.monotonic()
+            blind = time.monotonic() - self._blind_since
+            away = isinstance(error, Refused) and error.status not in (401, 403)
+            why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+            if not away and blind > BLIND_SECONDS:
+                what = f"the cluster has not shown the Jobs for {blind / 60:.0f} minutes: {why}"
+                next_step = "log in again, or check your rights with `make doctor`; then run the same command again"
+                raise VlmflowError(what, next_step) from None
+            self._warn(f"Unknown: the state of {counted(len(names), 'Job')}: {why}; looking again.")
+            return {}
+        self._blind_since = None
+        return outcomes

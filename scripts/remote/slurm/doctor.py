@@ -86,9 +86,9 @@ def read_profile(profile: str, files: list[Path]) -> Any:
 
 @dataclass(frozen=True)
 class PlannedJob:
-    """A job of Slurm. ask: what it asks for. words: the call of sbatch that submits it."""
+    """A job of Slurm. request: what it asks Slurm for. words: the call of sbatch that submits it."""
 
-    ask: Asked
+    request: Asked
     words: tuple[str, ...]
 
 
@@ -108,21 +108,21 @@ def planned(options: Any, settings: Config, run: str, folder: Path) -> list[Plan
     def read(job: Any) -> PlannedJob | None:
         if job.is_local:
             return None
-        ask, model = Asked.of(job, settings.slurm.gpu_model), settings.slurm.gpu_model
+        request, model = Asked.of(job, settings.slurm.gpu_model), settings.slurm.gpu_model
         words = sbatch_words(
             job,
             rule_job_of(job),
             "",
             gpus_by=settings.slurm.gpus,
             gpu_model=model,
-            minutes=None if ask.warning else ask.minutes,
+            minutes=None if request.warning else request.minutes,
             log=Path(os.devnull),
             workdir=str(folder),
-            account=f"-A {shlex.quote(ask.account)}" if ask.account else "",
-            partition=f"-p {shlex.quote(','.join(ask.partitions))}" if ask.partitions else "",
+            account=f"-A {shlex.quote(request.account)}" if request.account else "",
+            partition=f"-p {shlex.quote(','.join(request.partitions))}" if request.partitions else "",
             settings=own,
         )
-        return PlannedJob(ask, tuple(words))
+        return PlannedJob(request, tuple(words))
 
     snakefile, target = ROOT / "Snakefile", f"merged/{run}"
     storage, executor = StorageSettings(), (plugin, own)
@@ -137,7 +137,7 @@ def check_submission(jobs: Iterable[PlannedJob]) -> Finding:
         try:
             ask(*job.words, "--test-only", script="#!/bin/sh\n")
         except SlurmError as error:
-            refusals.setdefault(error.cause, []).append(job.ask.rule)
+            refusals.setdefault(error.cause, []).append(job.request.rule)
     if refusals:
         found = "; ".join(f"{', '.join(rules)}: {said}" for said, rules in refusals.items())
         step = "slurm.gpus says how GPUs are asked for; account, qos and constraint are resources in your profile"
@@ -154,7 +154,7 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
         return
     of_user = accounts()
     jobs = {run: planned(options, settings, run, folder) for run in runs}
-    plans = {run: [job.ask for job in several] for run, several in jobs.items()}
+    plans = {run: [job.request for job in several] for run, several in jobs.items()}
     default = tuple(name for name, one in found.items() if one.is_default)
     used: dict[str, list[Asked]] = {}
     for one in (one for plan in plans.values() for one in plan):
@@ -169,16 +169,18 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
         yield check_partition(found[name])
     for run, plan in plans.items():
         yield from check_run(run, plan, found, of_user)
-    fitting = [job for several in jobs.values() for job in several if why_in_none(job.ask, found, of_user) is None]
+    fitting = [job for several in jobs.values() for job in several if why_in_none(job.request, found, of_user) is None]
     yield check_submission(fitting)
     yield from check_settings(config)
-    for name, asks in used.items():
-        savers = [one for one in asks if one.warning]
+    for name, requests in used.items():
+        savers = [one for one in requests if one.warning]
         yield from (check_time(one, found[name]) for one in savers)
         if savers:
             yield check_preemption(found[name], config, max(one.warning for one in savers))
     hub = ENDPOINT if hub_sources(settings, runs) else ""
-    yield from _look_inside([(found[name], asks) for name, asks in used.items()], settings, folder, hub, patience)
+    yield from _look_inside(
+        [(found[name], requests) for name, requests in used.items()], settings, folder, hub, patience
+    )
 
 
 def _fault_of_sacct() -> str | None:
@@ -196,9 +198,9 @@ def _look_inside(
     names = folders_of(folder, dict(settings.stores))
     with contextlib.ExitStack() as started:
         probes = []
-        for partition, asks in used:
-            asked = hub if any(FETCHING in one.rule for one in asks) else ""
-            account = next((one.account for one in asks if one.account), None)
+        for partition, requests in used:
+            asked = hub if any(FETCHING in one.rule for one in requests) else ""
+            account = next((one.account for one in requests if one.account), None)
             probes.append((started.enter_context(Probe(partition, account, folder, list(names), asked)), asked))
         for probe, asked in probes:
             try:

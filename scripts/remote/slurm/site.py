@@ -37,9 +37,9 @@ def check_accounting(fault: str | None) -> Finding:
     return Finding("accounting", "ok", f"off ({fault}): how jobs end is read from squeue")
 
 
-def check_accounts(asks: Sequence[Asked], of_user: frozenset[str] | None, enforced: bool) -> Finding:
+def check_accounts(requests: Sequence[Asked], of_user: frozenset[str] | None, enforced: bool) -> Finding:
     """Judge the accounts that jobs name. of_user: the user's, None if unknown. enforced: whether jobs need one."""
-    named = sorted({ask.account for ask in asks if ask.account})
+    named = sorted({request.account for request in requests if request.account})
     if of_user is None:
         state = f"jobs name {', '.join(named)}" if named else "jobs name none"
         return Finding("account", "ok", f"{state}; Slurm tells of none")
@@ -70,31 +70,31 @@ def check_partition(partition: Partition) -> Finding:
 
 
 def check_run(
-    run: str, asks: Sequence[Asked], found: Mapping[str, Partition], of_user: frozenset[str] | None
+    run: str, requests: Sequence[Asked], found: Mapping[str, Partition], of_user: frozenset[str] | None
 ) -> list[Finding]:
-    """Check that a partition can hold every job of a run. asks: those of its jobs."""
-    refusals = dict.fromkeys(filter(None, (why_in_none(ask, found, of_user) for ask in asks)))
+    """Check that a partition can hold every job of a run. requests: those of its jobs."""
+    refusals = dict.fromkeys(filter(None, (why_in_none(request, found, of_user) for request in requests)))
     findings = [Finding(f"run {run}", "fail", why, step) for why, step in refusals]
     if not findings:
-        largest = max(asks, key=lambda ask: (ask.gpus, ask.mem_mb, ask.nodes))
+        largest = max(requests, key=lambda request: (request.gpus, request.mem_mb, request.nodes))
         words = f"{counted(largest.threads, 'core')}, {largest.mem_mb / 1000:,.0f} GB"
         words += f", {counted(largest.gpus, 'GPU')}" if largest.gpus else ""
-        found_words = f"each of its {counted(len(asks), 'job')} fits; the largest is {largest.rule} ({words})"
+        found_words = f"each of its {counted(len(requests), 'job')} fits; the largest is {largest.rule} ({words})"
         findings.append(Finding(f"run {run}", "ok", found_words))
     return findings
 
 
-def check_time(ask: Asked, partition: Partition) -> Finding:
+def check_time(request: Asked, partition: Partition) -> Finding:
     """Say in how many jobs a training runs that saves before each time limit and comes again."""
-    what, run = f"time of {ask.rule}", f"run {ask.run}: " if ask.run else ""
-    limit, wanted = partition.max_minutes, ask.minutes or 0
+    what, run = f"time of {request.rule}", f"run {request.run}: " if request.run else ""
+    limit, wanted = partition.max_minutes, request.minutes or 0
     if limit is None or wanted <= limit:
         there = "no limit" if limit is None else f"{limit:,}"
         return Finding(what, "ok", f"{run}{counted(wanted, 'minute')}; partition {partition.name} has {there}")
-    useful = limit - math.ceil((ask.warning + EARLY_SECONDS) / 60)
+    useful = limit - math.ceil((request.warning + EARLY_SECONDS) / 60)
     found = f"{run}{counted(wanted, 'minute')}; partition {partition.name} ends jobs after {limit:,}"
     if useful < 1:
-        step = f"name a partition with a longer limit: jobs are told to save {ask.warning} s before it"
+        step = f"name a partition with a longer limit: jobs are told to save {request.warning} s before it"
         return Finding(what, "fail", f"{found}, which leaves no time to train", step)
     number = counted(math.ceil(wanted / useful), "job")
     return Finding(what, "ok", f"{found}: {number}, one after the other, each of which resumes the training")

@@ -38,20 +38,20 @@ def remove_of(local_storage_prefix: Path, pod: str) -> None:
             in_place.discard(folder)  # a pod on a lost node may be alive, and about to rename one of its folders
 
 
-def sweep(local_storage_prefix: Path | None, living: Callable[[], Iterable[str]], say: Callable[[str], None]) -> None:
+def sweep(local_storage_prefix: Path, living: Callable[[], Iterable[str]], say: Callable[[str], None]) -> None:
     """Remove the folders of pods that no longer exist, and what interrupted removals left.
 
     local_storage_prefix: as `remove_of` takes it. living: returns the names of all pods of the namespace; it is called
     after the folders are listed, since a pod exists before its folder. say: prints what was removed.
     """
-    prefix, names = Path(local_storage_prefix or "."), []
-    if _is_of_one_pod(prefix):
-        with suppress(OSError, VlmflowError), no_links.reached(prefix) as folder:
+    names = []
+    if _is_of_one_pod(local_storage_prefix):
+        with suppress(OSError, VlmflowError), no_links.reached(local_storage_prefix) as folder:
             names = [name for name in os.listdir(folder.parent) if _is_name(name)]
             in_place.discard_left(folder.parent)
     if names and (gone := sorted(set(names) - set(living()))):
         for name in gone:
-            remove_of(prefix, name)
+            remove_of(local_storage_prefix, name)
         ended = counted(len(gone), "pod")
         say(f"Removed the folders of {ended} that ended while no controller was running: {', '.join(gone)}.")
 

@@ -150,9 +150,6 @@ class Folder:
                     return
         target.upload_file(str(path))
 
-    def _names(self, attempt: str) -> bool:
-        return attempt in folder_manifest.attempts_of(self.entries() or {})
-
     def _delete_what_killed_writers_left(self) -> None:
         now = self._now()
         newest: dict[str, datetime] = {}
@@ -160,7 +157,7 @@ class Folder:
             attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
             newest[attempt] = max(newest.get(attempt, item.last_modified), item.last_modified)
         for attempt in (attempt for attempt, changed in newest.items() if now - changed > LEFT_AFTER):
-            if not self._names(attempt):
+            if attempt not in folder_manifest.attempts_of(self.entries() or {}):
                 self._delete(attempt)
 
     def _delete(self, attempt: str) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from vlmflow.archives.fetch_counts import FetchAccount, FetchedPictures
 from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.archives.fetch_source import SourceFetch
+from vlmflow.archives.in_threads import in_threads
 from vlmflow.archives.open_archives import require_pins
 from vlmflow.archives.picture_file import write_picture
 from vlmflow.archives.places import Place, Places
-from vlmflow.archives.side_by_side import side_by_side
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.pins import Pin
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -182,7 +182,7 @@ class PictureFetch:
             for fetch in fetches:
                 fetch.stop()
 
-        side_by_side(fetches, plan, len(fetches), stop)
+        in_threads(fetches, plan, len(fetches), stop)
         for fetch in fetches:
             if fetch.way:
                 self._account.plan(fetch.name, fetch.way, len(fetch.wanted))

@@ -10,11 +10,11 @@ from pathlib import Path
 from vlmflow.archives.archive_copy import fetch_archive
 from vlmflow.archives.fetch_plan import WHY_ARCHIVE, Way, should_fetch_archive, ways_to
 from vlmflow.archives.fetch_progress import FetchProgress
+from vlmflow.archives.in_threads import in_threads
 from vlmflow.archives.one_by_one import fetch_one
 from vlmflow.archives.open_archives import Digests, name_on_disk, open_archives
 from vlmflow.archives.packed_files import parquet_members, tar_members
 from vlmflow.archives.picture_file import Content
-from vlmflow.archives.side_by_side import side_by_side
 from vlmflow.archives.zip_directory import Member, Read, kept_directory, read_members
 from vlmflow.archives.zip_members import Range, content_of, ranges_of, refuse_unreadable
 from vlmflow.config.picture_sources import PictureSource
@@ -220,7 +220,7 @@ class SourceFetch:
                 sizes.append(len(content))
 
         sizes: list[int] = []
-        side_by_side(self.wanted, bring, CONNECTIONS, self.stop)
+        in_threads(self.wanted, bring, CONNECTIONS, self.stop)
         self.bytes_wanted = sum(sizes)
 
     def _unpack_zip(self, archive: Path, size: int) -> None:
@@ -257,7 +257,7 @@ class SourceFetch:
                 packed = content[member.start - span.start : member.end - span.start]
                 self._settle(name, self._unpack(name, packed, read))
 
-        side_by_side(self._ranges, bring, CONNECTIONS, self.stop)
+        in_threads(self._ranges, bring, CONNECTIONS, self.stop)
 
     def _unpack(self, name: str, packed: memoryview, read: Read) -> Missing | None:
         member = self._members[name]

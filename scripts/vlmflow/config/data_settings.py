@@ -35,12 +35,15 @@ class DatasetSettings(Settings):
     test: str | Annotated[list[str], Field(min_length=1)] | None = None
     """The raw test split, in the same forms; it stays unused until evaluation. Null: see test_share."""
 
-    mended: str | Annotated[list[str], Field(min_length=1)] | None = None
+    fixed_rows: str | Annotated[list[str], Field(min_length=1)] | None = None
     """An edited copy of quarantine.jsonl, or of quarantine.jsonl.part if too many rows were rejected; `row` counts from
     0. The value of `raw` in each line replaces that raw row. An object is the row (for a table, with the columns as
     keys); a text is the file's own text, JSON or a CSV line. For null (a row over 1 MiB, or one that parquet cannot
     give), write the whole row as an object; null changes nothing. For several copies, fixed one after the other, give a
     list: the later wins."""
+
+    mended: str | Annotated[list[str], Field(min_length=1)] | None = Field(None, json_schema_extra={"deprecated": True})
+    """The former name of fixed_rows; the next release does not read it."""
 
     modality: Literal["image", "text"] | None = None
     """image: use only rows with a picture; text: only rows without; the others are left out, and counted. null: all."""
@@ -143,6 +146,12 @@ class DatasetSettings(Settings):
     near_duplicates: NearDuplicates = NearDuplicates()
 
     @model_validator(mode="after")
+    def _fixed_rows_have_one_name(self) -> Self:
+        if self.fixed_rows is not None and self.mended is not None:
+            raise ValueError("mended: the former name of fixed_rows, which is set, too; name all files in fixed_rows")
+        return self
+
+    @model_validator(mode="after")
     def _kind_has_what_it_needs(self) -> Self:
         form = form_of(self.kind)
         if form.one_prompt and self.prompt is None:
@@ -196,9 +205,9 @@ class DatasetSettings(Settings):
         return [address for split in RAW_SPLITS for address in self.addresses(split)]
 
     @property
-    def mended_files(self) -> list[str]:
+    def fixed_row_files(self) -> list[str]:
         """The edited copies of quarantine.jsonl, the last of which wins."""
-        return self._named("mended")
+        return self._named("fixed_rows") or self._named("mended")
 
     def _named(self, key: str) -> list[str]:
         named = getattr(self, key)

@@ -8,7 +8,6 @@ elsewhere, change the data, or give checkpoints another form.
 import difflib
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
@@ -22,84 +21,65 @@ AUTO = (
 """Settings that follow from the run's own. transformers replaces "auto" in them (integrations/deepspeed.py). Without
 them DeepSpeed would use its own defaults: no accumulation, no clipping, 32-bit weights."""
 
-BLOCKS: dict[str, frozenset[str]] = {
-    "": frozenset(
-        {
-            *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-            *("gradient_clipping", "zero_optimization", "bf16", "fp16", "communication_data_type"),
-            *("prescale_gradients", "gradient_predivide_factor", "steps_per_print", "wall_clock_breakdown"),
-            *("memory_breakdown", "disable_python_gc", "zero_allow_untested_optimizer"),
-            "zero_force_ds_cpu_optimizer",
-        }
-    ),
-    "zero_optimization": frozenset(
-        {
-            *("stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size"),
-            *("use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size", "overlap_comm"),
-            *("offload_param", "offload_optimizer", "sub_group_size", "ignore_unused_parameters"),
-            *("round_robin_gradients", "parameter_alignment", "zero_hpz_partition_size", "zero_quantized_weights"),
-            *("zero_quantized_gradients", "memory_efficient_linear", "override_module_apply"),
-            *("log_trace_cache_warnings", "enable_sanity_checks", "stage3_prefetch_bucket_size"),
-            *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
-            *("stage3_max_live_parameters", "stage3_max_reuse_distance"),
-            *("stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold"),
-            *("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential"),
-        }
-    ),
-    "zero_optimization.offload_param": frozenset({"device", "pin_memory", "buffer_count", "buffer_size"}),
-    "zero_optimization.offload_optimizer": frozenset(
-        {"device", "pin_memory", "buffer_count", "fast_init", "ratio", "cpuadam_cores_perc"}
-    ),
-    "bf16": frozenset({"enabled", "immediate_grad_update", "check_grad_overflow"}),
-    "fp16": frozenset(
-        {
-            *("enabled", "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis"),
-            *("consecutive_hysteresis", "min_loss_scale"),
-        }
-    ),
-}
-"""The allowed keys of each block, by its path."""
-
 LARGEST = 2**63 - 1
 """The largest whole number of PyTorch."""
 
 Whole = Annotated[int, Field(ge=0, le=LARGEST)]
 Positive = Annotated[int, Field(ge=1, le=LARGEST)]
 Part = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+OWN_CHECK = None
+"""Of a block, the stage, a device, and what AUTO has."""
 
-KINDS: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            *("prescale_gradients", "wall_clock_breakdown", "memory_breakdown", "disable_python_gc"),
-            *("zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "contiguous_gradients"),
-            *("reduce_scatter", "use_multi_rank_bucket_allreduce", "allgather_partitions", "ignore_unused_parameters"),
-            *("round_robin_gradients", "parameter_alignment", "zero_quantized_weights", "zero_quantized_gradients"),
-            *("memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings", "enable_sanity_checks"),
-            *("stage3_gather_16bit_weights_on_model_save", "stage3_use_all_reduce_for_fetch_params"),
-            *("stage3_allgather_sequential", "pin_memory", "fast_init", "immediate_grad_update"),
-            *("check_grad_overflow", "auto_cast", "consecutive_hysteresis"),
-        ),
-        StrictBool,
-    ),
-    "overlap_comm": StrictBool | None,
-    **dict.fromkeys(
-        (
-            *("allgather_bucket_size", "sub_group_size", "zero_hpz_partition_size", "stage3_prefetch_bucket_size"),
-            *("stage3_param_persistence_threshold", "stage3_model_persistence_threshold"),
-            *("stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_module_granularity_threshold"),
-            *("buffer_count", "buffer_size"),
-        ),
-        Whole,
-    ),
-    **dict.fromkeys(("reduce_bucket_size", "loss_scale_window", "hysteresis", "min_loss_scale"), Positive),
-    "steps_per_print": Positive | None,
-    "initial_scale_power": Annotated[int, Field(ge=0, le=127)],  # of two; a float has no larger
-    **dict.fromkeys(("ratio", "cpuadam_cores_perc"), Part),
-    "loss_scale": Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)],
-    "gradient_predivide_factor": Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)],
-    "communication_data_type": Literal["fp16", "bf16", "fp32"] | None,
+BLOCKS: dict[str, dict[str, Any]] = {
+    "": {
+        **dict.fromkeys(("zero_optimization", "bf16", "fp16", "train_batch_size", "gradient_clipping"), OWN_CHECK),
+        **dict.fromkeys(("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"), OWN_CHECK),
+        **dict.fromkeys(("prescale_gradients", "wall_clock_breakdown", "memory_breakdown"), StrictBool),
+        **dict.fromkeys(("disable_python_gc", "zero_allow_untested_optimizer"), StrictBool),
+        "zero_force_ds_cpu_optimizer": StrictBool,
+        "steps_per_print": Positive | None,
+        "gradient_predivide_factor": Annotated[float, Field(gt=0, le=LARGEST, allow_inf_nan=False)],
+        "communication_data_type": Literal["fp16", "bf16", "fp32"] | None,
+    },
+    "zero_optimization": {
+        **dict.fromkeys(("stage", "offload_param", "offload_optimizer"), OWN_CHECK),
+        **dict.fromkeys(("contiguous_gradients", "reduce_scatter", "use_multi_rank_bucket_allreduce"), StrictBool),
+        **dict.fromkeys(("allgather_partitions", "ignore_unused_parameters", "round_robin_gradients"), StrictBool),
+        **dict.fromkeys(("parameter_alignment", "zero_quantized_weights", "zero_quantized_gradients"), StrictBool),
+        **dict.fromkeys(("memory_efficient_linear", "override_module_apply", "log_trace_cache_warnings"), StrictBool),
+        **dict.fromkeys(("enable_sanity_checks", "stage3_gather_16bit_weights_on_model_save"), StrictBool),
+        **dict.fromkeys(("stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential"), StrictBool),
+        "overlap_comm": StrictBool | None,
+        "reduce_bucket_size": Positive,
+        **dict.fromkeys(("allgather_bucket_size", "sub_group_size", "zero_hpz_partition_size"), Whole),
+        **dict.fromkeys(("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"), Whole),
+        **dict.fromkeys(("stage3_model_persistence_threshold", "stage3_max_live_parameters"), Whole),
+        **dict.fromkeys(("stage3_max_reuse_distance", "stage3_module_granularity_threshold"), Whole),
+    },
+    "zero_optimization.offload_param": {
+        "device": OWN_CHECK,
+        "pin_memory": StrictBool,
+        **dict.fromkeys(("buffer_count", "buffer_size"), Whole),
+    },
+    "zero_optimization.offload_optimizer": {
+        "device": OWN_CHECK,
+        **dict.fromkeys(("pin_memory", "fast_init"), StrictBool),
+        "buffer_count": Whole,
+        **dict.fromkeys(("ratio", "cpuadam_cores_perc"), Part),
+    },
+    "bf16": {
+        "enabled": OWN_CHECK,
+        **dict.fromkeys(("immediate_grad_update", "check_grad_overflow"), StrictBool),
+    },
+    "fp16": {
+        "enabled": OWN_CHECK,
+        **dict.fromkeys(("auto_cast", "consecutive_hysteresis"), StrictBool),
+        "loss_scale": Annotated[float, Field(ge=0, le=LARGEST, allow_inf_nan=False)],
+        "initial_scale_power": Annotated[int, Field(ge=0, le=127)],  # of two; a float has no larger
+        **dict.fromkeys(("loss_scale_window", "hysteresis", "min_loss_scale"), Positive),
+    },
 }
-"""What each key takes, as DeepSpeed's own classes have it; other checks have those of AUTO, the stage and devices."""
+"""The allowed keys of each block, by its path, and what each takes, as DeepSpeed's own classes have it."""
 
 MOST_SHOWN = 100
 """Characters of a value that a message shows."""
@@ -220,26 +200,22 @@ def _check_values(block: Mapping[str, Any], path: str) -> None:
     """
     for key, value in block.items():
         where = f"{path}.{key}" if path else str(key)
+        kind = BLOCKS[path][key]
         if where in BLOCKS:
             _check_values(value or {}, where)
-        elif key in KINDS and not (path and value == "auto") and not _fits(key, value):
+        elif kind is not OWN_CHECK and not (path and value == "auto") and not _fits(kind, value):
             hint = ' or "auto"' if path else ""
             raise ValueError(
-                f"{where}: {_short(value)} is not allowed; it must be {allowed(_adapter(key).json_schema())}{hint}"
+                f"{where}: {_short(value)} is not allowed; it must be {allowed(TypeAdapter(kind).json_schema())}{hint}"
             )
 
 
-@cache
-def _adapter(key: str) -> TypeAdapter[Any]:
-    return TypeAdapter(KINDS[key])
-
-
-def _fits(key: str, value: Any) -> bool:
-    """Return whether a key takes a value; for pydantic alone, true would also be the number 1."""
-    if isinstance(value, bool) and KINDS[key] not in (StrictBool, StrictBool | None):
+def _fits(kind: Any, value: Any) -> bool:
+    """Return whether a value is of a kind; for pydantic alone, true would also be the number 1."""
+    if isinstance(value, bool) and kind not in (StrictBool, StrictBool | None):
         return False
     try:
-        _adapter(key).validate_python(value)
+        TypeAdapter(kind).validate_python(value)
     except (ValidationError, OverflowError):  # a float of hundreds of digits
         return False
     return True

@@ -159,6 +159,15 @@ class Config(Settings):
         """The mixtures, by name."""
         return {name: one for name, one in self.datasets.items() if isinstance(one, MixtureSettings)}
 
+    @property
+    def former_names(self) -> list[str]:
+        """A line on each key that is set by its former name."""
+        return [
+            f"datasets.{name}.mended: is now called fixed_rows; rename the key, as the next release does not read it"
+            for name, one in self.raw_datasets.items()
+            if one.mended is not None
+        ]
+
     def members(self, dataset: str) -> dict[str, DatasetSettings]:
         """Return the data sets that have the raw rows of a data set, by name: itself, or those of a mixture."""
         one = self.datasets[dataset]
@@ -247,9 +256,9 @@ class Config(Settings):
                 store = Path(self.stores.pictures).resolve()
                 if Path(root).expanduser().resolve().is_relative_to(store):
                     raise ValueError(f"datasets.{name}.image_roots.{number}: {root!r} is inside stores.pictures")
-            for file in dataset.mended_files:
-                if not isinstance(_file(f"datasets.{name}.mended", file), Path):
-                    raise ValueError(f"datasets.{name}.mended: {file!r} is not a file on this machine")
+            for file in dataset.fixed_row_files:
+                if not isinstance(_file(f"datasets.{name}.fixed_rows", file), Path):
+                    raise ValueError(f"datasets.{name}.fixed_rows: {file!r} is not a file on this machine")
             files: dict[str, str] = {}
             for split in RAW_SPLITS:
                 for address in dataset.addresses(split):

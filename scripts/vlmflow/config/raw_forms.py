@@ -49,7 +49,8 @@ class RawForm:
     turns: the key that has the turns, as objects whose first field names the speaker; None if there is no such key.
     rounds: whether these objects are rounds instead, each a question with its answer, and maybe with its source.
     speakers: the names of speakers, each with its role in a conversation (`chat.Turn.speaker`).
-    sound: by key, types that replace those in `content` in a first, direct attempt to decode a row; sound rows pass it.
+    fast_types: by key, types that replace those in `content` in a first, direct attempt to decode a row; rows without a
+    fault pass it.
     meanings: the keys besides the turns that change what a row means if they are not read.
     chosen_by: those of `meanings` that have none if the setting `columns` says which key is read instead, and this one.
     answer: the key of the only answer, in a form without `turns`: what preference data have chosen stands there.
@@ -77,7 +78,7 @@ class RawForm:
     turns: str | None = None
     rounds: bool = False
     speakers: Mapping[str, str] = field(default_factory=dict)
-    sound: Mapping[str, Any] = field(default_factory=dict)
+    fast_types: Mapping[str, Any] = field(default_factory=dict)
     meanings: Mapping[str, Meaning] = field(default_factory=lambda: OF_CONVERSATIONS)
     chosen_by: Mapping[str, str] = field(default_factory=dict)
     answer: str | None = None
@@ -165,12 +166,12 @@ def _modules() -> dict[str, ModuleType]:
 
 
 def kinds() -> list[str]:
-    """Return the names of all kinds."""
+    """Return what `datasets.NAME.kind` may be, in alphabetical order: the kinds of all modules of PACKAGE."""
     return list(_modules())
 
 
 def form_of(kind: str) -> RawForm:
-    """Return the form of a kind."""
+    """Return the form that rows of a kind have. kind: one of `kinds()`; KeyError for another."""
     form: RawForm = _modules()[kind].FORM
     return form
 

@@ -67,8 +67,8 @@ def ask(
     assert process.stdin is not None  # for mypy: all three are pipes
     assert process.stdout is not None
     assert process.stderr is not None
-    said: deque[str] = deque(maxlen=20)
-    relay = threading.Thread(target=_relay, args=(process.stderr, said))
+    log_tail: deque[str] = deque(maxlen=20)
+    relay = threading.Thread(target=_relay, args=(process.stderr, log_tail))
     relay.start()
     late = threading.Event()
 
@@ -90,15 +90,15 @@ def ask(
     if late.is_set() and code < 0:
         raise PassingError(
             f"{module}: it did not end within {limit:g} seconds, so it was killed",
-            "see that the server it talks to answers; it said:\n" + ("\n".join(said) or "nothing"),
+            "see that the server it talks to answers; it said:\n" + ("\n".join(log_tail) or "nothing"),
         )
     if code == SAID_WHY and answer:
         why = json.loads(answer)
         raise (PassingError if why["passing"] else VlmflowError)(_shown(why["cause"]), _shown(why["next_step"]))
     if code:
-        cause = f"signal {-code} ended it" if code < 0 else said[-1] if said else f"it ended with code {code}"
+        cause = f"signal {-code} ended it" if code < 0 else log_tail[-1] if log_tail else f"it ended with code {code}"
         raise (PassingError if code < 0 else VlmflowError)(
-            f"{module}: {cause}", "see what it said:\n" + ("\n".join(said) or "nothing")
+            f"{module}: {cause}", "see what it said:\n" + ("\n".join(log_tail) or "nothing")
         )
     return json.loads(answer)
 

@@ -47,5 +47,5 @@ def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], N
 
 def import_path() -> str:
     """Return PYTHONPATH for a process of ours in another working directory: our modules, and no relative folder."""
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([str(Path(__file__).parents[2]), *filter(os.path.isabs, given)])
+    given = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    return os.pathsep.join(dict.fromkeys([str(Path(__file__).absolute().parents[2]), *given]))

@@ -67,7 +67,7 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hours(self) -> float:
-        """All of it, in hours."""
+        """Training and evaluations together, in hours."""
         return self.seconds / 3600
 
 

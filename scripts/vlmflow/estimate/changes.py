@@ -13,10 +13,10 @@ from vlmflow.config.gpus import GPUS, Gpu
 from vlmflow.config.strategies import STRATEGIES, ZERO3
 from vlmflow.config.tuners import LORA, QLORA, tuner_of
 from vlmflow.estimate.accounts import Change
-from vlmflow.estimate.case import Case, sharding_of
+from vlmflow.estimate.estimate_input import EstimateInput, sharding_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.times import times
-from vlmflow.estimate.way import Sharding
+from vlmflow.estimate.training_mode import Sharding
 from vlmflow.lengths.accounts import STEP
 
 FITS, REFUSED = 0.9, 1.1
@@ -36,43 +36,43 @@ SMALLEST_PICTURE = 64
 
 
 @dataclass(frozen=True)
-class Idea:
+class ProposedChange:
     """A change to try. what: the keys with their new values. costs: what it costs. rows_left_out: by max_length."""
 
     what: str
     costs: str
-    case: Case
+    inputs: EstimateInput
     gpu: Gpu
     rows_left_out: int = 0
 
 
-Try = Callable[[Case, Gpu], Idea | None]
+Attempt = Callable[[EstimateInput, Gpu], ProposedChange | None]
 """Returns a change of a run on a product; None if it does not apply, or would change nothing."""
 
 
-def share(case: Case, gpu: Gpu) -> float:
+def share(inputs: EstimateInput, gpu: Gpu) -> float:
     """Return the share of a product's memory that a run needs; more than 1 does not fit."""
-    return memory(case).total / gpu.memory
+    return memory(inputs).total / gpu.memory
 
 
-def changes(case: Case, gpu: Gpu) -> list[Change]:
+def changes(inputs: EstimateInput, gpu: Gpu) -> list[Change]:
     """Return the changes that need less memory than the run does now, the cheapest first.
 
     Pairs of changes of the training come before what gives up data or needs other GPUs, if no single one is enough.
     """
-    found = _smaller(case, gpu, TRAINING)
+    found = _smaller(inputs, gpu, TRAINING)
     if not _any_fits(found):
-        found += _pairs(case, gpu, TRAINING)
-    found += _smaller(case, gpu, (*DATA, *HARDWARE))
+        found += _pairs(inputs, gpu, TRAINING)
+    found += _smaller(inputs, gpu, (*DATA, *HARDWARE))
     if not _any_fits(found):
-        found += _pairs(case, gpu, (*TRAINING, *DATA, *HARDWARE))
+        found += _pairs(inputs, gpu, (*TRAINING, *DATA, *HARDWARE))
     return found
 
 
-def _smaller(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> list[Change]:
+def _smaller(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> list[Change]:
     """Return single changes that need less memory, or another product."""
-    needed = memory(case).total
-    found = [_change(idea) for attempt in attempts if (idea := attempt(case, gpu))]
+    needed = memory(inputs).total
+    found = [_change(proposed) for attempt in attempts if (proposed := attempt(inputs, gpu))]
     return [one for one in found if one.memory < needed or one.gpu != gpu.name]
 
 
@@ -80,59 +80,59 @@ def _any_fits(found: Iterable[Change]) -> bool:
     return any(one.fits for one in found)
 
 
-def _pairs(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> list[Change]:
+def _pairs(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> list[Change]:
     """Return the first PAIRS pairs of changes with which the run fits."""
-    return list(islice((one for one in map(_change, _both(case, gpu, attempts)) if one.fits), PAIRS))
+    return list(islice((one for one in map(_change, _both(inputs, gpu, attempts)) if one.fits), PAIRS))
 
 
-def _both(case: Case, gpu: Gpu, attempts: Sequence[Try]) -> Iterator[Idea]:
+def _both(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> Iterator[ProposedChange]:
     for first, second in combinations(attempts, 2):
-        before = first(case, gpu)
-        after = second(before.case, before.gpu) if before else None
+        before = first(inputs, gpu)
+        after = second(before.inputs, before.gpu) if before else None
         if before and after:
             costs = {before.costs: None, after.costs: None}
             yield replace(after, what=f"{before.what}; {after.what}", costs="; ".join(costs))
 
 
-def _change(idea: Idea) -> Change:
-    needed = memory(idea.case).total
-    hours = times(idea.case, idea.gpu, fast=False).hours * idea.case.way.processes
+def _change(proposed: ProposedChange) -> Change:
+    needed = memory(proposed.inputs).total
+    hours = times(proposed.inputs, proposed.gpu, fast=False).hours * proposed.inputs.mode.processes
     return Change(
-        what=idea.what,
-        costs=idea.costs,
+        what=proposed.what,
+        costs=proposed.costs,
         memory=needed,
-        fits=needed <= FITS * idea.gpu.memory,
-        gpu=idea.gpu.name,
+        fits=needed <= FITS * proposed.gpu.memory,
+        gpu=proposed.gpu.name,
         gpu_hours=hours,
-        rows_left_out=idea.rows_left_out,
+        rows_left_out=proposed.rows_left_out,
     )
 
 
-def _one_row(case: Case, gpu: Gpu) -> Idea | None:
-    rows, passes = case.settings.per_device_batch_size, case.settings.gradient_accumulation_steps
-    if rows == 1 or case.micro_batch_tokens is not None:
+def _one_row(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    rows, passes = inputs.settings.per_device_batch_size, inputs.settings.gradient_accumulation_steps
+    if rows == 1 or inputs.micro_batch_tokens is not None:
         return None
-    changed = case.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows * passes)
+    changed = inputs.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows * passes)
     what = f"train.per_device_batch_size: 1, train.gradient_accumulation_steps: {rows * passes}"
-    return Idea(what, "the same rows in a step, one at a time", changed, gpu)
+    return ProposedChange(what, "the same rows in a step, one at a time", changed, gpu)
 
 
-def _checkpointing(case: Case, gpu: Gpu) -> Idea | None:
-    if case.settings.gradient_checkpointing:
+def _checkpointing(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    if inputs.settings.gradient_checkpointing:
         return None
-    changed = case.with_settings(gradient_checkpointing=True)
-    return Idea("train.gradient_checkpointing: true", "a third more computing", changed, gpu)
+    changed = inputs.with_settings(gradient_checkpointing=True)
+    return ProposedChange("train.gradient_checkpointing: true", "a third more computing", changed, gpu)
 
 
-def _strategy(name: str, costs: str) -> Try:
-    def attempt(case: Case, gpu: Gpu) -> Idea | None:
-        now, sharing = case.way.sharding, sharding_of(STRATEGIES[name], case.way.processes)
-        if name not in _supported(case) or not _moves_more(now, sharing):
+def _strategy(name: str, costs: str) -> Attempt:
+    def attempt(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+        now, sharing = inputs.mode.sharding, sharding_of(STRATEGIES[name], inputs.mode.processes)
+        if name not in _supported(inputs) or not _moves_more(now, sharing):
             return None
-        changed = case.with_sharding(sharing)
+        changed = inputs.with_sharding(sharing)
         host = memory(changed).host
         in_memory = f", in {host / 1e9:,.0f} GB of main memory for each process" if host else ""
-        return Idea(f"strategy: {name}", f"{costs}{in_memory}", changed, gpu)
+        return ProposedChange(f"strategy: {name}", f"{costs}{in_memory}", changed, gpu)
 
     return attempt
 
@@ -143,99 +143,101 @@ def _moves_more(now: Sharding, other: Sharding) -> bool:
     return more or (other.weights_on_host, other.optimizer_on_host) > (now.weights_on_host, now.optimizer_on_host)
 
 
-def _supported(case: Case) -> set[str]:
+def _supported(inputs: EstimateInput) -> set[str]:
     """Return the names of the strategies with which a run's tuner is supported."""
-    return STRATEGIES.keys() & set(tuner_of(case.way.tuner).strategies)
+    return STRATEGIES.keys() & set(tuner_of(inputs.mode.tuner).strategies)
 
 
-def _four_bits(case: Case, gpu: Gpu) -> Idea | None:
-    if case.way.tuner != LORA.name or case.way.sharding.engine != "ddp":
+def _four_bits(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    if inputs.mode.tuner != LORA.name or inputs.mode.sharding.engine != "ddp":
         return None
-    changed = replace(case, way=replace(case.way, tuner=QLORA.name))
-    return Idea(
+    changed = replace(inputs, mode=replace(inputs.mode, tuner=QLORA.name))
+    return ProposedChange(
         f"tuner: {QLORA.name}", "slower; the base is rounded to 4 bits while the adapter is trained", changed, gpu
     )
 
 
-def _smaller_pictures(case: Case, gpu: Gpu) -> Idea | None:
-    most = min(case.settings.image_max_tokens, max(row.pictures for row in case.train.extremes()))
+def _smaller_pictures(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    if inputs.shape.budget(inputs.settings.image_max_tokens).most is None:
+        return None
+    most = min(inputs.settings.image_max_tokens, max(row.pictures for row in inputs.train.extremes()))
     tokens = 1 << max(most - 1, 1).bit_length()
     while (tokens := tokens // 2) >= SMALLEST_PICTURE:
-        changed = case.with_settings(image_max_tokens=tokens)
+        changed = inputs.with_settings(image_max_tokens=tokens)
         if tokens < most and (share(changed, gpu) <= FITS or tokens == SMALLEST_PICTURE):
-            return Idea(f"train.image_max_tokens: {tokens}", "pictures are scaled down", changed, gpu)
+            return ProposedChange(f"train.image_max_tokens: {tokens}", "pictures are scaled down", changed, gpu)
     return None
 
 
-def _shorter_rows(case: Case, gpu: Gpu) -> Idea | None:
-    tokens = longest_that_fits(case, gpu)
-    if not tokens or tokens >= case.settings.max_length:
+def _shorter_rows(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    tokens = longest_that_fits(inputs, gpu)
+    if not tokens or tokens >= inputs.settings.max_length:
         return None
-    changed = case.with_settings(max_length=tokens)
-    left_out = len(case.train) - len(changed.train)
+    changed = inputs.with_settings(max_length=tokens)
+    left_out = len(inputs.train) - len(changed.train)
     if left_out > len(changed.train):
         return None  # what is left is no longer the data set
-    costs = f"{left_out:,} of {len(case.train):,} rows are too long for it (over_long)"
-    return Idea(f"train.max_length: {tokens}", costs, changed, gpu, left_out)
+    costs = f"{left_out:,} of {len(inputs.train):,} rows are too long for it (over_long)"
+    return ProposedChange(f"train.max_length: {tokens}", costs, changed, gpu, left_out)
 
 
-def longest_that_fits(case: Case, gpu: Gpu) -> int:
+def longest_that_fits(inputs: EstimateInput, gpu: Gpu) -> int:
     """Return the highest max_length, a multiple of STEP up to the run's own, with which the run fits; 0 if none does.
 
     Only lengths that leave a row to train on count.
     """
-    low, high = 0, case.settings.max_length // STEP
+    low, high = 0, inputs.settings.max_length // STEP
     while low < high:
         middle = (low + high + 1) // 2
-        changed = case.with_settings(max_length=middle * STEP)
+        changed = inputs.with_settings(max_length=middle * STEP)
         low, high = (middle, high) if share(changed, gpu) <= FITS else (low, middle - 1)
-    return low * STEP if len(case.with_settings(max_length=low * STEP).train) else 0
+    return low * STEP if len(inputs.with_settings(max_length=low * STEP).train) else 0
 
 
-def _more_gpus(case: Case, gpu: Gpu) -> Idea | None:
-    nodes, processes = case.way.nodes, case.way.processes // case.way.nodes
-    if ZERO3.name not in _supported(case):
+def _more_gpus(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
+    nodes, processes = inputs.mode.nodes, inputs.mode.processes // inputs.mode.nodes
+    if ZERO3.name not in _supported(inputs):
         return None
     while (processes := processes * 2) <= MACHINE:
-        changed = case.on_gpus(nodes, processes, ZERO3)
+        changed = inputs.on_gpus(nodes, processes, ZERO3)
         if share(changed, gpu) <= FITS or processes * 2 > MACHINE:
-            return _same_rows(case, changed, gpu, f"processes: {processes}", "more GPUs at a time")
+            return _same_rows(inputs, changed, gpu, f"processes: {processes}", "more GPUs at a time")
     return None
 
 
-def _more_nodes(case: Case, gpu: Gpu) -> Idea | None:
+def _more_nodes(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
     """Return the run on more whole machines, where all GPUs of those that it has are not enough."""
-    nodes, processes = case.way.nodes, max(MACHINE, case.way.processes // case.way.nodes)
-    if ZERO3.name not in _supported(case) or processes % case.settings.sequence_parallel:
+    nodes, processes = inputs.mode.nodes, max(MACHINE, inputs.mode.processes // inputs.mode.nodes)
+    if ZERO3.name not in _supported(inputs) or processes % inputs.settings.sequence_parallel:
         return None
-    if share(case.on_gpus(nodes, processes, ZERO3), gpu) <= FITS:
+    if share(inputs.on_gpus(nodes, processes, ZERO3), gpu) <= FITS:
         return None
     while (nodes := nodes * 2) <= MACHINES:
-        changed = case.on_gpus(nodes, processes, ZERO3)
+        changed = inputs.on_gpus(nodes, processes, ZERO3)
         if share(changed, gpu) <= FITS:
             costs = "more machines of a cluster; weights cross the network between them for each pass"
-            return _same_rows(case, changed, gpu, f"nodes: {nodes}, processes: {processes}", costs)
+            return _same_rows(inputs, changed, gpu, f"nodes: {nodes}, processes: {processes}", costs)
     return None
 
 
-def _same_rows(case: Case, changed: Case, gpu: Gpu, what: str, costs: str) -> Idea:
-    """Return the idea of training on more GPUs with zero3, with the same rows in a step if these can be divided."""
+def _same_rows(inputs: EstimateInput, changed: EstimateInput, gpu: Gpu, what: str, costs: str) -> ProposedChange:
+    """Return the change to more GPUs with zero3, with the same rows in a step if these can be divided."""
     what = f"{what}, strategy: {ZERO3.name}"
-    passes = case.settings.gradient_accumulation_steps * case.way.processes / changed.way.processes
+    passes = inputs.settings.gradient_accumulation_steps * inputs.mode.processes / changed.mode.processes
     if passes != int(passes) or passes < 1:
-        return Idea(what, f"{costs}, more rows in a step", changed, gpu)
+        return ProposedChange(what, f"{costs}, more rows in a step", changed, gpu)
     changed = changed.with_settings(gradient_accumulation_steps=int(passes))
-    return Idea(f"{what}, train.gradient_accumulation_steps: {int(passes)}", costs, changed, gpu)
+    return ProposedChange(f"{what}, train.gradient_accumulation_steps: {int(passes)}", costs, changed, gpu)
 
 
-def _other_product(case: Case, gpu: Gpu) -> Idea | None:
+def _other_product(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
     for other in sorted(GPUS.values(), key=lambda one: one.memory):
-        if other.memory > gpu.memory and share(case, other) <= FITS:
-            return Idea(f"gpu: {other.name}", "another product", case, other)
+        if other.memory > gpu.memory and share(inputs, other) <= FITS:
+            return ProposedChange(f"gpu: {other.name}", "another product", inputs, other)
     return None
 
 
-TRAINING: tuple[Try, ...] = (
+TRAINING: tuple[Attempt, ...] = (
     _one_row,
     _checkpointing,
     _strategy("zero2", "gradients and optimizer are shared"),
@@ -245,6 +247,6 @@ TRAINING: tuple[Try, ...] = (
     _strategy("zero2_offload", "the optimizer works on the CPU"),
     _strategy("zero3_offload", "slow: the weights come from main memory, and the optimizer works on the CPU"),
 )
-DATA: tuple[Try, ...] = (_smaller_pictures, _shorter_rows)
-HARDWARE: tuple[Try, ...] = (_more_gpus, _more_nodes, _other_product)
+DATA: tuple[Attempt, ...] = (_smaller_pictures, _shorter_rows)
+HARDWARE: tuple[Attempt, ...] = (_more_gpus, _more_nodes, _other_product)
 """All changes, the cheapest first: of the training, of the data, of the GPUs."""

@@ -12,8 +12,8 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.estimate.accounts import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
-from vlmflow.estimate.case import Case, case_of
 from vlmflow.estimate.changes import FITS, changes
+from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import weights_of
 from vlmflow.estimate.pass_memory import assumed
@@ -21,7 +21,7 @@ from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import UnknownModelError, read_shape
 from vlmflow.estimate.states import base_bytes, trained_of
 from vlmflow.estimate.times import amount, comparison_seconds, times
-from vlmflow.estimate.way import BF16
+from vlmflow.estimate.training_mode import BF16
 from vlmflow.fetch.small_files import read_small_files
 from vlmflow.lengths.micro_batches import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
 
@@ -47,7 +47,7 @@ def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, se
     lengths = RowLengths.read(train), RowLengths.read(val)
     try:
         shape = read_shape(read_small_files(model_files))
-        return estimate(case_of(shape, settings, *lengths), settings.gpu, settings.gpu_hour_price)
+        return estimate(inputs_of(shape, settings, *lengths), settings.gpu, settings.gpu_hour_price)
     except VlmflowError as error:
         if not isinstance(error, UnknownModelError) and settings.estimate != "ignore":
             raise
@@ -55,89 +55,89 @@ def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, se
         return NoEstimate(error.cause)
 
 
-def estimate(case: Case, gpu: str | None, price: float | None) -> Estimate:
+def estimate(inputs: EstimateInput, gpu: str | None, price: float | None) -> Estimate:
     """Return the estimate of a run.
 
     gpu: the name of the product that it will train on (`config.gpus`), if known. price: of one GPU for an hour.
     """
-    own = GPUS[gpu] if gpu and case.on_gpu else None
-    passes = _needs_of(case) if case.on_gpu else []
-    case = _as_begun(case, passes, own)
-    work, needed = amount(case), memory(case)
-    tokens = case.train.tokens
+    own = GPUS[gpu] if gpu and inputs.on_gpu else None
+    passes = _needs_of(inputs) if inputs.on_gpu else []
+    inputs = _as_begun(inputs, passes, own)
+    work, needed = amount(inputs), memory(inputs)
+    tokens = inputs.train.tokens
     return Estimate(
         gpu=gpu,
-        nodes=case.way.nodes,
-        processes=case.way.processes,
-        weights=weights_of(case.shape),
-        trained=trained_of(case.shape, case.way),
+        nodes=inputs.mode.nodes,
+        processes=inputs.mode.processes,
+        weights=weights_of(inputs.shape),
+        trained=trained_of(inputs.shape, inputs.mode),
         steps=work.steps,
         evaluations=work.evaluations,
-        rows=len(case.train),
+        rows=len(inputs.train),
         tokens=work.tokens,
         flops=work.flops + work.evaluation_flops,
         longest=int(tokens.max()) if len(tokens) else 0,
         memory=needed,
-        products=[_on(case, one, needed.total, price if one.name == gpu else None) for one in GPUS.values()],
-        disk=disk(case),
-        micro_batch_tokens=case.micro_batch_tokens,
-        gradient_checkpointing=case.way.gradient_checkpointing,
-        one_row_each=_one_row_each(case, own),
+        products=[_on(inputs, one, needed.total, price if one.name == gpu else None) for one in GPUS.values()],
+        disk=disk(inputs),
+        micro_batch_tokens=inputs.micro_batch_tokens,
+        gradient_checkpointing=inputs.mode.gradient_checkpointing,
+        one_row_each=_one_row_each(inputs, own),
         passes=passes,
-        notes=[note for note in (assumed(case.shape, case.way),) if note],
-        changes=changes(case, own) if own and len(tokens) and needed.total > FITS * own.memory else [],
+        notes=[note for note in (assumed(inputs.shape, inputs.mode),) if note],
+        changes=changes(inputs, own) if own and len(tokens) and needed.total > FITS * own.memory else [],
     )
 
 
-def _needs_of(case: Case) -> list[Needs]:
+def _needs_of(inputs: EstimateInput) -> list[Needs]:
     """Return the memory of each number of tokens that the word `auto` may come to mean; [] if the run has numbers."""
-    if case.settings.micro_batch_tokens != "auto":
+    if inputs.settings.micro_batch_tokens != "auto":
         return []
-    word = case.settings.gradient_checkpointing
+    word = inputs.settings.gradient_checkpointing
     allowed = [True, False] if word == "auto" else [word]
-    return [Needs(number, again, memory(_with(case, number, again)).total) for again in allowed for number in NUMBERS]
+    return [Needs(number, again, memory(_with(inputs, number, again)).total) for again in allowed for number in NUMBERS]
 
 
-def _as_begun(case: Case, needs: Sequence[Needs], gpu: Gpu | None) -> Case:
+def _as_begun(inputs: EstimateInput, needs: Sequence[Needs], gpu: Gpu | None) -> EstimateInput:
     """Return the run with its micro-batches.
 
     needs: see `_needs_of`. gpu: its product; without one, `auto` means FIRST tokens.
     """
-    set_to = case.settings.micro_batch_tokens
+    set_to = inputs.settings.micro_batch_tokens
     if not needs:
-        return replace(case, micro_batch_tokens=set_to if isinstance(set_to, int) else None)
+        return replace(inputs, micro_batch_tokens=set_to if isinstance(set_to, int) else None)
     if gpu is None:
-        return _with(case, FIRST, needs[0].gradient_checkpointing)
+        return _with(inputs, FIRST, needs[0].gradient_checkpointing)
     fitting = [one for one in needs if one.memory <= SHARE * gpu.memory] or needs[:1]
-    cases = [_with(case, one.micro_batch_tokens, one.gradient_checkpointing) for one in fitting]
-    return min(cases, key=lambda one: (_cost(one), one.micro_batch_tokens))
+    found = [_with(inputs, one.micro_batch_tokens, one.gradient_checkpointing) for one in fitting]
+    return min(found, key=lambda one: (_cost(one), one.micro_batch_tokens))
 
 
-def _cost(case: Case) -> float:
+def _cost(inputs: EstimateInput) -> float:
     """Return what a step costs as the smoke run will compare it (`supervisor.smoke`), but of rows as they come."""
-    each = case.settings.per_device_batch_size * case.settings.gradient_accumulation_steps
-    tokens = case.train.tokens[case.train.grouped(each)].sum(axis=1) if len(case.train) else np.zeros(1)
-    counts = np.ceil(tokens / (case.micro_batch_tokens or 1))
-    work = AND_AGAIN if case.way.gradient_checkpointing else FORWARD_AND_BACKWARD
+    each = inputs.settings.per_device_batch_size * inputs.settings.gradient_accumulation_steps
+    tokens = inputs.train.tokens[inputs.train.grouped(each)].sum(axis=1) if len(inputs.train) else np.zeros(1)
+    counts = np.ceil(tokens / (inputs.micro_batch_tokens or 1))
+    work = AND_AGAIN if inputs.mode.gradient_checkpointing else FORWARD_AND_BACKWARD
     return float((work * np.maximum(counts * FEWEST_TOKENS, tokens)).mean())
 
 
-def _with(case: Case, number: int, again: bool) -> Case:
-    return replace(case, micro_batch_tokens=number, way=replace(case.way, gradient_checkpointing=again))
+def _with(inputs: EstimateInput, number: int, again: bool) -> EstimateInput:
+    return replace(inputs, micro_batch_tokens=number, mode=replace(inputs.mode, gradient_checkpointing=again))
 
 
-def _one_row_each(case: Case, gpu: Gpu | None) -> float | None:
-    if gpu is None or case.micro_batch_tokens is None or not len(case.train):
+def _one_row_each(inputs: EstimateInput, gpu: Gpu | None) -> float | None:
+    if gpu is None or inputs.micro_batch_tokens is None or not len(inputs.train):
         return None
-    rows = case.settings.per_device_batch_size * case.settings.gradient_accumulation_steps
-    alone = case.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows)
-    alone = replace(alone, way=case.way, micro_batch_tokens=None)
-    return round(times(alone, gpu, fast=False).seconds / times(case, gpu, fast=False).seconds, 2)
+    rows = inputs.settings.per_device_batch_size * inputs.settings.gradient_accumulation_steps
+    alone = inputs.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows)
+    alone = replace(alone, mode=inputs.mode, micro_batch_tokens=None)
+    return round(times(alone, gpu, fast=False).seconds / times(inputs, gpu, fast=False).seconds, 2)
 
 
-def _on(case: Case, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
-    fast, slow = times(case, gpu, fast=True), times(case, gpu, fast=False)
-    hourly = None if price is None else price * case.way.processes
+def _on(inputs: EstimateInput, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
+    fast, slow = times(inputs, gpu, fast=True), times(inputs, gpu, fast=False)
+    hourly = None if price is None else price * inputs.mode.processes
     return OnProduct(
         gpu=gpu.name,
         memory_share=needed / gpu.memory,
@@ -145,17 +145,17 @@ def _on(case: Case, gpu: Gpu, needed: int, price: float | None) -> OnProduct:
         slow=slow,
         fast_price=None if hourly is None else hourly * fast.hours,
         slow_price=None if hourly is None else hourly * slow.hours,
-        fast_comparison=comparison_seconds(case, gpu, fast=True),
-        slow_comparison=comparison_seconds(case, gpu, fast=False),
+        fast_comparison=comparison_seconds(inputs, gpu, fast=True),
+        slow_comparison=comparison_seconds(inputs, gpu, fast=False),
     )
 
 
-def disk(case: Case) -> Disk:
+def disk(inputs: EstimateInput) -> Disk:
     """Return the bytes of the models and of the checkpoints; the models are in 16 bits, as they are published."""
-    model = weights_of(case.shape) * BF16
-    way, trained = case.way, trained_of(case.shape, case.way)
-    saved = base_bytes(case.shape, way) if way.is_full else trained * way.trained_bytes
+    model = weights_of(inputs.shape) * BF16
+    mode, trained = inputs.mode, trained_of(inputs.shape, inputs.mode)
+    saved = base_bytes(inputs.shape, mode) if mode.is_full else trained * mode.trained_bytes
     # DeepSpeed's mp_rank_00_model_states.pt has them once more, unless they are sharded.
-    again = saved if way.sharding.engine == "deepspeed" and way.sharding.weights == 1 else 0
-    checkpoint = saved + again + trained * way.optimizer_bytes
-    return Disk(model, model, checkpoint, (case.settings.keep_checkpoints + BEING_WRITTEN) * checkpoint)
+    again = saved if mode.sharding.engine == "deepspeed" and mode.sharding.weights == 1 else 0
+    checkpoint = saved + again + trained * mode.optimizer_bytes
+    return Disk(model, model, checkpoint, (inputs.settings.keep_checkpoints + BEING_WRITTEN) * checkpoint)

@@ -36,7 +36,7 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from vlmflow.estimate.meta_shape import kind_of, layers_of, numbered
 from vlmflow.estimate.parameters import LANGUAGE
 from vlmflow.estimate.pass_memory import Moment, Pass, PassMemory
-from vlmflow.estimate.way import BF16, FP32
+from vlmflow.estimate.training_mode import BF16, FP32
 from vlmflow.swift.meta_model import built
 
 FUSED = "fused_as_on_cuda"

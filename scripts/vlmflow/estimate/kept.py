@@ -45,7 +45,7 @@ def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError):
-        log.info(f"measuring the model ({by}) on tensors without data; once for a model and a way to train it")
+        log.info(f"measuring the model ({by}) on tensors without data; once for a model and a training mode")
     with quick_imports():
         from vlmflow.swift.limited_child import limited
 

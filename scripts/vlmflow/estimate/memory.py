@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from vlmflow.estimate.accounts import Memory
-from vlmflow.estimate.case import Case
+from vlmflow.estimate.estimate_input import EstimateInput
 from vlmflow.estimate.pass_memory import Batch, language_activations, picture_tower
 from vlmflow.estimate.states import states
 
@@ -22,26 +22,26 @@ trainings and others: tests/published/trainings.csv, compared with the estimate 
 """
 
 
-def memory(case: Case) -> Memory:
+def memory(inputs: EstimateInput) -> Memory:
     """Return the memory of the batch that needs the most; without rows, what the training keeps between steps."""
-    batches = case.batches() or [Batch(1, 0, 0, 0)]
-    return max((_of_batch(case, batch) for batch in batches), key=lambda one: one.total)
+    batches = inputs.batches() or [Batch(1, 0, 0, 0)]
+    return max((_of_batch(inputs, batch) for batch in batches), key=lambda one: one.total)
 
 
-def _of_batch(case: Case, batch: Batch) -> Memory:
-    kept = states(case.shape, case.way)
-    language = language_activations(case.shape, case.way, batch)
-    tower = picture_tower(case.shape, case.way, batch)
+def _of_batch(inputs: EstimateInput, batch: Batch) -> Memory:
+    kept = states(inputs.shape, inputs.mode)
+    language = language_activations(inputs.shape, inputs.mode, batch)
+    tower = picture_tower(inputs.shape, inputs.mode, batch)
     at_once = language.kept + max(language.layer, language.logits)
     pictures = tower.kept + max(0, tower.passing - tower.kept - at_once)
     moving = max(at_once + pictures, kept.step)
-    communication = COMMUNICATION if case.way.processes > 1 else 0
+    communication = COMMUNICATION if inputs.mode.processes > 1 else 0
     return Memory(
         **asdict(kept),
         activations=language.kept,
         layer=language.layer,
         logits=language.logits,
         pictures=pictures,
-        cache=LEFT + round(CACHE * moving) if case.on_gpu else 0,
-        context=(CONTEXT + communication) if case.on_gpu else 0,
+        cache=LEFT + round(CACHE * moving) if inputs.on_gpu else 0,
+        context=(CONTEXT + communication) if inputs.on_gpu else 0,
     )

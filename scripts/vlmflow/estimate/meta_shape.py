@@ -70,7 +70,7 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def numbered(name: str) -> str:
-    """Return a name with * for each number."""
+    """Return a tensor's or layer's name with * for each part that is a number: `layers.3.mlp` is `layers.*.mlp`."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 

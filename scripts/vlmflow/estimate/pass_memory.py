@@ -1,6 +1,6 @@
 """The bytes of a forward and a backward pass, of the language model and of the picture tower, as functions of its rows.
 
-Each function is measured once for a model and a way to train it (`fake_pass`, `picture_pass`), in seconds and without a
+Each function is measured once for a model and a training mode (`fake_pass`, `picture_pass`), in seconds and without a
 GPU.
 """
 
@@ -16,7 +16,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.kept import measured
 from vlmflow.estimate.parameters import LANGUAGE, adapted
 from vlmflow.estimate.shape import WITHOUT, Files, ModelShape, UnknownModelError
-from vlmflow.estimate.way import Adapter, Way
+from vlmflow.estimate.training_mode import Adapter, TrainingMode
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides the bytes of a pass beside its rows.
 
     base: bytes of a weight. trained: the parts of which all weights are trained. adapted: names of the layers that have
-    an adapter, with * for each number. See `Way` for the others, and `Batch` for padded and windowed.
+    an adapter, with * for each number. See `TrainingMode` for the others, and `Batch` for padded and windowed.
     """
 
     files: Files
@@ -142,51 +142,51 @@ class PictureMemory(msgspec.Struct, frozen=True):
     training: Line
 
 
-def language_activations(shape: ModelShape, way: Way, batch: Batch) -> Activations:
+def language_activations(shape: ModelShape, mode: TrainingMode, batch: Batch) -> Activations:
     """Return the bytes of the language model's activations for one batch.
 
     Raises UnknownModelError if transformers or peft cannot run its layers on tensors without data.
     """
-    one = pass_of(shape, way, padded=batch.padded, windowed=batch.windowed)
+    one = pass_of(shape, mode, padded=batch.padded, windowed=batch.windowed)
     try:
         return measured("fake_pass", one, PassMemory).of(batch)
     except VlmflowError as error:
         raise UnknownModelError(error.cause, WITHOUT) from None
 
 
-def pass_of(shape: ModelShape, way: Way, *, padded: bool = False, windowed: bool = False) -> Pass:
-    """Return what decides a pass of a model and a way to train. padded, windowed: see `Batch`."""
-    matrices = [] if way.is_full else adapted(shape, way.trained, way.adapter.targets)
+def pass_of(shape: ModelShape, mode: TrainingMode, *, padded: bool = False, windowed: bool = False) -> Pass:
+    """Return what decides a pass of a model in a training mode. padded, windowed: see `Batch`."""
+    matrices = [] if mode.is_full else adapted(shape, mode.trained, mode.adapter.targets)
     return Pass(
         files=shape.files,
-        base=way.base,
-        autocast=way.autocast,
-        trained=sorted(way.trained) if way.is_full else [],
+        base=mode.base,
+        autocast=mode.autocast,
+        trained=sorted(mode.trained) if mode.is_full else [],
         adapted=[matrix.name for matrix in matrices],
-        adapter=way.adapter,
-        quantised=way.quantised,
-        gradient_checkpointing=way.gradient_checkpointing,
-        eager=way.eager,
-        liger=way.liger,
+        adapter=mode.adapter,
+        quantised=mode.quantised,
+        gradient_checkpointing=mode.gradient_checkpointing,
+        eager=mode.eager,
+        liger=mode.liger,
         padded=padded,
         windowed=windowed,
     )
 
 
-def picture_tower(shape: ModelShape, way: Way, batch: Batch) -> Pictures:
+def picture_tower(shape: ModelShape, mode: TrainingMode, batch: Batch) -> Pictures:
     """Return the bytes for the pictures of a batch; see `assumed` for a tower that cannot be passed."""
     if not batch.pictures or not shape.of.sees:
         return Pictures(0, 0)
-    found = pictures_of(shape, way)
+    found = pictures_of(shape, mode)
     if isinstance(found, str):
-        alike = language_activations(shape, way, Batch(1, batch.pictures, batch.pictures, 0))
+        alike = language_activations(shape, mode, Batch(1, batch.pictures, batch.pictures, 0))
         return Pictures(alike.kept, alike.kept + alike.layer)
     return Pictures(found.kept.of(batch.pictures), found.passing.of(batch.pictures))
 
 
-def assumed(shape: ModelShape, way: Way) -> str | None:
+def assumed(shape: ModelShape, mode: TrainingMode) -> str | None:
     """Return what the estimate assumes of pictures in place of a measurement, for people; None if nothing."""
-    found = pictures_of(shape, way) if shape.of.sees else None
+    found = pictures_of(shape, mode) if shape.of.sees else None
     if not isinstance(found, str):
         return None
     return (
@@ -195,15 +195,15 @@ def assumed(shape: ModelShape, way: Way) -> str | None:
     )
 
 
-def pictures_of(shape: ModelShape, way: Way) -> PictureMemory | str:
+def pictures_of(shape: ModelShape, mode: TrainingMode) -> PictureMemory | str:
     """Return what pictures need; a reason for people if the tower cannot be passed."""
-    one = pass_of(shape, replace(way, liger=False, eager=False))
+    one = pass_of(shape, replace(mode, liger=False, eager=False))
     parts = {matrix.name: matrix.part for matrix in shape.of.matrices}
     adapted = [name for name in one.adapted if parts[name] != LANGUAGE]
     trained = [part for part in one.trained if part != LANGUAGE]
     if not adapted and not trained:  # the tower computes forward alone
-        one = pass_of(shape, Way(tuner="full", trained=frozenset(), half=way.half, sharding=way.sharding))
-        one = msgspec.structs.replace(one, base=way.base, gradient_checkpointing=False)
+        one = pass_of(shape, TrainingMode(tuner="full", trained=frozenset(), half=mode.half, sharding=mode.sharding))
+        one = msgspec.structs.replace(one, base=mode.base, gradient_checkpointing=False)
     return _pictures_of(msgspec.json.encode(msgspec.structs.replace(one, adapted=adapted, trained=trained)))
 
 

@@ -79,7 +79,6 @@ class Tower:
         return set(inspect.signature(self.plain.get_image_features).parameters)
 
     def _features(self, inputs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
-        """Return what the tower returns, and in it the features of all pictures."""
         pixels = inputs["pixel_values"]
         given = inputs | {"pixel_values": pixels if self.one.autocast else pixels.to(TYPES[self.one.base])}
         with torch.autocast("cpu", torch.bfloat16, enabled=self.one.autocast):

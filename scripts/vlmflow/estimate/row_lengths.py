@@ -33,7 +33,7 @@ class Row:
 
     @property
     def tokens(self) -> int:
-        """All tokens of the row."""
+        """Those that count against max_length."""
         return self.text + self.pictures
 
 
@@ -71,7 +71,7 @@ class RowLengths:
 
     @property
     def tokens(self) -> Numbers:
-        """All tokens of each row."""
+        """Of each row, those that count against max_length."""
         return self.text + self.pictures
 
     def fitted(self, max_length: int, *, shorten: bool = False) -> Self:
@@ -84,9 +84,9 @@ class RowLengths:
     def _only(self, chosen: NDArray[np.bool_]) -> Self:
         return type(self)(self.text[chosen], self.pictures[chosen], self.trained[chosen], self.shown[chosen])
 
-    def with_pictures_of(self, image_max_tokens: int) -> Self:
-        """Return the rows with a smaller budget for each picture; of pictures that differ in size it is the most."""
-        return replace(self, pictures=np.minimum(self.pictures, self.shown * image_max_tokens))
+    def with_pictures_of(self, most: int) -> Self:
+        """Return the rows with pictures of at most so many tokens; of pictures that differ in size it is too many."""
+        return replace(self, pictures=np.minimum(self.pictures, self.shown * most))
 
     def extremes(self) -> list[Row]:
         """Return the rows that may need the most memory: with more trained or picture tokens than any longer row."""

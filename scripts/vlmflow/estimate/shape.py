@@ -1,6 +1,7 @@
 """The sizes of a model that decide its memory and its work, as transformers builds it from its config.json."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ import msgspec
 from vlmflow.config.model_types import ModelPart
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.kept import measured
+from vlmflow.pictures.budget import PictureBudget
 
 CONFIG = "config.json"
 
@@ -31,7 +33,7 @@ class Files(msgspec.Struct, frozen=True):
     content: dict[str, str]
 
     def write(self, folder: Path) -> Path:
-        """Write the files, and return the folder."""
+        """Write each file into an existing folder, for libraries that read a model by its path; returns the folder."""
         for name, content in self.content.items():
             (folder / name).write_text(content)
         return folder
@@ -92,6 +94,11 @@ class ModelShape(msgspec.Struct, frozen=True):
 
     files: Files
     of: Shape
+
+    def budget(self, image_max_tokens: int) -> PictureBudget:
+        """Return the picture budget of a run; image_max_tokens: see TrainSettings. Raises as `PictureBudget.of`."""
+        with TemporaryDirectory() as folder:
+            return PictureBudget.of(self.files.write(Path(folder)), image_max_tokens)
 
 
 def read_shape(model: Path) -> ModelShape:

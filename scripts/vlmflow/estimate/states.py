@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from vlmflow.estimate.parameters import LANGUAGE, adapted, adapter_weights, trained_weights, weights_of
 from vlmflow.estimate.shape import ModelShape
-from vlmflow.estimate.way import ABSMAX_BITS, BF16, DOUBLE_ABSMAX_BITS, FP32, Way
+from vlmflow.estimate.training_mode import ABSMAX_BITS, BF16, DOUBLE_ABSMAX_BITS, FP32, TrainingMode
 
 ZERO2_BUCKET = 200_000_000
 """Elements of the buffer in which ZeRO-2 reduces gradients (ms-swift's zero2.json, `reduce_bucket_size`)."""
@@ -42,86 +42,86 @@ class States:
     host: int
 
 
-def trained_of(shape: ModelShape, way: Way) -> int:
+def trained_of(shape: ModelShape, mode: TrainingMode) -> int:
     """Return the number of weights that are trained: the adapter's, or the base's own."""
-    if way.is_full:
-        return trained_weights(shape, way.trained)
-    found = adapted(shape, way.trained, way.adapter.targets)
-    return adapter_weights(found, way.adapter.rank, way.adapter.dora)
+    if mode.is_full:
+        return trained_weights(shape, mode.trained)
+    found = adapted(shape, mode.trained, mode.adapter.targets)
+    return adapter_weights(found, mode.adapter.rank, mode.adapter.dora)
 
 
-def base_bytes(shape: ModelShape, way: Way) -> int:
+def base_bytes(shape: ModelShape, mode: TrainingMode) -> int:
     """Return the bytes of the base's weights on all GPUs together, each weight once."""
-    quantised = quantised_weights(shape, way)
-    bits = 4 + (DOUBLE_ABSMAX_BITS if way.double_quant else ABSMAX_BITS)
-    trained = trained_weights(shape, way.trained) if way.is_full else 0
+    quantised = quantised_weights(shape, mode)
+    bits = 4 + (DOUBLE_ABSMAX_BITS if mode.double_quant else ABSMAX_BITS)
+    trained = trained_weights(shape, mode.trained) if mode.is_full else 0
     frozen = weights_of(shape) - trained - quantised
-    return math.ceil(frozen * way.base + trained * way.trained_bytes + quantised * bits / 8)
+    return math.ceil(frozen * mode.base + trained * mode.trained_bytes + quantised * bits / 8)
 
 
-def quantised_weights(shape: ModelShape, way: Way) -> int:
+def quantised_weights(shape: ModelShape, mode: TrainingMode) -> int:
     """Return the number of the base's weights that are in 4 bits: the language model's linear layers, or none."""
     matrices = [one for one in shape.of.matrices if one.linear and one.part == LANGUAGE]
-    return sum(one.weights * one.count for one in matrices) if way.quantised else 0
+    return sum(one.weights * one.count for one in matrices) if mode.quantised else 0
 
 
-def states(shape: ModelShape, way: Way) -> States:
+def states(shape: ModelShape, mode: TrainingMode) -> States:
     """Return what each GPU holds between two steps."""
-    sharding = way.sharding
-    trained = trained_of(shape, way)
-    base_of_all, adapter_of_all = base_bytes(shape, way), 0 if way.is_full else trained * way.trained_bytes
+    sharding = mode.sharding
+    trained = trained_of(shape, mode)
+    base_of_all, adapter_of_all = base_bytes(shape, mode), 0 if mode.is_full else trained * mode.trained_bytes
     base = math.ceil(base_of_all / sharding.weights)
     if sharding.second_copy:  # DeepSpeed, runtime/zero/partition_parameters.py, `_partition_param_sec`
         base += math.ceil((base_of_all + adapter_of_all) / sharding.second_copy)
     adapter = math.ceil(adapter_of_all / sharding.weights)
-    optimizer = math.ceil(trained * way.optimizer_bytes / sharding.optimizer)
+    optimizer = math.ceil(trained * mode.optimizer_bytes / sharding.optimizer)
     weights_here = 0 if sharding.weights_on_host else 1
     optimizer_here = 0 if sharding.optimizer_on_host else 1
     return States(
         weights=base * weights_here,
         adapter=adapter * weights_here,
-        gradients=_gradients(trained, way) * optimizer_here,
+        gradients=_gradients(trained, mode) * optimizer_here,
         optimizer=optimizer * optimizer_here,
-        gathered=_gathered(shape, trained, way),
-        step=_step(trained, way) * optimizer_here,
-        host=(base + adapter) * (1 - weights_here) + (optimizer + _gradients(trained, way)) * (1 - optimizer_here),
+        gathered=_gathered(shape, trained, mode),
+        step=_step(trained, mode) * optimizer_here,
+        host=(base + adapter) * (1 - weights_here) + (optimizer + _gradients(trained, mode)) * (1 - optimizer_here),
     )
 
 
-def _gradients(trained: int, way: Way) -> int:
-    return math.ceil(trained * way.gradient_bytes / way.sharding.gradients)
+def _gradients(trained: int, mode: TrainingMode) -> int:
+    return math.ceil(trained * mode.gradient_bytes / mode.sharding.gradients)
 
 
-def _step(trained: int, way: Way) -> int:
+def _step(trained: int, mode: TrainingMode) -> int:
     """Return the bytes of DeepSpeed's copies of gradients: a flat one, and that in float32.
 
     ZeRO 3 makes them for a sub-group of weights at a time (stage3.py:2686, `_prepare_fp32_grad_for_sub_group`), ZeRO 1
     and 2 for all of the process (stage_1_and_2.py:3117, `step`).
     """
-    if way.sharding.engine != "deepspeed":
+    if mode.sharding.engine != "deepspeed":
         return 0
-    own = math.ceil(trained / way.sharding.optimizer)
-    if way.sharding.weights > 1:
+    own = math.ceil(trained / mode.sharding.optimizer)
+    if mode.sharding.weights > 1:
         own = min(own, SUB_GROUP)
-    return own * (way.gradient_bytes + (FP32 if way.gradient_bytes < FP32 else 0))
+    return own * (mode.gradient_bytes + (FP32 if mode.gradient_bytes < FP32 else 0))
 
 
-def _gathered(shape: ModelShape, trained: int, way: Way) -> int:
+def _gathered(shape: ModelShape, trained: int, mode: TrainingMode) -> int:
     """Return the bytes of buffers that the engine itself needs."""
-    sharding = way.sharding
+    sharding = mode.sharding
     if sharding.engine == "ddp":
-        return trained * way.gradient_bytes if way.processes > 1 else 0
+        return trained * mode.gradient_bytes if mode.processes > 1 else 0
     if sharding.engine == "fsdp2":
-        return _gathered_by_fsdp2(shape, way)
+        return _gathered_by_fsdp2(shape, mode)
     if sharding.weights == 1 and not sharding.weights_on_host:
-        return ZERO2_BUCKET * way.gradient_bytes
-    live = min(weights_of(shape), MAX_LIVE + shape.of.head) * way.compute
-    return live + shape.of.width**2 * way.gradient_bytes
+        return ZERO2_BUCKET * mode.gradient_bytes
+    live = min(weights_of(shape), MAX_LIVE + shape.of.head) * mode.compute
+    return live + shape.of.width**2 * mode.gradient_bytes
 
 
-def _gathered_by_fsdp2(shape: ModelShape, way: Way) -> int:
+def _gathered_by_fsdp2(shape: ModelShape, mode: TrainingMode) -> int:
     """Return the bytes of two layers, and of the weights outside all layers, which stay gathered."""
     in_layers = shape.of.weights[LANGUAGE] - shape.of.outside
     layer, outside = math.ceil(in_layers / shape.of.layers), weights_of(shape) - in_layers
-    gradients = PREFETCHED_LAYERS * layer * FP32 if way.is_full else 0
+    gradients = PREFETCHED_LAYERS * layer * FP32 if mode.is_full else 0
     return (PREFETCHED_LAYERS * layer + outside) * BF16 + gradients

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from vlmflow.config.gpus import Gpu
 from vlmflow.estimate.accounts import Times
-from vlmflow.estimate.case import Case
+from vlmflow.estimate.estimate_input import EstimateInput
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.states import base_bytes, quantised_weights, states, trained_of
-from vlmflow.estimate.way import Way
+from vlmflow.estimate.training_mode import TrainingMode
 from vlmflow.estimate.work import Work, forward, training
-from vlmflow.lengths.steps import Steps, evaluations_of, side_by_side
+from vlmflow.lengths.steps import Steps, data_parallel_ranks, evaluations_of
 
 Numbers = NDArray[np.float64]
 
@@ -86,32 +86,32 @@ class Amount:
     evaluation_batches: Batches
 
 
-def amount(case: Case) -> Amount:
+def amount(inputs: EstimateInput) -> Amount:
     """Return how much work a run is; all zero without rows."""
-    settings, processes = case.settings, case.way.processes
+    settings, processes = inputs.settings, inputs.mode.processes
     nothing = Batches(np.zeros(0), np.zeros(0))
-    if not len(case.train):
+    if not len(inputs.train):
         return Amount(0, 0, 0, 0.0, 0.0, 0, nothing, 0, nothing)
-    count = Steps.of(len(case.train), settings, processes)
-    passes = count.total / count.per_epoch * count.rows / len(case.train)
+    count = Steps.of(len(inputs.train), settings, processes)
+    passes = count.total / count.per_epoch * count.rows / len(inputs.train)
     evaluations = evaluations_of(count.total, settings)
-    most, accumulated = case.micro_batch_tokens, settings.gradient_accumulation_steps
+    most, accumulated = inputs.micro_batch_tokens, settings.gradient_accumulation_steps
     size = settings.per_device_batch_size * (1 if most is None else accumulated)
-    trained, read = training(case.shape, case.way), forward(case.shape, case.way)
+    trained, read = training(inputs.shape, inputs.mode), forward(inputs.shape, inputs.mode)
     return Amount(
         steps=count.total,
         evaluations=evaluations,
-        tokens=round(passes * int(case.train.tokens.sum())),
-        flops=passes * trained.of(case.train),
-        evaluation_flops=evaluations * read.of(case.val),
+        tokens=round(passes * int(inputs.train.tokens.sum())),
+        flops=passes * trained.of(inputs.train),
+        evaluation_flops=evaluations * read.of(inputs.val),
         groups=accumulated if most is None else 1,
-        batches=_batches(trained, case, case.train, size, most),
-        evaluation_groups=evaluations * -(-len(case.val) // (side_by_side(settings, processes) * size)),
-        evaluation_batches=_batches(read, case, case.val, size, most),
+        batches=_batches(trained, inputs, inputs.train, size, most),
+        evaluation_groups=evaluations * -(-len(inputs.val) // (data_parallel_ranks(settings, processes) * size)),
+        evaluation_batches=_batches(read, inputs, inputs.val, size, most),
     )
 
 
-def _batches(work: Work, case: Case, rows: RowLengths, size: int, most: int | None) -> Batches:
+def _batches(work: Work, inputs: EstimateInput, rows: RowLengths, size: int, most: int | None) -> Batches:
     """Return the batches of groups of `size` rows: each group is one padded batch, or several of at most `most` tokens.
 
     Processes with sequence_parallel share them.
@@ -126,33 +126,33 @@ def _batches(work: Work, case: Case, rows: RowLengths, size: int, most: int | No
         counts = np.ones(len(groups))
     else:
         counts = np.ceil(tokens.sum(axis=1) / most)
-    return Batches(flops / case.settings.sequence_parallel, counts)
+    return Batches(flops / inputs.settings.sequence_parallel, counts)
 
 
-def comparison_seconds(case: Case, gpu: Gpu, *, fast: bool) -> float:
+def comparison_seconds(inputs: EstimateInput, gpu: Gpu, *, fast: bool) -> float:
     """Return how long the rule `evaluate` takes on a product, without loading the models. fast: see `times`.
 
     At most: each row has scores, feedback and a picture, without which there are fewer passes; every pass counts as one
     over the whole row; each GPU of a node has a model of its own; the base's losses are not known from another run.
     """
-    if not case.compared_rows or not len(case.val):
+    if not inputs.compared_rows or not len(inputs.val):
         return 0.0
-    passes = case.compared_rows * PASSES
-    rows = _batches(forward(case.shape, case.way), case, case.val, 1, None)
-    row = rows.seconds(gpu.flops * _share(gpu, fast), _least(case, gpu, 1, fast), _restoring(case, gpu, 1))
-    return passes * row / (case.way.processes // case.way.nodes)
+    passes = inputs.compared_rows * PASSES
+    rows = _batches(forward(inputs.shape, inputs.mode), inputs, inputs.val, 1, None)
+    row = rows.seconds(gpu.flops * _share(gpu, fast), _least(inputs, gpu, 1, fast), _restoring(inputs, gpu, 1))
+    return passes * row / (inputs.mode.processes // inputs.mode.nodes)
 
 
-def times(case: Case, gpu: Gpu, *, fast: bool) -> Times:
+def times(inputs: EstimateInput, gpu: Gpu, *, fast: bool) -> Times:
     """Return how long a run takes on a product. fast: at its high share of the peak; otherwise at its low one."""
-    work = amount(case)
+    work = amount(inputs)
     rate = gpu.flops * _share(gpu, fast)
-    passes = 4 if case.way.gradient_checkpointing else 3  # the backward pass counts twice
-    least, besides = _least(case, gpu, passes, fast), _restoring(case, gpu, passes) + 2 * _gathering(case, gpu)
-    step = _step(case, gpu, work.groups * work.batches.of_a_group)
+    passes = 4 if inputs.mode.gradient_checkpointing else 3  # the backward pass counts twice
+    least, besides = _least(inputs, gpu, passes, fast), _restoring(inputs, gpu, passes) + 2 * _gathering(inputs, gpu)
+    step = _step(inputs, gpu, work.groups * work.batches.of_a_group)
     train = work.steps * (work.groups * work.batches.seconds(rate, least, besides) + step)
     evaluate = work.evaluation_groups * work.evaluation_batches.seconds(
-        rate, _least(case, gpu, 1, fast), _restoring(case, gpu, 1) + _gathering(case, gpu)
+        rate, _least(inputs, gpu, 1, fast), _restoring(inputs, gpu, 1) + _gathering(inputs, gpu)
     )
     return Times(
         share_of_peak=_share(gpu, fast),
@@ -170,34 +170,34 @@ def _share(gpu: Gpu, fast: bool) -> float:
     return high if fast else low
 
 
-def _least(case: Case, gpu: Gpu, passes: int, fast: bool) -> float:
+def _least(inputs: EstimateInput, gpu: Gpu, passes: int, fast: bool) -> float:
     """Return the seconds that a batch takes at least, in some passes over all layers."""
     low, high = KERNEL_SECONDS
-    kernels = case.shape.of.layers * (KERNELS + (0 if case.way.is_full else ADAPTER_KERNELS))
-    reading = base_bytes(case.shape, case.way) / gpu.bandwidth
+    kernels = inputs.shape.of.layers * (KERNELS + (0 if inputs.mode.is_full else ADAPTER_KERNELS))
+    reading = base_bytes(inputs.shape, inputs.mode) / gpu.bandwidth
     return passes * max(kernels * (low if fast else high), reading)
 
 
-def _restoring(case: Case, gpu: Gpu, passes: int) -> float:
+def _restoring(inputs: EstimateInput, gpu: Gpu, passes: int) -> float:
     """Return the seconds in which weights are restored from 4 bits, in some passes over all layers."""
-    return passes * quantised_weights(case.shape, case.way) * RESTORED_BYTES / gpu.bandwidth
+    return passes * quantised_weights(inputs.shape, inputs.mode) * RESTORED_BYTES / gpu.bandwidth
 
 
-def _gathering(case: Case, gpu: Gpu) -> float:
+def _gathering(inputs: EstimateInput, gpu: Gpu) -> float:
     """Return the seconds in which a GPU receives the weights that others, or the main memory, hold.
 
     With hpZ (arXiv:2306.10209) they come from the GPUs of its node that share a second copy. DeepSpeed makes this copy
     when it first releases a weight, and drops it after each optimizer step if the weight is trained (stage3.py,
     `invalidate_secondary_tensor`). So weights come from all GPUs once a step, which `_step` counts; frozen ones once.
     """
-    sharding = case.way.sharding
+    sharding = inputs.mode.sharding
     within = sharding.second_copy
     missing = 1.0 if sharding.weights_on_host else 1 - 1 / (within or sharding.weights)
-    rate = gpu.link if within else _exchange_rate(case.way, gpu)
-    return missing * base_bytes(case.shape, case.way) / rate
+    rate = gpu.link if within else _exchange_rate(inputs.mode, gpu)
+    return missing * base_bytes(inputs.shape, inputs.mode) / rate
 
 
-def _exchange_rate(way: Way, gpu: Gpu) -> float:
+def _exchange_rate(mode: TrainingMode, gpu: Gpu) -> float:
     """Return the bytes per second at which all processes gather, or add up, what they share.
 
     A ring of n processes sends (n - 1) / n of all bytes over each of its links to gather them, and as many to add them
@@ -205,10 +205,10 @@ def _exchange_rate(way: Way, gpu: Gpu) -> float:
     as a link within it, and the slower one decides. Several network cards share them, each with a ring of its own.
     NCCL may choose a tree to add up, which sends up to half as much between two nodes: the estimate is then too long.
     """
-    return gpu.link if way.nodes == 1 else min(gpu.link, way.network)
+    return gpu.link if mode.nodes == 1 else min(gpu.link, mode.network)
 
 
-def _step(case: Case, gpu: Gpu, batches: float) -> float:
+def _step(inputs: EstimateInput, gpu: Gpu, batches: float) -> float:
     """Return the seconds of an optimizer step: gradients are exchanged, and states are read and written.
 
     batches: those of a step on each GPU.
@@ -216,8 +216,8 @@ def _step(case: Case, gpu: Gpu, batches: float) -> float:
     DDP exchanges gradients once: each is added up and comes back. DeepSpeed's ZeRO 2 and 3 add them up in each batch
     (stage_1_and_2.py, `reduce_independent_p_g_buckets_and_remove_grads`), and new weights come once.
     """
-    way, kept = case.way, states(case.shape, case.way)
-    in_each_batch = way.sharding.engine == "deepspeed" and way.sharding.gradients > 1
+    mode, kept = inputs.mode, states(inputs.shape, inputs.mode)
+    in_each_batch = mode.sharding.engine == "deepspeed" and mode.sharding.gradients > 1
     exchanges = 1 + (batches if in_each_batch else 1)
-    exchanged = exchanges * trained_of(case.shape, way) * way.gradient_bytes * (1 - 1 / way.processes)
-    return exchanged / _exchange_rate(way, gpu) + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth
+    exchanged = exchanges * trained_of(inputs.shape, mode) * mode.gradient_bytes * (1 - 1 / mode.processes)
+    return exchanged / _exchange_rate(mode, gpu) + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth

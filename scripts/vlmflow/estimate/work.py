@@ -23,7 +23,7 @@ from vlmflow.estimate.parameters import LANGUAGE, adapted, adapter_weights
 from vlmflow.estimate.pass_memory import Line, pictures_of
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape
-from vlmflow.estimate.way import Way
+from vlmflow.estimate.training_mode import TrainingMode
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ class Work:
         return operations
 
 
-def forward(shape: ModelShape, way: Way) -> Work:
+def forward(shape: ModelShape, mode: TrainingMode) -> Work:
     """Return the operations of a forward pass."""
-    return _work(shape, way, passes=1, backward=False)
+    return _work(shape, mode, passes=1, backward=False)
 
 
-def training(shape: ModelShape, way: Way) -> Work:
+def training(shape: ModelShape, mode: TrainingMode) -> Work:
     """Return the operations that a GPU really does for forward and backward pass."""
-    return _work(shape, way, passes=2 if way.gradient_checkpointing else 1, backward=True)
+    return _work(shape, mode, passes=2 if mode.gradient_checkpointing else 1, backward=True)
 
 
-def _work(shape: ModelShape, way: Way, passes: int, backward: bool) -> Work:
+def _work(shape: ModelShape, mode: TrainingMode, passes: int, backward: bool) -> Work:
     """Return the operations of a pass. passes: how often the layers are computed forward."""
     size = shape.of
     language = sum(
@@ -74,13 +74,13 @@ def _work(shape: ModelShape, way: Way, passes: int, backward: bool) -> Work:
         for one in size.matrices
         if one.in_layers and one.part == LANGUAGE
     )
-    own_weights = 2 if way.is_full and LANGUAGE in way.trained else 0
+    own_weights = 2 if mode.is_full and LANGUAGE in mode.trained else 0
     back = 2 + own_weights if backward else 0
-    matrices = [] if way.is_full else adapted(shape, way.trained, way.adapter.targets)
-    adapter = adapter_weights((one for one in matrices if one.part == LANGUAGE), way.adapter.rank)
+    matrices = [] if mode.is_full else adapted(shape, mode.trained, mode.adapter.targets)
+    adapter = adapter_weights((one for one in matrices if one.part == LANGUAGE), mode.adapter.rank)
     both = 4 if backward else 0
     token = (2 * passes + back) * language + (2 * passes + both) * adapter
-    pictures = _pictures(shape, way, backward)
+    pictures = _pictures(shape, mode, backward)
     return Work(
         token=token,
         token_square=float((2 * passes + both) * size.attention),
@@ -90,11 +90,11 @@ def _work(shape: ModelShape, way: Way, passes: int, backward: bool) -> Work:
     )
 
 
-def _pictures(shape: ModelShape, way: Way, backward: bool) -> Line | None:
+def _pictures(shape: ModelShape, mode: TrainingMode, backward: bool) -> Line | None:
     """Return the operations for pictures; None if they count as in the language model (`pass_memory.assumed`)."""
     if not shape.of.sees:
         return Line(0, 0)
-    found = pictures_of(shape, way)
+    found = pictures_of(shape, mode)
     if isinstance(found, str):
         return None
     return found.training if backward else found.forward

@@ -32,9 +32,6 @@ from vlmflow.swift.quick_imports import quick_imports
 IGNORED = -100
 """The label of tokens that are not part of a trained answer."""
 
-NOT_OF_THE_MODEL = ("labels", "loss_scale", "channel", "text_position_ids")
-"""Keys of ms-swift's batches that are not inputs of a model."""
-
 
 class Pass(msgspec.Struct, frozen=True):
     """A conversation.
@@ -164,6 +161,7 @@ def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any],
     import torch
 
     from vlmflow.swift.row_attention import ROWS, NamesRows
+    from vlmflow.swift.row_tensors import NOT_INPUTS
 
     lengths = [len(each["input_ids"]) for each, _ in conversations]
     encoded = [each | {"length": length} for (each, _), length in zip(conversations, lengths, strict=True)]
@@ -173,7 +171,7 @@ def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any],
     inputs = {
         name: value.to(model.device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
-        if name not in NOT_OF_THE_MODEL
+        if name not in NOT_INPUTS
     }
     begins = inputs[ROWS][:-1] if template.padding_free else [0]
     scored = [

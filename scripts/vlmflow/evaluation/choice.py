@@ -42,7 +42,7 @@ class Case:
 
     @property
     def system(self) -> list[Turn]:
-        """The turn from system, if there is one."""
+        """The system prompt as a list of one turn; [] for a row without one."""
         return self.row.conversations[: dialogue_start(self.row.conversations)]
 
     @property
@@ -53,7 +53,7 @@ class Case:
 
     @property
     def answer(self) -> str:
-        """The last answer."""
+        """The text of the last turn, the answer that is scored."""
         return self.turns[-1].value
 
 

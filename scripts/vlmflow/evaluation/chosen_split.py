@@ -28,7 +28,7 @@ class RawRows:
     """Raw files by split, and those of edited rows; none of both where raw rows have no gold answer."""
 
     splits: Mapping[str, Sequence[Path]] = field(default_factory=dict)
-    mended: Sequence[Path] = ()
+    fixed_rows: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
@@ -134,15 +134,15 @@ def _gold_answers(file: Path, account: Stats, raw: RawRows) -> dict[str, str]:
     ids = [row.id for row in lines_of(file, ShareGptRow)]
     if not account.members:
         read_gold = form_of(account.kind).gold
-        return gold_answers(ids, raw.splits, raw.mended, read_gold) if read_gold else {}
+        return gold_answers(ids, raw.splits, raw.fixed_rows, read_gold) if read_gold else {}
     found: dict[str, str] = {}
     for name, member in account.members.items():
         if read_gold := form_of(member.kind).gold:
             splits = {split: [one for one in files if one.parent.name == name] for split, files in raw.splits.items()}
             edited = {one.file for one in member.mended}
-            mended = [one for one in raw.mended if str(one) in edited]
+            own_fixed = [one for one in raw.fixed_rows if str(one) in edited]
             own = {own_id(identity): identity for identity in ids if member_of(identity) == name}
-            gold = gold_answers(own, splits, mended, read_gold)
+            gold = gold_answers(own, splits, own_fixed, read_gold)
             found |= {own[identity]: answer for identity, answer in gold.items()}
     return found
 

@@ -22,7 +22,7 @@ from vlmflow.evaluation import answer_losses
 from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Work
 from vlmflow.evaluation.kept_lines import KeptLines
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.pictures.size_limits import own_limits
+from vlmflow.pictures.budget import PictureBudget
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, failed, gpu_products, visible_gpus
 
@@ -73,7 +73,7 @@ class Measurement:
 
     def meaning(self, model: ScoredModel) -> dict[str, Any]:
         """Return everything but the rows that determines a model's losses; kernels differ between GPU products."""
-        limits = own_limits(model.folder, self.image_max_tokens)
+        limits = PictureBudget.of(model.folder, self.image_max_tokens).left_to_processor
         return {
             "model": model.digest,
             "model_type": self.model_type,

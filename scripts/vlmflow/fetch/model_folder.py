@@ -26,7 +26,7 @@ VIEWS = "views"
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """One file of a model."""
+    """What a manifest records of a file. bytes: its size."""
 
     bytes: int
     sha256: str

@@ -11,17 +11,24 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.utils import DistributedType
 from swift.dataloader import BatchSamplerShard
 from torch.nn.functional import pad
+from transformers import TrainerCallback
 
-from vlmflow.in_trainer.evaluation import IGNORED
+from vlmflow.in_trainer.engine import Ranks
 from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.in_trainer.messages import Batch, RowLog
-from vlmflow.lengths.micro_batches import Plan
+from vlmflow.in_trainer.messages import Batch, MicroBatches, Orders, RowLog
+from vlmflow.lengths.count import read_lengths
+from vlmflow.lengths.micro_batches import Plan, Planner, read_sizes
+from vlmflow.swift.row_attention import in_one_sequence
+
+IGNORED = -100
+"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +56,15 @@ class Fixed:
         return GroupedSteps(sampler, self.each)
 
 
-class Batches:
+class Batches(TrainerCallback):
     """Trains the micro-batches of each step of a trainer of transformers, on each rank, and notes them.
 
     A loader's workers fetch batches ahead, so its sampler has handed out more than was trained. Batches come in the
     sampler's order; so the next step that the trainer takes is the oldest that was handed out.
     """
 
-    def __init__(self, trainer: Any, heart: Heart, how: Plan | Fixed, log: RowLog | None) -> None:
-        """Train and note batches from now on.
-
-        how: which rows are in a batch. log: gets the rows of each step; None for a rank that shares its rows with
-        another one, which records them.
-        """
+    def __init__(self, orders: Orders, heart: Heart, trainer: Any, ranks: Ranks) -> None:
+        """Train and note batches from now on."""
         self.waited = 0.0
         """Seconds of this session in which the trainer waited for its next batch."""
         self.of_step: list[Batch] = []
@@ -71,8 +74,15 @@ class Batches:
         self._tokens: list[torch.Tensor | int] = []
         self._trainer = trainer
         self._heart = heart
-        self._how = how
-        self._log = log
+        self._how = _how(orders)
+        self._sharing = trainer.template.sequence_parallel_size
+        """So many neighbouring ranks train on the same rows (ms-swift, sequence_parallel.py, `_init_device_mesh`)."""
+        self._log = RowLog(Path(orders.folder), heart.rank) if heart.rank % self._sharing == 0 else None
+        self._ranks = ranks
+        ranks.tell["tokens"] = self.tokens_of_step
+        if orders.micro_batches:
+            join = keep_trained_columns if orders.micro_batches.padded else in_one_sequence
+            join(trainer)
         self._ahead: deque[list[list[int]]] = deque()
         self._get_loader = trainer.get_train_dataloader
         trainer.get_train_dataloader = self._get_train_dataloader
@@ -135,6 +145,10 @@ class Batches:
         """
         return int(sum(self._tokens))
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count the step's tokens."""
+        state.num_input_tokens_seen += sum(self._ranks.told["tokens"]) // self._sharing
+
     def _timed(self, batches: Iterator[Any]) -> Iterator[Any]:
         while True:
             begun = time.monotonic()
@@ -145,6 +159,19 @@ class Batches:
             finally:
                 self.waited += time.monotonic() - begun
             yield batch
+
+
+def planner_of(asked: MicroBatches, lengths: str, processes: int) -> Planner:
+    """Return the planner for the rows of a lengths file, which `asked` names."""
+    return Planner(read_sizes(Path(lengths)), processes, asked.tokens, asked.padded)
+
+
+def _how(orders: Orders) -> Plan | Fixed:
+    """Return which rows are in a batch."""
+    if asked := orders.micro_batches:
+        return Plan(planner_of(asked, asked.train, orders.processes), asked.rows_per_step, asked.seed)
+    lengths = orders.group_by_length and [row.tokens for row in read_lengths(Path(orders.group_by_length))]
+    return Fixed(orders.batches_per_step, lengths or None)
 
 
 def _tokens_of(batch: dict[str, Any]) -> torch.Tensor | int:

@@ -4,74 +4,56 @@
   blocks of zeros after a crash of the machine, or a flipped bit, read as weights.
 - Of the model's own weights, which tensors were trained, and some rows with their logits. They let the proof show that
   the published folder answers as the model did in the trainer, without trusting what saved or rewrote the weights.
-
-The supervisor and the proofs read these files, some without torch; so functions of the trainer import it.
 """
 
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
+import torch
+from safetensors.torch import save_file
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
+from transformers import TrainerCallback
+from transformers.core_model_loading import revert_weight_conversion
 
-from vlmflow.config.tuners import ADAPTER_CONFIG, MODEL_INDEX
+from vlmflow.config.strategies import strategy_of
+from vlmflow.config.tuners import ADAPTER_CONFIG, MODEL_INDEX, tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-
-if TYPE_CHECKING:
-    import torch
-
-TRAINED = "trained.json"
-"""The file with the names of the trained tensors, a `TrainedTensors`."""
-
-LOGITS = "logits.safetensors"
-"""The file with some rows of the val split as the trainer fed them to the model, and the model's logits there.
-
-Tensors by name: `row.N.NAME`, an input of row N as the model's `forward` takes it; `row.N.logits`, positions by
-vocabulary in float32.
-"""
+from vlmflow.in_trainer.engine import refuse_different_weights
+from vlmflow.in_trainer.heartbeat import Doing, Heart
+from vlmflow.in_trainer.messages import DIGESTS, LOGITS, POSITIONS, TRAINED, Orders, SavedDigests, TrainedTensors
+from vlmflow.swift.row_tensors import NOT_INPUTS, row_tensors
 
 ROWS = 8
 """The most rows that are stored."""
-
-POSITIONS = 16
-"""The last positions of a row whose logits are stored; they depend on everything before them."""
-
-
-class TrainedTensors(msgspec.Struct, frozen=True):
-    """The names of the trained tensors, as in the checkpoint's safetensors files."""
-
-    tensors: list[str]
-
-
-DIGESTS = "digests.json"
-"""The file of a checkpoint with the digests, a `SavedDigests`."""
 
 PATTERNS = ("*.safetensors", ADAPTER_CONFIG, MODEL_INDEX, TRAINED)
 """The files of a checkpoint that have a digest: no training changes them after it saved them."""
 
 
-class SavedDigests(msgspec.Struct, frozen=True):
-    """The SHA-256 of a checkpoint's files when they were saved, by name."""
+class Checkpoints(TrainerCallback):
+    """Compares the ranks before each checkpoint, and writes our files with it."""
 
-    sha256: dict[str, str]
+    def __init__(self, orders: Orders, heart: Heart, trainer: Any) -> None:
+        self._compares_ranks = strategy_of(orders.strategy).compares_ranks
+        self._heart = heart
+        if not tuner_of(orders.tuner).trains_adapter:
+            trainer.save_model = partial(_save_with_logits, trainer, trainer.save_model)
+        trainer.save_model = partial(_save_with_digests, trainer, trainer.save_model)
+        self._save_checkpoint = trainer._save_checkpoint
+        trainer._save_checkpoint = self._save_checkpoint_alive
 
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Refuse ranks that do not train together, if the strategy gives each of them all trained weights."""
+        if control.should_save and self._compares_ranks:
+            refuse_different_weights(kwargs["model"])
 
-def store_digests_with_each_checkpoint(trainer: Any) -> None:
-    """Make a trainer of transformers write the digests whenever it has saved the model."""
-    trainer.save_model = partial(_save_with_digests, trainer, trainer.save_model)
-
-
-def changed_since_saved(checkpoint: Path, names: Iterable[str]) -> list[str]:
-    """Return those files of a checkpoint whose bytes are not the saved ones.
-
-    A checkpoint without digests, of an earlier version, gives []. Raises ValueError if the digests cannot be read.
-    """
-    if not (checkpoint / DIGESTS).exists():
-        return []
-    saved = msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests).sha256
-    return [name for name in names if saved.get(name) != sha256_of(checkpoint / name)]
+    def _save_checkpoint_alive(self, *arguments: Any, **values: Any) -> None:
+        """Save as transformers does; it may take longer than a step."""
+        self._heart.beat(Doing.SAVING)
+        self._save_checkpoint(*arguments, **values)
+        self._heart.beat(Doing.TRAINING)
 
 
 def _save_with_digests(trainer: Any, save: Any, folder: str | None = None, **values: Any) -> None:
@@ -82,15 +64,8 @@ def _save_with_digests(trainer: Any, save: Any, folder: str | None = None, **val
         write_account(Path(folder, DIGESTS), SavedDigests({file.name: sha256_of(file) for file in sorted(files)}))
 
 
-def store_logits_with_each_checkpoint(trainer: Any) -> None:
-    """Make a trainer of transformers write both files whenever it saves the model."""
-    trainer.save_model = partial(_save_with_logits, trainer, trainer.save_model)
-
-
 def _save_with_logits(trainer: Any, save: Any, folder: str | None = None, **values: Any) -> None:
     """Save the model as `save` does, then our files. All ranks call it: each computes, the first one writes."""
-    from safetensors.torch import save_file
-
     save(folder, **values)
     stored = _rows_with_logits(trainer)
     if trainer.args.should_save and folder is not None:
@@ -100,10 +75,6 @@ def _save_with_logits(trainer: Any, save: Any, folder: str | None = None, **valu
 
 def _trained_tensors(model: Any) -> list[str]:
     """Return the names of the trained tensors under which transformers saves them."""
-    import torch
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
-    from transformers.core_model_loading import revert_weight_conversion
-
     found: set[str] = set()
     for name, weight in model.named_parameters():
         if weight.requires_grad:
@@ -112,15 +83,11 @@ def _trained_tensors(model: Any) -> list[str]:
     return sorted(found)
 
 
-def _rows_with_logits(trainer: Any) -> "dict[str, torch.Tensor]":
+def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:
     """Compute the logits of the first rows of the val split, with the present weights.
 
     The training goes on as if this had not happened: dropout is off meanwhile, and no random number is drawn.
     """
-    import torch
-
-    from vlmflow.swift.row_tensors import NOT_INPUTS, row_tensors
-
     dataset, model, template = trainer.eval_dataset, trainer.model_wrapped, trainer.template
     stored: dict[str, torch.Tensor] = {}
     was_training = model.training
@@ -130,7 +97,6 @@ def _rows_with_logits(trainer: Any) -> "dict[str, torch.Tensor]":
             batch = trainer.data_collator([dataset[number]])
             batch = {name: value for name, value in batch.items() if name not in NOT_INPUTS}
             inputs = trainer._prepare_input(dict(batch))
-            inputs.pop("text_position_ids", None)
             with trainer.compute_loss_context_manager(), template.forward_context(trainer.model, inputs):
                 logits = model(**inputs, logits_to_keep=POSITIONS).logits
             stored |= row_tensors(number, batch)

@@ -1,8 +1,9 @@
 """How the ranks of a training hold the model: what wraps it by the run's strategy, and what they tell each other."""
 
 import hashlib
-import resource
+import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,12 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import other as accelerate_utils
 from torch.distributed.fsdp import FSDPModule
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 
 from vlmflow.config.model_types import model_types
-from vlmflow.config.strategies import Strategy
+from vlmflow.config.strategies import Strategy, strategy_of
 from vlmflow.in_trainer import fsdp2
+from vlmflow.in_trainer.messages import Orders
 from vlmflow.swift.model_layers import layers_of
 from vlmflow.swift.row_attention import SDPA
 
@@ -25,33 +27,59 @@ def spare_deepspeed(strategy: Strategy) -> None:
         accelerate_utils.is_deepspeed_available = lambda: False
 
 
-def prepare(strategy: Strategy, trainer: Any) -> None:
-    """Prepare a trainer (transformers' `Trainer`) for the strategy, before it wraps the model."""
-    if strategy.engine == "fsdp2":
-        fsdp2.replace_checkpoints(trainer)
-        fsdp2.keep_precision(trainer)
-    if strategy.engine == "fsdp2" or _trains_vision(trainer):
-        _pass_blank_pictures()
-        if trainer.args.world_size > 1:
-            _require_the_tower(trainer)
-    if strategy.engine == "deepspeed":
-        trainer.save_model = partial(_save_model, trainer, trainer.save_model)
+class Ranks(TrainerCallback):
+    """Lets the ranks train together, as the run's strategy asks, and hear of each other once a step.
+
+    tell: what each rank tells at a step, as functions by name. told: what all ranks told at the present step, by rank.
+    """
+
+    def __init__(self, orders: Orders, trainer: Any) -> None:
+        """Prepare a trainer (transformers' `Trainer`) before it wraps the model."""
+        self.tell: dict[str, Callable[[], Any]] = {}
+        self.told: dict[str, list[Any]] = {}
+        self._processes = orders.processes
+        self._strategy = strategy_of(orders.strategy)
+        self._trainer = trainer
+        if self._strategy.engine == "fsdp2":
+            fsdp2.replace_checkpoints(trainer)
+            fsdp2.keep_precision(trainer)
+        if self._strategy.engine == "fsdp2" or _trains_vision(trainer):
+            _pass_blank_pictures()
+            if trainer.args.world_size > 1:
+                _require_the_tower(trainer)
+        if self._strategy.engine == "deepspeed":
+            trainer.save_model = partial(_save_model, trainer, trainer.save_model)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Raise RuntimeError if the processes do not train together, on equal GPUs."""
+        mode, processes = args.parallel_mode.name, self._processes
+        if args.world_size != processes or (processes > 1 and mode != "DISTRIBUTED"):
+            raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
+        if processes > int(os.environ["LOCAL_WORLD_SIZE"]) and len(products := set(gather(device_name()))) > 1:
+            raise RuntimeError(f"not the same GPUs on all nodes: {', '.join(sorted(products))}")
+        _refuse_another_engine(self._strategy, self._trainer)
+        if self._strategy.engine == "fsdp2":
+            fsdp2.keep_random_states(self._trainer.model_wrapped)
+        if self._strategy.engine == "deepspeed":
+            _follow_learning_rate(self._trainer)
+        _keep_their_form(self._trainer.model)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Exchange what the ranks tell; all of it at once, because they wait for each other."""
+        of_ranks = gather({name: tell() for name, tell in self.tell.items()})
+        self.told = {name: [told[name] for told in of_ranks] for name in self.tell}
 
 
-def begin(strategy: Strategy, trainer: Any) -> None:
-    """Check, before the first step, that the model is wrapped as the strategy asks.
+def _refuse_another_engine(strategy: Strategy, trainer: Any) -> None:
+    """Raise RuntimeError if the model is not wrapped as the strategy asks.
 
-    Raises RuntimeError otherwise: with `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.
+    With `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.
     """
     model = trainer.model_wrapped
     engines = {"deepspeed": _is_deepspeed(model), "fsdp2": isinstance(model, FSDPModule)}
     wanted = {name: name == strategy.engine for name in engines}
     if engines != wanted:
         raise RuntimeError(f"strategy {strategy.name} is not at work: the model is a {type(model).__name__}")
-    if strategy.engine == "fsdp2":
-        fsdp2.keep_random_states(model)
-    if strategy.engine == "deepspeed":
-        _follow_learning_rate(trainer)
 
 
 def _trains_vision(trainer: Any) -> bool:
@@ -137,7 +165,7 @@ def attend_as_the_model_can() -> None:
     PreTrainedModel.get_correct_attn_implementation = choose
 
 
-def keep_their_form(model: Any) -> None:
+def _keep_their_form(model: Any) -> None:
     """Forbid bitsandbytes' layers to repack their weights at the first evaluation on a CPU with AVX512-BF16.
 
     It computes a little differently afterwards (bitsandbytes 0.50, nn/modules.py, `Linear4bit.forward`), so a training
@@ -164,12 +192,9 @@ def refuse_different_weights(model: torch.nn.Module) -> None:
         raise RuntimeError(f"not really distributed: {len(digests)} different sets of trained weights at one step")
 
 
-def peak_memory() -> int:
-    """Return the most memory of this process so far, in bytes: on the GPU, or on a machine without one in all."""
-    if torch.cuda.is_available():
-        on_gpu: int = torch.cuda.max_memory_reserved()
-        return on_gpu
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def device_name() -> str:
+    """Return the product name of this process's GPU, or "cpu"."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
 def _digest_of_trained(model: torch.nn.Module) -> str:

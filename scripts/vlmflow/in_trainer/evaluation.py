@@ -2,36 +2,50 @@
 
 transformers 5.19 averages global batches with equal weight, and accelerate repeats rows to fill the last ones; so its
 loss depends on the number of processes and on the batch size. This one does not. Sums are in float64.
+
+A training that was cut or killed before an evaluation was over makes up for it when it is resumed, before its next
+step.
 """
 
+import dataclasses
+import json
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from swift.dataloader import DataLoaderShard
 from swift.sequence_parallel import sequence_parallel
+from transformers import TrainerCallback
 
+from vlmflow.core.files import whole_file
+from vlmflow.in_trainer.batches import IGNORED, planner_of
+from vlmflow.in_trainer.events import Events
 from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.lengths.micro_batches import Planner
-
-IGNORED = -100
-"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
+from vlmflow.in_trainer.messages import STATE, Orders, evaluated
+from vlmflow.in_trainer.stop import EvaluationCut, Stop
 
 
-class Evaluation:
+class EndsAtOnce(Exception):
+    """The resumed training lacked only its last evaluation, or that evaluation was cut."""
+
+
+class Evaluation(TrainerCallback):
     """Takes the place of a trainer's own evaluation; the trainer's loop and its logs stay.
 
     trainer: ms-swift's (swift/trainers/seq2seq_trainer.py). An evaluation also logs `eval_rows` and `eval_tokens`.
     """
 
-    def __init__(self, trainer: Any, heart: Heart, planner: Planner | None) -> None:
-        """planner: for the rows of the val split; None for batches of a fixed number of rows."""
-        self._trainer = trainer
-        self._planner = planner
+    def __init__(self, orders: Orders, heart: Heart, trainer: Any, stop: Stop, events: Events) -> None:
+        asked = orders.micro_batches
+        self._planner = asked and planner_of(asked, asked.val, orders.processes)
         self._heart = heart
+        self._trainer = trainer
+        self._stop = stop
+        self._events = events
         self._loader: DataLoaderShard | None = None
         self._evaluate = trainer._evaluate
         self._loop = trainer.evaluation_loop
@@ -40,6 +54,28 @@ class Evaluation:
         trainer.evaluation_loop = self._evaluation_loop
         trainer.prediction_step = self._prediction_step
         trainer.get_eval_dataloader = self._get_eval_dataloader
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Evaluate a resumed checkpoint that was not, as transformers does before it saves.
+
+        Raises EndsAtOnce if nothing is left to train, or the evaluation is cut.
+        """
+        step = state.global_step
+        due = step % args.eval_steps == 0 or step >= state.max_steps
+        if not step or not due or evaluated(state.log_history, step):
+            return
+        with suppress(EvaluationCut):
+            self._trainer._determine_best_metric(self._trainer._evaluate(None, None), None)
+            folder = Path(args.output_dir, f"checkpoint-{step}")
+            if state.best_global_step == step:
+                state.best_model_checkpoint = str(folder)
+            if args.process_index == 0:
+                with whole_file(folder / STATE) as file:
+                    file.write((json.dumps(dataclasses.asdict(state), indent=2, sort_keys=True) + "\n").encode())
+            if step < state.max_steps and not self._stop.ends_here(state):
+                return
+        self._events.on_train_end(args, state, control)
+        raise EndsAtOnce
 
     def _without_random_numbers(self, *arguments: Any, **values: Any) -> Any:
         """Evaluate, but draw no random numbers from the training's.

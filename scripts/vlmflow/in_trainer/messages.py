@@ -5,6 +5,9 @@ Orders are one JSON word of a trainer's command line: what the workflow asks bes
 Events are the lines of `progress.jsonl` in the run folder. step: optimizer steps done. target: those of the whole run.
 tokens: those trained on since step 0, without padding.
 
+Of a step that spoils a training, `bad_step.json` in the run folder has an account. What a checkpoint holds besides
+ms-swift's files proves that it is undamaged, and that the published folder answers as the model did in the trainer.
+
 The log is transformers' `log_history` (trainer_callback.py, `TrainerState`), which is in each checkpoint.
 
 Which rows were in which step stands in one text file per rank. A line is an optimizer step: its number, then for each
@@ -23,6 +26,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import StrEnum
 from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, Any
@@ -187,6 +191,64 @@ def read_events(progress: Path) -> list[Event]:
             ) from None
     return events
 
+
+BAD_STEP = "bad_step.json"
+"""The file of a run folder with a `BadStep`, by which the same training is not started again: it would come to that."""
+
+
+class Fault(StrEnum):
+    """What is wrong with a step."""
+
+    LOSS = "the loss is not a finite number"
+    GRADIENT = "the gradient's norm is not a finite number"
+    EXPLODED = "the loss has exploded"
+
+
+class BadStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that stopped a training.
+
+    first: the step at which it began; with an exploded loss, the first of those that are too high. losses: of the steps
+    from there on, in nats per token, as texts, since JSON has no NaN. rows: of the step, by their lines in the train
+    file, from 0; with a loss that is no number, only those of the forward passes that gave it.
+    """
+
+    step: int
+    first: int
+    fault: Fault
+    losses: list[str]
+    rows: list[int]
+
+
+DIGESTS = "digests.json"
+"""The file of a checkpoint with the digests of others, a `SavedDigests`."""
+
+
+class SavedDigests(msgspec.Struct, frozen=True):
+    """The SHA-256 of a checkpoint's files when they were saved, by name."""
+
+    sha256: dict[str, str]
+
+
+TRAINED = "trained.json"
+"""The file of a checkpoint without an adapter that names the trained tensors, a `TrainedTensors`."""
+
+
+class TrainedTensors(msgspec.Struct, frozen=True):
+    """The names of the trained tensors, as in the checkpoint's safetensors files."""
+
+    tensors: list[str]
+
+
+LOGITS = "logits.safetensors"
+"""The file of such a checkpoint with some rows of the val split as the trainer fed them to the model, and the model's
+logits there.
+
+Tensors by name: `row.N.NAME`, an input of row N as the model's `forward` takes it; `row.N.logits`, positions by
+vocabulary in float32.
+"""
+
+POSITIONS = 16
+"""The last positions of a row whose logits are stored; they depend on everything before them."""
 
 StepLoss = tuple[int, float]
 """An optimizer step, and the loss there in nats per token."""

@@ -2,8 +2,8 @@
 
     torchrun … -m vlmflow.in_trainer.process ORDERS [swift arguments]
 
-ORDERS are `messages.Orders` as JSON. The process trains with ms-swift's `sft` and our callback (`callback.Watch`).
-`supervisor.watch` needs only the name of this module, so what needs torch is imported in `main`.
+ORDERS are `messages.Orders` as JSON. The process trains with ms-swift's `sft` and our callbacks (`register`).
+`supervisor.watch` needs only the name of this module, so what needs torch is imported in functions.
 """
 
 import logging
@@ -15,7 +15,7 @@ from typing import Any
 
 from vlmflow.core.process import descends_from, die_with_parent
 from vlmflow.in_trainer.heartbeat import Heart
-from vlmflow.in_trainer.messages import read_orders
+from vlmflow.in_trainer.messages import Orders, read_orders
 from vlmflow.swift.own_template import encode_as_in_training
 from vlmflow.swift.quick_imports import quick_imports
 
@@ -35,13 +35,12 @@ def main() -> None:
 
         from vlmflow.config.strategies import strategy_of
         from vlmflow.in_trainer import engine
-        from vlmflow.in_trainer.callback import EndsAtOnce, register
-        from vlmflow.in_trainer.engine import attend_as_the_model_can
+        from vlmflow.in_trainer.evaluation import EndsAtOnce
         from vlmflow.in_trainer.faults import BadStepError
 
         # It prints a row. Its words may be private, or look like the cause of a failure (supervisor/failures.py).
         Template.print_inputs = _print_nothing
-        attend_as_the_model_can()
+        engine.attend_as_the_model_can()
         engine.spare_deepspeed(strategy_of(orders.strategy))
         register(orders, heart)
     with suppress(EndsAtOnce, BadStepError):
@@ -54,6 +53,47 @@ def main() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+def register(orders: Orders, heart: Heart) -> None:
+    """Register our callbacks with ms-swift under the one name that `swift.arguments` passes."""
+    from swift.callbacks import callbacks_map
+    from swift.callbacks.base import TrainerCallback
+
+    from vlmflow.in_trainer.batches import Batches
+    from vlmflow.in_trainer.checkpoints import Checkpoints
+    from vlmflow.in_trainer.engine import Ranks
+    from vlmflow.in_trainer.evaluation import Evaluation
+    from vlmflow.in_trainer.events import Events
+    from vlmflow.in_trainer.faults import Faults
+    from vlmflow.in_trainer.stop import Stop
+    from vlmflow.swift.arguments import CALLBACK
+
+    class Ours(TrainerCallback):
+        """Adds our callbacks to a trainer that has its model."""
+
+        def on_init_end(self, *_: Any, **__: Any) -> None:
+            """Put them behind all others, which have begun when ours evaluate in on_train_begin."""
+            ranks = Ranks(orders, self.trainer)
+            batches = Batches(orders, heart, self.trainer, ranks)
+            faults = Faults(orders, self.trainer, ranks, batches)
+            stop = Stop(orders, heart, self.trainer, ranks)
+            checkpoints = Checkpoints(orders, heart, self.trainer)
+            events = Events(orders, heart, self.trainer, batches)
+            evaluation = Evaluation(orders, heart, self.trainer, stop, events)
+            ours = (
+                ranks,  # before all: refuses ranks that do not train together, and lets them hear of each other
+                batches,
+                faults,
+                stop,
+                checkpoints,  # after `stop`, which may ask for one: compares the ranks before it
+                events,
+                evaluation,  # after `events`, which begin: evaluates a resumed checkpoint, and may end the session
+            )
+            handler = self.trainer.callback_handler
+            handler.callbacks = [*(other for other in handler.callbacks if other is not self), *ours]
+
+    callbacks_map[CALLBACK] = Ours
 
 
 def _print_nothing(template: Any, inputs: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ class LengthSummary(msgspec.Struct, frozen=True):
 
     @property
     def splits(self) -> dict[str, SplitLengths]:
-        """The lengths by split."""
+        """Train and val, the splits that a training reads."""
         return {"train": self.train, "val": self.val}
 
 

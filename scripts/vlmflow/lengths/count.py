@@ -1,9 +1,8 @@
 """Counts each row's tokens without a GPU: text by the model's tokenizer, pictures by its rule."""
 
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
@@ -17,14 +16,15 @@ from vlmflow.core.parallel import ordered_map
 from vlmflow.core.printable import counted
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.chat_form import ChatForm
+from vlmflow.pictures.budget import PictureBudget
 from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, size_of
-from vlmflow.pictures.size_limits import ADVICE, FEWEST_TOKENS, processor_of
+from vlmflow.pictures.json_members import ADVICE
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.chat import IMAGE_TAG, dialogue_start
 from vlmflow.rows.sharegpt import ShareGptRow
 
 TOKENIZER = "tokenizer.json"
-"""The file of a model that determines the lengths of texts; `processor_of` finds the one for pictures."""
+"""The file of a model that determines the lengths of texts; the picture budget finds the one for pictures."""
 
 PLAIN = ChatForm()
 
@@ -75,7 +75,7 @@ class Counter(Protocol):
     """What counts the tokens of rows."""
 
     def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
-        """Return the tokens of each row."""
+        """Return a value for each of `rows`, in their order."""
 
 
 def read_lengths(file: Path) -> Iterator[RowLength]:
@@ -117,10 +117,9 @@ class TokenCounter:
     ) -> None:
         self._form = form
         self._tokenizer = tokenizer_of(model)
-        tokens = picture_tokens_of(model, image_max_tokens)
+        self._budget = PictureBudget.of(model, image_max_tokens)
         usable = (entry for entry in pictures if entry.reason is None)
-        self._pictures = {name_and_digest(entry)[0]: tokens(*size_of(entry)) for entry in usable}
-        self._most = image_max_tokens
+        self._pictures = {name_and_digest(entry)[0]: self._budget.tokens(*size_of(entry)) for entry in usable}
 
     def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
         """Return the tokens of each row; raises as `count` does."""
@@ -161,7 +160,7 @@ class TokenCounter:
         if 0 in tokens:
             raise VlmflowError(
                 f"row {row.id}: picture {row.images[tokens.index(0)]} is so elongated that nothing is left of its "
-                f"shorter side at image_max_tokens = {self._most}; the trainer would stop at it",
+                f"shorter side at image_max_tokens = {self._budget.most_tokens}; the trainer would stop at it",
                 "raise runs.NAME.train.image_max_tokens, or lower datasets.NAME.picture_limits.max_aspect to it",
             )
         return sum(tokens)
@@ -216,23 +215,6 @@ def _measure_shard(
     return lengths, marked
 
 
-def picture_tokens_of(model: Path, image_max_tokens: int) -> Callable[[int, int], int]:
-    """Return a function from a picture's width and height in pixels to its tokens.
-
-    Qwen-VL scales a picture into the budget, and then cuts it into squares of patch_size × merge_size pixels, one token
-    each. For a model without pictures the function returns 0; for one with another rule 1, so that ms-swift's template
-    gives other lengths, and counts them.
-
-    Raises VlmflowError if the file with the rule cannot be read.
-    """
-    processor = processor_of(model)
-    if processor is None:
-        return lambda width, height: 0
-    if (side := processor.side) is None:
-        return lambda width, height: 1
-    return lambda width, height: squares(width, height, side, image_max_tokens)
-
-
 def tokenizer_of(model: Path) -> Tokenizer:
     """Return the tokenizer in a model's folder; raises VlmflowError if it is none."""
     file = model / TOKENIZER
@@ -251,19 +233,3 @@ def special_tokens(model: Path) -> re.Pattern[str]:
     return re.compile(
         "|".join(sorted(re.escape(token.content) for token in added if token.special)) or NO_TOKEN.pattern
     )
-
-
-def squares(width: int, height: int, side: int, most: int) -> int:
-    """Return the number of squares of `side` pixels of a picture, after scaling it to between 4 and `most` of them.
-
-    The arithmetic is exactly that of qwen_vl_utils.vision_process.smart_resize; that module imports torch, which takes
-    seconds and half a GB in every worker. A test compares the two.
-    """
-    rows, columns = max(1, round(height / side)), max(1, round(width / side))
-    if rows * columns > most:
-        shrink = math.sqrt((height * width) / (most * side**2))
-        rows, columns = math.floor(height / shrink / side), math.floor(width / shrink / side)
-    elif rows * columns < FEWEST_TOKENS:
-        stretch = math.sqrt(FEWEST_TOKENS * side**2 / (height * width))
-        rows, columns = math.ceil(height * stretch / side), math.ceil(width * stretch / side)
-    return rows * columns

@@ -21,7 +21,7 @@ from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.count import Counter, measure_rows, special_tokens
 from vlmflow.lengths.text_files import text_digests
 from vlmflow.lengths.token_counts import LengthAccount, max_lengths
-from vlmflow.pictures.size_limits import processor_of
+from vlmflow.pictures.budget import PictureBudget, processor_of
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
@@ -79,8 +79,8 @@ def measure_lengths(
                 TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
             )
     largest = max(each.most_of_picture for each in accounts.values())
-    if unlimited := unlimited_pictures(model.folder, image_max_tokens, largest):
-        log.warning(unlimited)
+    if exceeded := PictureBudget.of(model.folder, image_max_tokens).exceeded(largest):
+        log.warning(exceeded)
     if found.chat_template:
         log.warning("accepted by template_differs: %s", found.chat_template)
     compared = sum(map(len, chosen.values()))
@@ -99,27 +99,6 @@ def measure_lengths(
         model=found.model,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
-
-
-def unlimited_pictures(model: Path, image_max_tokens: int, largest: int) -> str | None:
-    """Return that `train.image_max_tokens` does not limit a model's pictures, for people; None if it does.
-
-    model: its folder. largest: the most tokens of a picture; 0 if there are none.
-    """
-    processor = processor_of(model)
-    if processor is None or not largest:
-        return None
-    takes = f"a picture takes up to {largest:,} tokens"
-    if processor.rule is None:
-        return (
-            f"train.image_max_tokens: {image_max_tokens} does not limit this model's pictures: its processor scales "
-            f"them by a rule of its own; {takes}"
-        )
-    if largest > image_max_tokens:
-        return (
-            f"train.image_max_tokens: {image_max_tokens} is below the tokens of this model's smallest picture; {takes}"
-        )
-    return None
 
 
 def refuse_other_lengths(

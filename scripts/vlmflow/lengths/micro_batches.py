@@ -176,7 +176,7 @@ class Plan:
         return (order[at : at + self.rows_per_step] for at in range(0, len(order), self.rows_per_step))
 
     def steps(self, epoch: int) -> Iterator[Step]:
-        """Yield the steps of an epoch, from 0."""
+        """Yield the planned steps of an epoch, in the order of the training. epoch: from 0; each has its own order."""
         return map(self.planner.step, self.rows(epoch))
 
 

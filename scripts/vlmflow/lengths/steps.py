@@ -28,23 +28,23 @@ class Steps:
 
         An epoch may end with a smaller step. rows: those of the train split.
         """
-        side, each = side_by_side(settings, processes), _each(rows, settings, processes)
+        ranks, each = data_parallel_ranks(settings, processes), _each(rows, settings, processes)
         batches = math.ceil(each / settings.per_device_batch_size)
         per_epoch = max(1, math.ceil(batches / settings.gradient_accumulation_steps))
         total = settings.max_steps or math.ceil(settings.epochs * per_epoch)
-        trained = min(rows, each * side)
+        trained = min(rows, each * ranks)
         return cls(total, per_epoch, trained, rows - trained)
 
 
-def side_by_side(settings: TrainSettings, processes: int) -> int:
+def data_parallel_ranks(settings: TrainSettings, processes: int) -> int:
     """Return how many rows the processes train at the same time; with sequence parallelism several share each."""
     return processes // settings.sequence_parallel
 
 
 def _each(rows: int, settings: TrainSettings, processes: int) -> int:
     """Return how many rows each process takes in a pass."""
-    side = side_by_side(settings, processes)
-    return math.ceil(rows / side) if settings.sequence_parallel > 1 else rows // side
+    ranks = data_parallel_ranks(settings, processes)
+    return math.ceil(rows / ranks) if settings.sequence_parallel > 1 else rows // ranks
 
 
 def scheduled(settings: TrainSettings, rows: int, processes: int) -> TrainSettings:
@@ -91,7 +91,7 @@ def _taken(lengths: Sequence[int], settings: TrainSettings, processes: int, epoc
     """
     import torch
 
-    side, size = side_by_side(settings, processes), settings.per_device_batch_size
+    ranks, size = data_parallel_ranks(settings, processes), settings.per_device_batch_size
     rows = len(lengths)
     each = _each(rows, settings, processes)
     batches = min(math.ceil(each / size), steps * settings.gradient_accumulation_steps)
@@ -99,11 +99,11 @@ def _taken(lengths: Sequence[int], settings: TrainSettings, processes: int, epoc
     generator.manual_seed(settings.seed + epoch)
     if settings.sequence_parallel > 1:
         drawn: list[int] = torch.randperm(rows, generator=generator).tolist()
-        order = (drawn * (each * side // rows + 1))[: each * side]
+        order = (drawn * (each * ranks // rows + 1))[: each * ranks]
     elif settings.group_by_length:
         from transformers.trainer_pt_utils import get_length_grouped_indices
 
         order = get_length_grouped_indices(list(lengths), size * processes, generator=generator)
     else:
-        order = torch.randperm(each * side, generator=generator).tolist()
-    return order[: batches * size * side]
+        order = torch.randperm(each * ranks, generator=generator).tolist()
+    return order[: batches * size * ranks]

@@ -18,7 +18,7 @@ from peft.utils.other import get_pattern_key
 from safetensors import safe_open
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.in_trainer.checkpoints import TRAINED
+from vlmflow.in_trainer.messages import TRAINED
 
 OF_PEFT = re.compile(r"\.(?:base_layer\.\w+|lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|weight|bias)$")
 """What stands behind the name of a layer in an adapter."""

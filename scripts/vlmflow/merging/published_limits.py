@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.files import remove, sha256_of
-from vlmflow.pictures.size_limits import ScaleLimits, processor_of
+from vlmflow.pictures.budget import PictureBudget, ScaleLimits
 
 
 class LimitedFile(msgspec.Struct, frozen=True):
@@ -30,8 +30,8 @@ def publish_limits(folder: Path, most_tokens: int) -> LimitedFile | None:
     Returns None if the model sees no pictures, or scales them by a rule without such limits.
     Raises VlmflowError if the file cannot hold the limits.
     """
-    processor = processor_of(folder)
-    limits = processor.limits(most_tokens) if processor else None
+    budget = PictureBudget.of(folder, most_tokens)
+    processor, limits = budget.processor, budget.limits
     if processor is None or limits is None:
         return None
     file = folder / processor.file

@@ -17,7 +17,7 @@ from vlmflow.config.tuners import FULL
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.safetensors_header import TensorEntry, read_header
-from vlmflow.in_trainer.checkpoints import LOGITS, TRAINED, TrainedTensors
+from vlmflow.in_trainer.messages import LOGITS, TRAINED, TrainedTensors
 from vlmflow.merging.adapter import INPUT_EMBEDDINGS, OUTPUT_HEADS, Update
 from vlmflow.merging.safetensors_file import FLOAT_TYPES
 from vlmflow.supervisor.released import released_files

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.config.tuners import FULL
 from vlmflow.core.progress import lines_meanwhile
-from vlmflow.in_trainer.checkpoints import LOGITS, POSITIONS
+from vlmflow.in_trainer.messages import LOGITS, POSITIONS
 from vlmflow.merging.loaded_model import (
     allowed_deviation,
     free,

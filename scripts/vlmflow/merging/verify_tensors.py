@@ -16,7 +16,6 @@ Most numbers are nearer to the sum than the worst one before, whatever float32 m
 that; only the other numbers' deviations are computed.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from vlmflow.merging.proof import ChangedTensors, TensorProof
 from vlmflow.merging.safetensors_file import FLOAT_TYPES
 from vlmflow.merging.threads import run_in_order
 from vlmflow.merging.verify_files import MERGE_AGAIN, verify_files
+from vlmflow.swift.description import starred
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements compared in one step: 2 MB in float64. With smaller steps, threads wait for the interpreter's lock; larger
@@ -127,7 +127,6 @@ def verify_tensors(
 
 
 def _names(base: Path, shards: Iterable[str]) -> list[str]:
-    """Return the names of all tensors of the base."""
     names: list[str] = []
     for shard in shards:
         with safe_open(base / shard, framework="pt") as file:
@@ -140,7 +139,7 @@ def _kinds(names: dict[str, bool], numbers: Counter[str], changed: Counter[str])
     kinds: dict[str, list[str]] = {}
     for name, touched in names.items():
         if touched:
-            kinds.setdefault(re.sub(r"(?<=\.)\d+(?=\.)", "*", name), []).append(name)
+            kinds.setdefault(starred(name), []).append(name)
     return [
         ChangedTensors(
             name=kind,

@@ -39,12 +39,12 @@ def named_paths(
     raw: Sequence[Path],
     split: str = "train",
     choice: RowChoice | None = None,
-    mended: Sequence[Path] = (),
+    fixed_rows: Sequence[Path] = (),
     processes: int = 1,
 ) -> dict[str, int]:
     """Return every distinct picture path of a raw split, in the order of first appearance, with its number of rows.
 
-    choice: which rows are used; None for all. mended: see `open_rows`. The result is the same for any number of
+    choice: which rows are used; None for all. fixed_rows: see `open_rows`. The result is the same for any number of
     processes.
 
     An unusable row (not a JSON object, or a path that is not text) names none.
@@ -53,7 +53,7 @@ def named_paths(
     paths: dict[str, int] = {}
     choice = choice or RowChoice()
     with (
-        open_rows(raw, split, mended, choice.read_columns) as rows,
+        open_rows(raw, split, fixed_rows, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
         choice = settled(choice, rows)

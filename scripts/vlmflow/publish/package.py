@@ -52,7 +52,7 @@ class Package:
 
     @property
     def size(self) -> int:
-        """All bytes."""
+        """The bytes of all files together."""
         return sum(file.size for file in self.files.values())
 
 

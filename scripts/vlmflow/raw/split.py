@@ -19,7 +19,7 @@ from vlmflow.raw.signatures import ANOTHER_FILE, PARQUET, refuse_other_kinds
 from vlmflow.raw.table_file import ParquetRows
 
 
-class _Mended(msgspec.Struct):
+class _FixedRow(msgspec.Struct):
     split: Literal["train", "val", "test"]
     row: int
     file: str
@@ -30,7 +30,7 @@ class _Mended(msgspec.Struct):
 SHARD_BYTES = 1 << 20
 """Raw bytes that a worker takes at a time: enough to make the cost of passing them on small, and little memory."""
 
-MENDED = msgspec.json.Decoder(_Mended)
+FIXED_ROW = msgspec.json.Decoder(_FixedRow)
 
 
 class Place(NamedTuple):
@@ -49,13 +49,13 @@ class RawRows:
     """The rows of a raw split, numbered across its files in their order, to be read by number.
 
     files: at least one.
-    mended: by row number, the fixed row that replaces the raw one.
+    fixed: by row number, the fixed row that replaces the raw one.
     faults: by row number, why the row, or the fixed one, could not be read as a table's row.
     """
 
     def __init__(self, files: Sequence[JsonRows]) -> None:
         self.files = files
-        self.mended: dict[int, bytes] = {}
+        self.fixed: dict[int, bytes] = {}
         self._ends = list(accumulate(map(len, files)))
         self.faults = {first + row: fault for first, file in self._firsts() for row, fault in file.faults.items()}
 
@@ -87,15 +87,15 @@ class RawRows:
         """Return the bytes of a shard's rows, as `__getitem__` does; a shard is in one file."""
         first, file = self._file_of(shard.start)
         rows = map(file.__getitem__, range(shard.start - first, shard.stop - first))
-        if not self.mended:
+        if not self.fixed:
             return rows
-        return (self.mended.get(number, row) for number, row in zip(shard, rows, strict=True))
+        return (self.fixed.get(number, row) for number, row in zip(shard, rows, strict=True))
 
     def unread_columns(self, shard: range) -> list[str]:
         """Return the columns of a shard's file that are not read; see JsonRows."""
         return self._file_of(shard.start)[1].unread_columns
 
-    def mend(self, number: int, row: bytes | str) -> None:
+    def fix(self, number: int, row: bytes | str) -> None:
         """Replace a row by an edited one: bytes as they are, a text in the file's own form (a CSV line).
 
         Null changes nothing, nor does a row that was not edited: JSON of the same values, however it is written.
@@ -110,13 +110,13 @@ class RawRows:
             row, fault = file.row_of(row)
         if row in (b"null", raw) or (not fault and _same_values(row, raw)):
             return
-        self.mended[number] = row
+        self.fixed[number] = row
         self.faults.pop(number, None)
         if fault:
             self.faults[number] = fault
 
     def place(self, number: int) -> Place:
-        """Return the place of a row."""
+        """Return where a raw row stands. number: from 0, across all files of the split."""
         first, file = self._file_of(number)
         return Place(file.path, number - first, *file.place(number - first))
 
@@ -154,11 +154,11 @@ class RawRows:
 
 
 def open_rows(
-    raw: Sequence[Path], split: str, mended: Sequence[Path] = (), columns: Collection[str] | None = None
+    raw: Sequence[Path], split: str, fixed_rows: Sequence[Path] = (), columns: Collection[str] | None = None
 ) -> RawRows:
     """Open a raw split's files. By name, .parquet, .csv and .tsv are tables, all else is JSON.
 
-    mended: edited quarantine files; their rows of this split replace the raw rows, and later files win.
+    fixed_rows: edited quarantine files; their rows of this split replace the raw rows, and later files win.
     columns: the columns to read from parquet; None for all. Checksums cover the columns that are read, so every stage
     that uses fixed rows reads the same columns.
 
@@ -166,8 +166,8 @@ def open_rows(
     """
     with ExitStack() as opened:
         rows = RawRows([opened.enter_context(_open(file, columns)) for file in raw])
-        for file in mended:
-            _mend(rows, file, split)
+        for file in fixed_rows:
+            _fix(rows, file, split)
         opened.pop_all()
     return rows
 
@@ -193,33 +193,33 @@ def _same_values(row: bytes, raw: bytes) -> bool:
     return one == other and not key_fault(raw)
 
 
-def _mend(rows: RawRows, mended: Path, split: str) -> None:
+def _fix(rows: RawRows, file: Path, split: str) -> None:
     """Replace the rows of a split by those of an edited quarantine file."""
     seen: dict[tuple[str, int], int] = {}
     try:
-        lines = mended.read_bytes().rstrip().splitlines()
+        lines = file.read_bytes().rstrip().splitlines()
     except OSError as error:
-        raise VlmflowError(f"{mended}: {error.strerror}", "fix its path (datasets.NAME.mended)") from None
+        raise VlmflowError(f"{file}: {error.strerror}", "fix its path (datasets.NAME.fixed_rows)") from None
     if not lines:
-        raise VlmflowError(f"{mended}: has no rows", "copy quarantine.jsonl again, or remove datasets.NAME.mended")
+        raise VlmflowError(f"{file}: has no rows", "copy quarantine.jsonl again, or remove datasets.NAME.fixed_rows")
     for number, line in enumerate(lines, start=1):
-        where = f"{mended}, line {number}"
-        row, raw = _read_mended(line, where)
+        where = f"{file}, line {number}"
+        row, raw = _read_fixed_row(line, where)
         if (first := seen.setdefault((row.split, row.row), number)) != number:
             raise VlmflowError(
                 f"{where}: row {row.row} of the {row.split} split is already in line {first}", "remove one of them"
             )
         if row.split == split:
             _refuse_another(row, rows, where)
-            rows.mend(row.row, raw)
+            rows.fix(row.row, raw)
 
 
-def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
+def _read_fixed_row(line: bytes, where: str) -> tuple[_FixedRow, bytes | str]:
     """Return a line, and its row: the text if `raw` is one, or the bytes of any other JSON."""
     if not line.strip():
         raise VlmflowError(f"{where}: is empty", "remove the line")
     try:
-        row = MENDED.decode(line)
+        row = FIXED_ROW.decode(line)
         raw = bytes(row.raw)
         return row, msgspec.json.decode(raw) if raw[:1] == b'"' else raw
     except (ValueError, RecursionError) as error:
@@ -229,24 +229,24 @@ def _read_mended(line: bytes, where: str) -> tuple[_Mended, bytes | str]:
         ) from None
 
 
-def _refuse_another(row: _Mended, rows: RawRows, where: str) -> None:
+def _refuse_another(row: _FixedRow, rows: RawRows, where: str) -> None:
     """Refuse a fixed row whose raw row is missing or has changed."""
     names = {file.path.name for file in rows.files}
     if Path(row.file).name not in names:
         raise VlmflowError(
             f"{where}: it fixes {row.file}, but the {row.split} split of this data set is {rows}: this is the "
             "quarantine of another data set or file",
-            "name a copy of this data set's own quarantine (datasets.NAME.mended)",
+            "name a copy of this data set's own quarantine (datasets.NAME.fixed_rows)",
         )
     if not 0 <= row.row < len(rows) or Path(row.file).name != rows.place(row.row).file.name:
         raise VlmflowError(
             f"{where}: row {row.row} (counted from 0) of {row.file} is not in {rows}, which has {len(rows)} rows",
-            "name a copy of this data set's own quarantine, made from these files (datasets.NAME.mended)",
+            "name a copy of this data set's own quarantine, made from these files (datasets.NAME.fixed_rows)",
         )
     if row.checksum != rows.checksum(row.row):
         raise VlmflowError(
             f"{where}: row {row.row} of {row.file} has changed: its checksum is {rows.checksum(row.row)}, the "
             f"fixed row was made from {row.checksum[:20]}",
             "the raw file or the columns to read have changed, or the quarantine is another data set's: remove "
-            "datasets.NAME.mended, run the data set again, and fix its new quarantine.jsonl",
+            "datasets.NAME.fixed_rows, run the data set again, and fix its new quarantine.jsonl",
         )

@@ -26,7 +26,7 @@ from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.merging.published_limits import LimitedFile
-from vlmflow.pictures.size_limits import processor_of
+from vlmflow.pictures.budget import PictureBudget, processor_of
 from vlmflow.reports.link import Difference, Link, compared
 from vlmflow.reports.picture_link import pictures_link
 from vlmflow.swift.quick_imports import quick_imports
@@ -286,9 +286,8 @@ def _from_base(folder: Path, record: Record, model: Path | None) -> Link:
     if record.training.digests.model != record.base_model.digest:
         wrong.append(Difference("the model of the training", record.base_model.digest, record.training.digests.model))
     if limited:
-        processor = processor_of(folder)
-        if processor is None or processor.limits(record.training.settings.image_max_tokens) != limited.limits:
-            tokens = record.training.settings.image_max_tokens
+        tokens = record.training.settings.image_max_tokens
+        if PictureBudget.of(folder, tokens).limits != limited.limits:
             wrong.append(
                 Difference(str(folder / limited.file), f"limits of up to {tokens} tokens", str(limited.limits))
             )

@@ -29,7 +29,7 @@ class StepBin:
 
     @property
     def middle(self) -> float:
-        """The step in the middle."""
+        """Where the bin stands on the axis of steps."""
         return (self.first + self.last) / 2
 
     @property

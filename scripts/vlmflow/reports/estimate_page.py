@@ -55,7 +55,7 @@ class EstimatePage:
 
 
 def estimate_page(run: str, found: Result, settings: EstimateBlock) -> str:
-    """Return the page. found: the estimate of the run. settings: those of the run."""
+    """Return `reports/estimate-RUN.html`. found: the estimate, or why there is none. settings: those of the run."""
     if isinstance(found, NoEstimate):
         page = EstimatePage(
             f"{run}: no estimate", "The smoke run shows whether the longest rows fit.", found.reason, ""

@@ -47,7 +47,7 @@ class ShownSplit:
 
 @dataclass(frozen=True)
 class EvalPage:
-    """The page's facts."""
+    """What the template `eval.html.jinja` shows."""
 
     title: str
     subtitle: str

@@ -10,7 +10,7 @@ from vlmflow.supervisor.accounts import Check, Gate
 
 @dataclass(frozen=True)
 class GatePage:
-    """The page's facts."""
+    """What the template `gate.html.jinja` shows."""
 
     run: str
     title: str

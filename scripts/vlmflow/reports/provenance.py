@@ -169,5 +169,5 @@ def _kind_of_adapter(settings: dict[str, Any], tuner: Tuner) -> str:
 def _rows_per_step(training: TrainingReport) -> int:
     """Return how many rows a step trains."""
     settings = training.settings
-    side_by_side = training.world_size // settings["sequence_parallel"]
-    return int(side_by_side * settings["per_device_batch_size"] * settings["gradient_accumulation_steps"])
+    data_parallel_ranks = training.world_size // settings["sequence_parallel"]
+    return int(data_parallel_ranks * settings["per_device_batch_size"] * settings["gradient_accumulation_steps"])

@@ -77,7 +77,7 @@ class Row:
 
 @dataclass(frozen=True)
 class IndexPage:
-    """The page's facts."""
+    """What the template `index.html.jinja` shows."""
 
     title: str
     subtitle: str

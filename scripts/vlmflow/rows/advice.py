@@ -51,8 +51,8 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
                 f"of your file: {settings}.columns; the rows are in {quarantine}"
             )
     look = (
-        f"look at {quarantine}; fix the rows in a copy of it ({settings}.mended), or, if their pictures are the reason,"
-        f" {settings}.image_roots"
+        f"look at {quarantine}; fix the rows in a copy of it ({settings}.fixed_rows), or, if their pictures are the "
+        f"reason, {settings}.image_roots"
     )
     return look if none_left else f"{look}, or allow more rejects ({settings}.max_reject_share)"
 

@@ -75,7 +75,7 @@ class Turn(PlainTurn, forbid_unknown_fields=True, gc=False):
 
 
 def from_system(prompt: str | None) -> list[Turn]:
-    """Return a system prompt as a list of one turn; [] if there is no prompt."""
+    """Return the turns that stand before a dialogue: one with the system prompt, none without it."""
     return [] if prompt is None else [Turn("system", prompt)]
 
 

@@ -73,7 +73,7 @@ class MakeRows:
     unread: Unread
 
     def __call__(self, identity: str, number: int, row: bytes) -> list[ConvertedRow] | Reject:
-        """Call `make`."""
+        """Convert one raw row; see `make`."""
         return self.make(identity, number, row)
 
 

@@ -66,13 +66,13 @@ def form_rows(
         ]
     names = form.names(columns, ignore_keys)
     pictures = picture_keys(names)
-    held_type = sound_type = raw_type(form.all_keys, names)
-    if form.sound:  # a row that does not fit this faster type is decoded as held_type, whose errors say what is wrong
-        sound_type = raw_type({**form.all_keys, **form.sound}, names)
+    held_type = fast_type = raw_type(form.all_keys, names)
+    if form.fast_types:  # a row that does not fit is decoded as held_type, whose errors say what is wrong
+        fast_type = raw_type({**form.all_keys, **form.fast_types}, names)
     decode = msgspec.json.Decoder(held_type).decode
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
-    unread = Unread((sound_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
+    unread = Unread((fast_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
     how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
     rewritten = rewriter(form, names | dict(columns), take, frames)
     rewrites_all = take == "chosen" or frames is not None

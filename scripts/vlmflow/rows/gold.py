@@ -14,11 +14,14 @@ ID = re.compile(rf"((train|val|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})
 
 
 def gold_answers(
-    ids: Iterable[str], raw: Mapping[str, Sequence[Path]], mended: Sequence[Path], gold: Callable[[bytes], str | None]
+    ids: Iterable[str],
+    raw: Mapping[str, Sequence[Path]],
+    fixed_rows: Sequence[Path],
+    gold: Callable[[bytes], str | None],
 ) -> dict[str, str]:
     """Return the right answers of training rows by their ids; rows without one are left out.
 
-    raw: the raw files by split. mended: files of edited rows. gold: see `RawForm`.
+    raw: the raw files by split. fixed_rows: files of edited rows. gold: see `RawForm`.
 
     Raises VlmflowError if the raw row is another one than that from which the training row was made.
     """
@@ -30,7 +33,7 @@ def gold_answers(
     for split, rows in wanted.items():
         if not raw.get(split):
             continue
-        with open_rows(raw[split], split, mended) as raw_rows:
+        with open_rows(raw[split], split, fixed_rows) as raw_rows:
             for number, expected, identity in rows:
                 row = raw_rows[number] if number < len(raw_rows) else b""
                 if row_id(split, number, row) != expected:

@@ -37,11 +37,11 @@ class Member:
         return {name: bytes.fromhex(sha256) for name, sha256 in named}
 
     def file(self, split: str) -> Path:
-        """Return the file of a split."""
+        """Return where the validated rows of a split are; an empty split has an empty file."""
         return self.folder / f"{split}.jsonl"
 
     def rows(self, split: str) -> Iterator[ShareGptRow]:
-        """Yield the rows of a split."""
+        """Yield the validated rows of a split, in the order of its file."""
         return lines_of(self.file(split), ShareGptRow)
 
     def parts_of(self, row: ShareGptRow) -> list[bytes]:

@@ -152,7 +152,7 @@ class Account:
 
     def _byte_of_file(self, number: int, byte: re.Match[str]) -> str:
         """Convert the byte in a decoder's message to the byte of the file; a fixed row and parquet have none."""
-        start = None if number in self.rows.mended else self.rows.place(number).start
+        start = None if number in self.rows.fixed else self.rows.place(number).start
         return f"(byte {byte[1]} of the row)" if start is None else f"(byte {start + int(byte[1])} of the file)"
 
 

@@ -37,7 +37,7 @@ class SplitCounts(msgspec.Struct):
 
 
 class EditedFile(msgspec.Struct):
-    """A file of edited rows (`datasets.NAME.mended`), by its path in the configuration."""
+    """A file of edited rows (`datasets.NAME.fixed_rows`), by its path in the configuration."""
 
     file: str
     sha256: str

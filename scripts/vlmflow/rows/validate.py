@@ -116,14 +116,14 @@ def validate(
     folder: Path,
     rules: SplitRules,
     processes: int,
-    mended: Sequence[Path] = (),
+    fixed_rows: Sequence[Path] = (),
     find_look_alikes: FindLookAlikes = lambda test: {},
     columns: list[str] | None = None,
 ) -> RowStats:
     """Write train, val, test and quarantine as JSON lines into `folder`, and return the account of every row.
 
     splits: the raw train split, and the raw validation and test splits that there are.
-    mended: edited quarantine files, whose rows replace raw rows.
+    fixed_rows: edited quarantine files, whose rows replace raw rows.
     find_look_alikes: returns the pictures that train rows must not have; by default none.
     columns: see `open_rows`.
 
@@ -136,7 +136,9 @@ def validate(
     with ExitStack() as stack:
         writer = DatasetWriter(folder, stack)
         accounts = {
-            name: Account(name, stack.enter_context(open_rows(split.raw, name, mended, columns)), *writer.quarantine)
+            name: Account(
+                name, stack.enter_context(open_rows(split.raw, name, fixed_rows, columns)), *writer.quarantine
+            )
             for name, split in files.items()
         }
         checked = {
@@ -277,7 +279,7 @@ def _stats(files: dict[str, SplitFiles], accounts: dict[str, Account], writer: D
         kept_by_source={name: dict(sorted(account.sources.items())) for name, account in accounts.items()},
         kept_by_attempts={name: dict(sorted(account.attempts.items())) for name, account in accounts.items()},
         trained_characters=dict(sorted(writer.trained.items())),
-        mended_rows={name: len(account.rows.mended) for name, account in accounts.items()},
+        mended_rows={name: len(account.rows.fixed) for name, account in accounts.items()},
         score_field_differs={name: account.score_field_differs for name, account in accounts.items()},
         pictures={
             name: picture_counts(read_picture_manifest(split.pictures)) if split.pictures else NotChecked()

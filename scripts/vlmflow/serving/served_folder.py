@@ -5,10 +5,10 @@ from pathlib import Path
 from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_folder
-from vlmflow.pictures.size_limits import ScaleLimits, processor_of
+from vlmflow.pictures.budget import PictureBudget
 
 
-def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> ScaleLimits | None:
+def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> None:
     """Make the folder from which a model is served.
 
     model: the model's files: a base model's folder of links, or merged/RUN.
@@ -16,7 +16,6 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
     most_tokens: the run's train.image_max_tokens, also for the base model: its answers are compared with the run's.
     adapter: the folder of an adapter (checkpoints/RUN/full) that transformers puts upon the model as it loads it.
 
-    Returns the picture limits; None if the model sees no pictures, or has a rule without such limits.
     Raises VlmflowError if the model has no config.json, or the adapter lacks a file.
     """
     # Snakemake's mark and desktops' files begin with a dot.
@@ -29,8 +28,8 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
         sources |= {Path(name): adapter / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
         if missing := [source for source in sources.values() if not source.is_file()]:
             raise VlmflowError(f"{missing[0]}: is missing", "train the run with a tuner that makes an adapter")
-    processor = processor_of(model)
-    limits = processor.limits(most_tokens) if processor else None
+    budget = PictureBudget.of(model, most_tokens)
+    processor, limits = budget.processor, budget.limits
     with whole_folder(folder) as part:
         for name, source in sources.items():
             (part / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,4 +37,3 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
                 (part / name).write_bytes(processor.limited(limits))
             else:
                 (part / name).symlink_to(source.resolve())
-    return limits

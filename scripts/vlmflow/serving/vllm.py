@@ -13,7 +13,7 @@ from vlmflow.config.row_settings import RowLimits
 from vlmflow.config.tuners import ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.adapter_config import read_adapter_config
-from vlmflow.pictures.size_limits import ScaleLimits
+from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.serving.server import LOOPBACK
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

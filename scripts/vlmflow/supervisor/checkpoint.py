@@ -26,9 +26,9 @@ import msgspec
 from vlmflow.config.strategies import Strategy
 from vlmflow.config.tuners import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
-from vlmflow.in_trainer.checkpoints import changed_since_saved
-from vlmflow.in_trainer.messages import STATE, evaluated, stalled
+from vlmflow.in_trainer.messages import DIGESTS, STATE, SavedDigests, evaluated, stalled
 from vlmflow.supervisor.released import kinds_of, released_files
 
 log = logging.getLogger("vlmflow")
@@ -135,7 +135,7 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
 
     try:
         state = json.loads((folder / STATE).read_bytes())
-        if changed_since_saved(folder, released_files(folder, tuner)):
+        if _changed_since_saved(folder, released_files(folder, tuner)):
             return None
         for file in _torch_files(folder, processes, strategy):
             with zipfile.ZipFile(file) as archive:
@@ -150,6 +150,17 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
             f"{folder / STATE}: {error}",
             f"another version of transformers may have written it: move {folder} away and run the same command again",
         ) from None
+
+
+def _changed_since_saved(checkpoint: Path, names: list[str]) -> bool:
+    """Return whether a file's bytes are not the saved ones; False without digests, as in earlier versions' checkpoints.
+
+    Raises ValueError if the digests cannot be read.
+    """
+    if not (checkpoint / DIGESTS).exists():
+        return False
+    saved = msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests).sha256
+    return any(saved.get(name) != sha256_of(checkpoint / name) for name in names)
 
 
 def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:

@@ -16,7 +16,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.faults import BadStep, Fault, account_of
+from vlmflow.in_trainer.messages import BAD_STEP, BadStep, Fault
 from vlmflow.supervisor.checkpoint import NAME
 from vlmflow.supervisor.progress import last_step
 from vlmflow.supervisor.run_folder import RunFolder
@@ -178,7 +178,7 @@ FULL_DISK = 16_000_000
 """Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
-class Said:
+class LogTail:
     """The part of a trainers' log that counts: from its end now, to `end_here`."""
 
     def __init__(self, log: Path, begin: int | None = None) -> None:
@@ -199,7 +199,7 @@ class Said:
         return self.log.stat().st_size if self.log.is_file() else 0
 
 
-def failure_of(code: int, logs: Sequence[Said], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
+def failure_of(code: int, logs: Sequence[LogTail], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
     """Return why the trainers failed: a full disk, the cause in their logs, or a signal.
 
     code: torchrun's exit code. logs: those of all nodes, this node's first. what: the stage and run. passed_on: the
@@ -212,7 +212,7 @@ def failure_of(code: int, logs: Sequence[Said], what: str, passed_on: Sequence[i
             f"{what}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
-    texts = {said.log: _lines(said.text()) for said in logs}
+    texts = {tail.log: _lines(tail.text()) for tail in logs}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
     for pattern, next_step, kind in FAULTS:
         found = [
@@ -257,7 +257,7 @@ def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
 
     train: the rows that it trains on. what: the stage and run, for the message.
     """
-    file = account_of(folder.path)
+    file = folder.path / BAD_STEP
     if not file.is_file():
         return
     bad = read_account(file, BadStep)

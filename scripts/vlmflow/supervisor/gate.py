@@ -20,7 +20,7 @@ from vlmflow.in_trainer.messages import Event, Log
 from vlmflow.lengths.accounts import FittedSplit
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.micro_batches import size_of
-from vlmflow.lengths.steps import Steps, evaluations_of, rows_left_over, schedule_in_words, side_by_side
+from vlmflow.lengths.steps import Steps, data_parallel_ranks, evaluations_of, rows_left_over, schedule_in_words
 from vlmflow.lengths.token_counts import LengthAccount
 from vlmflow.supervisor.accounts import Check, FullRun, Gate, Pace, PlannedMerge, TrainingReport
 from vlmflow.supervisor.plan import describe, passes_per_step, plan_of
@@ -158,7 +158,7 @@ def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, full: Training) -
     """Return how long some rows would take as batches of a training."""
     settings = full.settings
     if full.micro_batch_tokens is None:
-        batches = math.ceil(len(rows) / (side_by_side(settings, full.ranks) * settings.per_device_batch_size))
+        batches = math.ceil(len(rows) / (data_parallel_ranks(settings, full.ranks) * settings.per_device_batch_size))
         of_a_step: float = settings.gradient_accumulation_steps
     else:
         plan = plan_of(full)

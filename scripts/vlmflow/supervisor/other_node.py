@@ -31,8 +31,7 @@ import psutil
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
-from vlmflow.supervisor.lease import Sign, newest
-from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.run_folder import RunFolder, Sign, newest
 from vlmflow.supervisor.trainers import Place, end, let_them_save, ranks_of, start
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.training_json import from_data
@@ -87,17 +86,17 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def launch_file(run_folder: Path, attempt: str) -> Path:
-    """Return the launch file of an attempt."""
+    """Return where node 0 tells the others how to start. attempt: see `core.attempt`."""
     return run_folder / f"launch-{attempt}.json"
 
 
 def report_file(run_folder: Path, attempt: str, node: int) -> Path:
-    """Return the file with a node's report."""
+    """Return where a node tells node 0 how its trainers are. node: from 1."""
     return run_folder / f"launch-{attempt}.node-{node}.json"
 
 
 def write_launch(run_folder: Path, launch: Launch) -> None:
-    """Write the launch file into a run folder."""
+    """Tell the other nodes how to start; the file replaces that of an earlier session."""
     write_account(launch_file(run_folder, launch.attempt), launch)
 
 

@@ -14,7 +14,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
-from vlmflow.in_trainer.checkpoints import LOGITS, TRAINED
+from vlmflow.in_trainer.messages import LOGITS, TRAINED
 from vlmflow.supervisor.accounts import TrainingReport
 
 SHARD = re.compile(r"model-[0-9]{1,9}-of-[0-9]{1,9}\.safetensors")

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vlmflow.config.machine_needs import refuse_small_shared_memory
 from vlmflow.config.run_settings import experiments
 from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
 from vlmflow.core.files import sha256_of
@@ -29,6 +28,7 @@ from vlmflow.supervisor.plan import kept_plan, read_plan
 from vlmflow.supervisor.progress import Newest, last_step
 from vlmflow.supervisor.released import digests_of, refuse_other_adapter
 from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.trainers import refuse_small_shared_memory
 from vlmflow.supervisor.watch import Onlooker, launch, nobody
 from vlmflow.swift.arguments import Training
 

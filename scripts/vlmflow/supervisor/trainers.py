@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,14 @@ from typing import Any
 import psutil
 
 from vlmflow.config.machine_needs import search_path
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.core.printable import counted
 from vlmflow.core.process import bound_to_this_process
 from vlmflow.in_trainer import process as trainer
 from vlmflow.in_trainer.messages import MicroBatches, Orders
+from vlmflow.pictures.budget import BYTES_PER_TOKEN
 from vlmflow.supervisor.checkpoint import refuse_foreign_code
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift import child_process
@@ -35,6 +39,14 @@ GRACE = 10.0
 
 FOR_END = 60.0
 """Seconds for killed processes to end; one that waits for a dead disk or GPU does not."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (looked at, not written)
+
+BATCHES_AHEAD = 2
+"""Batches that each loader process of torch's DataLoader keeps ready (prefetch_factor)."""
+
+LOADERS = 2
+"""During an evaluation, the loader of the training rows keeps its batches too: ms-swift's loaders are persistent."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,34 @@ def environment(training: Training, folder: RunFolder, threads: int, node: int =
     allocator = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     env = child_process.environment(pictures, image_max_tokens, _cache(folder, node), cores)
     return allocator | env | {"PATH": search_path()}
+
+
+def shared_memory_needed(settings: TrainSettings, processes: int, picture_tokens: int | None = None) -> int:
+    """Return the bytes of all loaders' batches.
+
+    picture_tokens: the most in a batch; None if every row may have a picture of the largest size.
+    """
+    largest = settings.per_device_batch_size * settings.image_max_tokens
+    batch = (largest if picture_tokens is None else picture_tokens) * BYTES_PER_TOKEN
+    return processes * LOADERS * settings.dataloader_workers * BATCHES_AHEAD * batch
+
+
+def refuse_small_shared_memory(
+    settings: TrainSettings, processes: int, picture_tokens: int | None = None, folder: Path = SHARED_MEMORY
+) -> None:
+    """Refuse to train if the loaders' batches do not fit: the trainer would die of a bus error during the run.
+
+    Containers have 64 MB by default. picture_tokens: see `shared_memory_needed`. folder: the mount
+    point of the shared memory. Raises VlmflowError.
+    """
+    needed, free = shared_memory_needed(settings, processes, picture_tokens), shutil.disk_usage(folder).free
+    if needed > free:
+        raise VlmflowError(
+            f"{folder} has {free / 1e6:,.0f} MB free, but the data loaders of {processes} process(es) need "
+            f"{needed / 1e6:,.0f}",
+            "give the container more shared memory (docker run --shm-size; in a pod, a memory-backed volume), or set "
+            "train.dataloader_workers to 0",
+        )
 
 
 def ranks_of(torchrun: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:

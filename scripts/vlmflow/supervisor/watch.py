@@ -23,7 +23,7 @@ from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.in_trainer.heartbeat import FOLDER, Doing, beats_of, innermost_frames, stacks_of
 from vlmflow.in_trainer.messages import Model, new_events
-from vlmflow.supervisor.failures import HangError, ResumableError, Said, failure_of
+from vlmflow.supervisor.failures import HangError, LogTail, ResumableError, failure_of
 from vlmflow.supervisor.group import Group
 from vlmflow.supervisor.progress import Newest, report_line
 from vlmflow.supervisor.run_folder import RunFolder
@@ -202,7 +202,7 @@ def launch(
     folder.output.mkdir(exist_ok=True)
     hangs = HangWatch(folder.path, training.ranks, training.settings.hang_minutes)
     seen = end_of_whole_lines(folder.progress)
-    logs = [Said(log_of(folder, node)) for node in range(training.nodes)]
+    logs = [LogTail(log_of(folder, node)) for node in range(training.nodes)]
     error: VlmflowError | None = None
     with signals_passed_on() as signals:
         passed_on = signals.numbers
@@ -246,11 +246,11 @@ def _watch(
     what: str,
     onlooker: Onlooker,
     signals: Signals,
-    said: Said,
+    log_tail: LogTail,
 ) -> float | None:
     """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
 
-    signals: what they are told. said: their output. They also end, or are ended, after those of another node have
+    signals: what they are told. log_tail: their output. They also end, or are ended, after those of another node have
     failed.
 
     Returns the minutes without a sign of life if they hang.
@@ -285,7 +285,7 @@ def _watch(
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > ALONE_SECONDS:
                     log.warning(f"{what}: the trainers of node {lost[0]} have failed; ending the others")
-                    said.end_here()
+                    log_tail.end_here()
                     end(trainers)
             onlooker(folder, True)
             time.sleep(0.2)

@@ -19,7 +19,7 @@ DDP_TIMEOUT = 1800
 """Seconds after which a process that waits for others fails; with ms-swift's 208 days a hang would keep its GPUs."""
 
 CALLBACK = "vlmflow"
-"""Our callback's name among ms-swift's; `in_trainer.callback` registers it."""
+"""A name among those of ms-swift's callbacks; `in_trainer.process` registers our callbacks under it."""
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class Training:
     def rows_per_step(self) -> int:
         """Rows of an optimizer step over all trainers; with sequence parallelism several share each."""
         settings = self.settings
-        side_by_side = self.ranks // settings.sequence_parallel
-        return side_by_side * settings.per_device_batch_size * settings.gradient_accumulation_steps
+        data_parallel_ranks = self.ranks // settings.sequence_parallel
+        return data_parallel_ranks * settings.per_device_batch_size * settings.gradient_accumulation_steps
 
     @property
     def ranks(self) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from vlmflow.core.child_environment import THREADS_OF_LIBRARIES, child_environment
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.process import bound_to_this_process, import_path
-from vlmflow.pictures.size_limits import FEWEST_TOKENS
+from vlmflow.pictures.budget import FEWEST_TOKENS
 
 IMAGE_MAX_TOKENS = "IMAGE_MAX_TOKEN_NUM"
 """ms-swift's variable for the most tokens of a picture."""

@@ -41,7 +41,7 @@ class RowCounter:
         return counts
 
     def encoded(self, row: Mapping[str, Any]) -> list[int]:
-        """Return the same of an encoded row."""
+        """Return these counts of a row that the template has already encoded."""
         ids = list(row["input_ids"])
         return [len(ids), ids.count(self._pad), sum(label != IGNORED for label in row["labels"])]
 

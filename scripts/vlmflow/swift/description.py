@@ -56,7 +56,7 @@ def describe(model: Any, loading: Any, experts: Iterable[Any], stored: Iterable[
     layouts: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
     for each in stored:
         operations = loading.conversion(each)[0]
-        layouts[_starred(each), _starred(loading.place(each)), tuple(type(one).__name__ for one in operations)] += 1
+        layouts[starred(each), starred(loading.place(each)), tuple(type(one).__name__ for one in operations)] += 1
     inputs = inspect.signature(model.forward).parameters
     return Description(
         architecture=name,
@@ -68,5 +68,6 @@ def describe(model: Any, loading: Any, experts: Iterable[Any], stored: Iterable[
     )
 
 
-def _starred(name: str) -> str:
+def starred(name: str) -> str:
+    """Return the name of a tensor or layer with * for each number, as all of one kind have it."""
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from vlmflow.swift.description import starred
+
 OF_PEFT = re.compile(r"lora_.*|base_layer|modules_to_save|original_module")
 """Parts of a parameter's name that peft adds behind the name of the layer."""
 
@@ -37,7 +39,7 @@ def layers_of(model: Any) -> list[Layers]:
     for name, parameter in model.named_parameters():
         layer, is_adapters = _layer_of(name)
         group = found.setdefault(
-            re.sub(r"(?<=\.)\d+(?=\.|$)", "*", layer),
+            starred(layer),
             {"kind": "", "layers": set(), "parameters": 0, "bytes": 0, "trained": 0},
         )
         group["layers"].add(layer)

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vlmflow.pictures.size_limits import own_limits
+from vlmflow.pictures.budget import PictureBudget
 from vlmflow.swift.child_process import IMAGE_MAX_TOKENS
 
 
@@ -23,7 +23,8 @@ def limit_pictures() -> None:
     def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
         plain(template, processor, *values, **named)
         if most_tokens := os.environ.get(IMAGE_MAX_TOKENS):  # `make_swift_names` writes only texts
-            for key, value in own_limits(Path(processor.model_info.model_dir), int(most_tokens)).items():
+            budget = PictureBudget.of(Path(processor.model_info.model_dir), int(most_tokens))
+            for key, value in budget.left_to_processor.items():
                 setattr(processor.image_processor, key, value)
 
     Template.__init__ = make

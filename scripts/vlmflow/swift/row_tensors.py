@@ -10,10 +10,10 @@ import torch
 
 from vlmflow.swift import row_attention
 
-NOT_INPUTS = ("labels", "loss_scale", "channel")
-"""What a batch has besides the model's inputs."""
+NOT_INPUTS = ("labels", "loss_scale", "channel", "text_position_ids")
+"""What a batch of ms-swift has besides the model's inputs."""
 
-NOT_STORED = ("position_ids", "text_position_ids", row_attention.ROWS, *row_attention.FOR_FLASH)
+NOT_STORED = ("position_ids", row_attention.ROWS, *row_attention.FOR_FLASH)
 """The inputs that a model computes from the others for a single row: positions, and where the row begins and ends."""
 
 Inputs = dict[str, torch.Tensor]

@@ -404,8 +404,16 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
                 ),
             )
         ),
-        ("datasets.fire.mended", ["a.jsonl", "hf://datasets/o/n/a.jsonl"], "'hf://datasets/o/n/a.jsonl' is not a file"),
-        ("datasets.fire.mended", "data/fire/quarantine.jsonl", "is inside data/, which the workflow makes and removes"),
+        (
+            "datasets.fire.fixed_rows",
+            ["a.jsonl", "hf://datasets/o/n/a.jsonl"],
+            "'hf://datasets/o/n/a.jsonl' is not a file",
+        ),
+        (
+            "datasets.fire.fixed_rows",
+            "data/fire/quarantine.jsonl",
+            "is inside data/, which the workflow makes and removes",
+        ),
         ("datasets.fire.train", "hf://datasets/o/n#5", "not a known form of address"),
         ("datasets.fire.train", ".", "datasets.fire.train: '.' is a folder; name the file"),
         ("datasets.fire.train", "/", "datasets.fire.train: '/' is a folder; name the file"),
@@ -418,11 +426,11 @@ def test_a_file_name_may_contain_a_hash_sign(tmp_path: Path, name: str) -> None:
         ("datasets.fire.train", "hf://datasets/o/n/a}.json", "datasets.fire.train: 'hf://datasets/o/n/a}.json' holds"),
         ("datasets.fire.train", "file:///a%00b", r"datasets.fire.train: '/a\x00b' holds '\x00'"),
         ("datasets.fire.test", ["c.json", "b\ud800.json"], r"datasets.fire.test: 'b\ud800.json' holds '\ud800'"),
-        ("datasets.fire.mended", "a\0b", r"datasets.fire.mended: 'a\x00b' holds '\x00'"),
+        ("datasets.fire.fixed_rows", "a\0b", r"datasets.fire.fixed_rows: 'a\x00b' holds '\x00'"),
         (
-            "datasets.fire.mended",
+            "datasets.fire.fixed_rows",
             "hf://datasets/o/n/a.jsonl",
-            "datasets.fire.mended: 'hf://datasets/o/n/a.jsonl' is no",
+            "datasets.fire.fixed_rows: 'hf://datasets/o/n/a.jsonl' is no",
         ),
         ("datasets.fire.image_roots", ["a\nb"], r"datasets.fire.image_roots.0: 'a\nb' holds '\n'"),
         ("models.m.source", "a{b}", "models.m.source: 'a{b}' holds '{'"),
@@ -485,6 +493,16 @@ def test_a_former_key_is_refused_with_what_there_is_instead(tmp_path: Path, key:
         check_config(config, [file])
     instead = "no longer exists; remove it: train.micro_batch_tokens plans each step's passes"
     assert error.value.cause.startswith(f"{file}: runs.{run}.{key}: {instead}")
+
+
+@pytest.mark.parametrize("files", ["a.jsonl", ["a.jsonl", "b.jsonl"]])
+def test_fixed_rows_are_read_by_their_former_name(tmp_path: Path, files: str | list[str]) -> None:
+    now, before = (check_config(with_value(f"datasets.fire.{key}", files), []) for key in ("fixed_rows", "mended"))
+    assert now.raw_datasets["fire"].fixed_row_files == before.raw_datasets["fire"].fixed_row_files != []
+    assert now.former_names == []
+    assert before.former_names[0].startswith("datasets.fire.mended: is now called fixed_rows; ")
+    both = {"kind": "fire", "train": "a.json", "fixed_rows": "a.jsonl", "mended": "b.jsonl"}
+    assert "datasets.fire: mended: the former name of fixed_rows" in fault(tmp_path, "datasets.fire", both)
 
 
 @pytest.mark.parametrize("key", ["hub_token", "swanlab_secret", "swanlab_webhook_url"])

@@ -66,11 +66,11 @@ def test_a_changed_form_makes_only_rows_of_its_own_kind_stale(tmp_path: Path) ->
 
     def digests() -> dict[str, str]:
         modules, of_script = RuleParams(settings).form_modules, code_digest.of_scripts(scripts)
-        return {kind: of_script("convert_rows", *modules(SimpleNamespace(dataset=kind))) for kind in kinds()}
+        return {kind: of_script("stages.convert_rows", *modules(SimpleNamespace(dataset=kind))) for kind in kinds()}
 
     def others() -> dict[str, str]:
         of_script = code_digest.of_scripts(scripts)
-        return {file.stem: of_script(file.stem) for file in scripts.glob("*.py")}
+        return {file.stem: of_script(f"stages.{file.stem}") for file in scripts.glob("stages/*.py")}
 
     kinds_before, others_before = digests(), others()
     form = scripts / "vlmflow" / "rows" / "forms" / "conversations.py"

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parents[3] / "scripts"
+from workflow_runs import program
 
 
 @pytest.mark.parametrize(
     ("script", "does"),
-    [("track_run.py", "odd�[31m/merged/mine"), ("check_provenance.py", "take a folder that vlmflow published")],
+    [("track_run", "odd�[31m/merged/mine"), ("check_provenance", "take a folder that vlmflow published")],
 )
 def test_cause_and_next_step_steer_no_terminal(script: str, does: str, tmp_path: Path) -> None:
     folder = tmp_path / "odd\x1b[31m"
     provenance = folder / "merged" / "mine" / "provenance.json"
     provenance.parent.mkdir(parents=True)
     provenance.write_text("{}")
-    words = [sys.executable, str(SCRIPTS / script), "--run", "mine", "--directory", str(folder)]
+    words = [sys.executable, str(program(script)), "--run", "mine", "--directory", str(folder)]
     run = subprocess.run(words, capture_output=True, text=True, check=False)
     assert run.returncode == 1
     cause, step = run.stderr.splitlines()

@@ -13,7 +13,7 @@ from random import Random
 import pytest
 from PIL import Image, ImageOps
 
-import make_sample
+from tools import make_sample
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.lengthy
 
 TRAIN_ROWS, TEST_ROWS = 240, 48
 FILES = {"train": "FIRE-train-100K.json", "test": "FIRE-test.json"}
-MAKE_SAMPLE = ROOT / "scripts" / "make_sample.py"
+MAKE_SAMPLE = ROOT / "scripts" / "tools" / "make_sample.py"
 
 
 @pytest.fixture(scope="module")

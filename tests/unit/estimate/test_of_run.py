@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from estimate_run import main as estimate_run
-from made_case import settings_of
+from made_inputs import settings_of
+from stages.estimate_run import main as estimate_run
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
@@ -130,6 +130,6 @@ class Blocked:
         if name.partition(".")[0] in {HEAVY!r}:
             raise ImportError(name)
 sys.meta_path.insert(0, Blocked())
-import estimate_run, estimate_page, fetch_model_files
+from stages import estimate_run, estimate_page, fetch_model_files
 """
     subprocess.run([sys.executable, "-c", blocked], check=True, env={"PYTHONPATH": str(ROOT / "scripts")})

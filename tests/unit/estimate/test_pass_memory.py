@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from made_case import text_shape
+from made_inputs import text_shape
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate import kept, pass_memory
 from vlmflow.estimate.pass_memory import Batch, Moment, PassMemory
-from vlmflow.estimate.way import Adapter, Sharding, Way
+from vlmflow.estimate.training_mode import Adapter, Sharding, TrainingMode
 from workflow_runs import ROOT
 
 TEXT = {
@@ -27,7 +27,7 @@ SOME = Batch(1, 1_000, 1_000, 100)
 
 
 def needed() -> pass_memory.Activations:
-    return pass_memory.language_activations(text_shape(**TEXT), Way(), SOME)
+    return pass_memory.language_activations(text_shape(**TEXT), TrainingMode(), SOME)
 
 
 @pytest.fixture
@@ -84,14 +84,14 @@ def test_sizes_that_do_not_fit_together_are_named() -> None:
 def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
     """Its layers are so wide that no machine could hold the adapter: 2^48 bytes."""
     hostile = text_shape(**TEXT | {"intermediate_size": 1 << 42})
-    assert pass_memory.language_activations(hostile, Way(), SOME).kept > 1 << 42
+    assert pass_memory.language_activations(hostile, TrainingMode(), SOME).kept > 1 << 42
 
 
 def test_layers_with_and_without_experts_add_up() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "num_hidden_layers": 6}
-    way = Way(gradient_checkpointing=False, adapter=Adapter(targets=("q_proj", "v_proj")))
+    mode = TrainingMode(gradient_checkpointing=False, adapter=Adapter(targets=("q_proj", "v_proj")))
     all_sparse, half, dense = (
-        pass_memory.language_activations(text_shape("qwen3_moe", **TEXT | experts | more), way, SOME).kept
+        pass_memory.language_activations(text_shape("qwen3_moe", **TEXT | experts | more), mode, SOME).kept
         for more in ({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": list(range(6))})
     )
     assert dense < half < all_sparse
@@ -101,11 +101,11 @@ def test_layers_with_and_without_experts_add_up() -> None:
 def test_strategies_that_compute_alike_share_a_measurement() -> None:
     shape = text_shape(**TEXT)
     one, zero2, zero3 = (
-        pass_memory.pass_of(shape, Way(sharding=sharding))
+        pass_memory.pass_of(shape, TrainingMode(sharding=sharding))
         for sharding in (Sharding(), Sharding("deepspeed", weights=1), Sharding("deepspeed", weights=4))
     )
     assert zero2 == zero3 != one
-    assert pass_memory.pass_of(shape, replace(Way(), tuner="qlora")) != one
+    assert pass_memory.pass_of(shape, replace(TrainingMode(), tuner="qlora")) != one
 
 
 def test_memory_is_that_of_the_highest_moment() -> None:

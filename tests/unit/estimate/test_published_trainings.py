@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from made_case import PROCESSOR, some_case, text_shape
+from made_inputs import PROCESSOR, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
-from vlmflow.estimate.case import Case
+from vlmflow.estimate.estimate_input import EstimateInput
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.shape import FILES, Files, ModelShape, shape_of
 from vlmflow.estimate.times import times
@@ -61,8 +61,8 @@ def shape_named(model: str) -> ModelShape:
     return shape_of(Files({FILES[0]: json.dumps(config), FILES[1]: PROCESSOR.read_text()}))
 
 
-def case_of(row: dict[str, str]) -> Case:
-    """Return the case of a row; all of its text counts as trained."""
+def inputs_of(row: dict[str, str]) -> EstimateInput:
+    """Return what is estimated of a row; all of its text counts as trained."""
     tokens, pictures = int(row["tokens"]), int(row["picture_tokens"])
     train: dict[str, Any] = {
         "max_length": 32_768,
@@ -76,7 +76,7 @@ def case_of(row: dict[str, str]) -> Case:
         },
     }
     run = {"strategy": row["strategy"], "processes": int(row["gpus"]), "tuner": row["method"].replace("dora", "lora")}
-    return some_case(train, [(tokens - pictures, pictures)], shape_named(row["model"]), **run)
+    return some_inputs(train, [(tokens - pictures, pictures)], shape_named(row["model"]), **run)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Compared:
 @pytest.fixture(scope="module")
 def compared() -> list[Compared]:
     rows = [row for row in csv.DictReader(TABLE.open()) if row["measured_gib"]]
-    found = [Compared(row, memory(case_of(row)).total / 2**30 / float(row["measured_gib"])) for row in rows]
+    found = [Compared(row, memory(inputs_of(row)).total / 2**30 / float(row["measured_gib"])) for row in rows]
     print("", *found, sep="\n")
     return found
 
@@ -121,7 +121,7 @@ def test_tensors_have_the_bytes_that_an_h100_allocated() -> None:
 
     8,192 tokens, all trained, with LoRA of rank 16: `max_memory_allocated`.
     """
-    needed = memory(some_case(rows=[(8_192, 0)], shape=text_shape()))
+    needed = memory(some_inputs(rows=[(8_192, 0)], shape=text_shape()))
     assert needed.total - needed.cache - needed.context == pytest.approx(34.64e9, rel=0.005)
 
 
@@ -130,8 +130,8 @@ def test_tensors_have_the_bytes_that_an_h100_allocated() -> None:
 )
 def test_batches_of_an_h100_take_what_was_measured(tokens: int, seconds: float) -> None:
     """The same: a bare loop of torch, transformers and peft."""
-    case = some_case({"max_length": 32_768}, rows=[(tokens, 0)], shape=text_shape())
-    fast, slow = (times(case, GPUS["h100"], fast=fast) for fast in (True, False))
+    inputs = some_inputs({"max_length": 32_768}, rows=[(tokens, 0)], shape=text_shape())
+    fast, slow = (times(inputs, GPUS["h100"], fast=fast) for fast in (True, False))
     least, most = (max(found.batch_seconds, tokens * found.token_seconds) for found in (fast, slow))
     assert least <= seconds <= most
 
@@ -141,6 +141,6 @@ def test_speeds_of_an_a100_lie_in_the_range_of_the_estimate() -> None:
     for row in csv.DictReader(TABLE.open()):
         chosen = row["model"] in ("Qwen-7B", "Qwen-14B") and (row["method"], row["strategy"]) == ("lora", "ddp")
         if chosen and row["tokens_per_s"] and int(row["tokens"]) >= 1_000:
-            fast, slow = (times(case_of(row), GPUS["a100-80gb"], fast=fast) for fast in (True, False))
+            fast, slow = (times(inputs_of(row), GPUS["a100-80gb"], fast=fast) for fast in (True, False))
             speeds = [1 / max(found.batch_seconds / int(row["tokens"]), found.token_seconds) for found in (slow, fast)]
             assert speeds[0] <= float(row["tokens_per_s"]) <= speeds[1], row

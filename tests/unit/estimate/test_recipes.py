@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from made_case import some_case
+from made_inputs import some_inputs
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.model import check_config
 from vlmflow.estimate.changes import FITS, share
@@ -37,7 +37,7 @@ def test_a_recipe_fits_up_to_the_max_length_that_it_names(file: Path, costs: obj
     gpu, own = GPUS[line.settings.gpu], line.settings.train.max_length
     assert costs.longest(line) == named >= own
     rows = costs.full_rows(line, own)
-    assert share(costs.case(line, rows, rows), gpu) <= FITS
+    assert share(costs.inputs_for(line, rows, rows), gpu) <= FITS
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
@@ -55,15 +55,15 @@ def test_a_recipe_is_complete(file: Path) -> None:
 
 
 def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(costs: object) -> None:
-    case, room = some_case(rows=[(300, 256)] * 40), 40 * 10**9
-    most = costs.largest_micro_batch(case, room)
+    inputs, room = some_inputs(rows=[(300, 256)] * 40), 40 * 10**9
+    most = costs.largest_micro_batch(inputs, room)
     assert most is not None
     assert most % 1_024 == 0
-    fits, more = (memory(replace(case, micro_batch_tokens=tokens)).total for tokens in (most, most + 1_024))
+    fits, more = (memory(replace(inputs, micro_batch_tokens=tokens)).total for tokens in (most, most + 1_024))
     assert fits <= room < more
-    assert costs.largest_micro_batch(case, 10**12) == 131_072
-    assert costs.largest_micro_batch(case, 15 * 10**9) is None, "the weights alone take more"
-    with_long_row = some_case({"max_length": 65_536}, rows=[(300, 256)] * 40 + [(60_000, 0)])
+    assert costs.largest_micro_batch(inputs, 10**12) == 131_072
+    assert costs.largest_micro_batch(inputs, 15 * 10**9) is None, "the weights alone take more"
+    with_long_row = some_inputs({"max_length": 65_536}, rows=[(300, 256)] * 40 + [(60_000, 0)])
     assert costs.largest_micro_batch(with_long_row, room) is None, "a row cannot be cut"
 
 

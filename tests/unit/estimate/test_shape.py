@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from made_case import TEXT, text_shape
+from made_inputs import TEXT, text_shape
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.parameters import weights_of
 from vlmflow.estimate.shape import UnknownModelError, read_shape

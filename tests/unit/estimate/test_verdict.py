@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from made_accounts import some_report
-from made_case import some_case
+from made_inputs import some_inputs
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.accounts import Estimate
 from vlmflow.estimate.compare import Compared, compare
@@ -16,7 +16,7 @@ GB = 10**9
 
 
 def of(gpu: str | None, train: dict[str, Any] | None = None, **others: Any) -> Estimate:
-    return estimate(some_case(train, **others), gpu, None)
+    return estimate(some_inputs(train, **others), gpu, None)
 
 
 def test_a_run_that_does_not_fit_is_refused_with_what_would_make_it_fit() -> None:

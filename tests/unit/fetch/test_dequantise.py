@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import fetch_model
-import fetch_model_files
 from fp8_files import ONE, SCALE, TWO, WEIGHT, Tensors, made_model, random_codes, write
+from stages import fetch_model, fetch_model_files
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
@@ -227,5 +226,5 @@ def test_both_stages_give_the_same_base(tmp_path: Path) -> None:
 
 def test_no_torch_is_needed() -> None:
     """The image that fetches models has none."""
-    code = "import sys; sys.modules['torch'] = None; import fetch_model, fetch_model_files"
+    code = "import sys; sys.modules['torch'] = None; from stages import fetch_model, fetch_model_files"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT / "scripts", check=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-import make_pins
 from faulty_server import refuses
 from hub_server import REVISION, HubServer, served_hub, sha256
+from tools import make_pins
 from vlmflow.config.pins import Pin, read_pins, revision_of, write_pins
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_folder import FileRecord, digest_of

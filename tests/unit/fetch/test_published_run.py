@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fetch_model import main as fetch_model
-from fetch_model_files import main as fetch_model_files
 from made_accounts import some_provenance
-from publish_merged import provenance_of
+from stages.fetch_model import main as fetch_model
+from stages.fetch_model_files import main as fetch_model_files
+from stages.publish_merged import provenance_of
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove, sha256_of

@@ -43,9 +43,9 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
     scripts = set()
     for file in (ROOT / "rules").glob("*.smk"):
         for rule in re.split(r"\n(?:use )?rule ", file.read_text())[1:]:
-            if "pod_template=" not in rule and (script := re.search(r'"\.\./scripts/(\w+)\.py"', rule)):
-                scripts.add(script[1])
-    assert {"convert_rows", "data_page", "eval_page", "publish_merged", "run_page"} <= scripts
+            if "pod_template=" not in rule and (script := re.search(r'"\.\./scripts/stages/(\w+)\.py"', rule)):
+                scripts.add(f"stages.{script[1]}")
+    assert {"stages.convert_rows", "stages.data_page", "stages.publish_merged", "stages.run_page"} <= scripts
     import_without_training(scripts)
 
 
@@ -53,9 +53,9 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
 def test_commands_of_the_data_environment_import_no_package_of_training() -> None:
     scripts = set()
     for target in re.findall(r"^\w+: \.venv/data\.stamp.*(?:\n\t.*)+", (ROOT / "Makefile").read_text(), re.MULTILINE):
-        scripts |= {*re.findall(r"scripts/(\w+)\.py", target)}
+        scripts |= {f"tools.{name}" for name in re.findall(r"scripts/tools/(\w+)\.py", target)}
     scripts |= {"remote.doctor.__main__", "remote.slurm.doctor", "remote.cluster.controller", "remote.storage.s3_get"}
-    assert {"status", "track_run"} <= scripts
+    assert {"tools.status", "tools.track_run"} <= scripts
     import_without_training(scripts)
 
 

@@ -72,11 +72,11 @@ def test_a_changed_strategy_or_tuner_fetches_no_model_again(tmp_path: Path) -> N
     folder = tmp_path / "scripts"
     shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     names = ["fetch_model", "fetch_model_files", "train_model"]
-    before = {name: code_digest.of_scripts(folder)(name) for name in names}
+    before = {name: code_digest.of_scripts(folder)(f"stages.{name}") for name in names}
     for table in ("strategies.py", "tuners.py"):
         with (folder / "vlmflow" / "config" / table).open("a") as file:
             file.write("\n")
-    after = {name: code_digest.of_scripts(folder)(name) for name in names}
+    after = {name: code_digest.of_scripts(folder)(f"stages.{name}") for name in names}
     assert [name for name in names if before[name] != after[name]] == ["train_model"]
 
 
@@ -109,11 +109,11 @@ def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_pat
     for file in (SCRIPTS.parent / "rules").glob("*.smk"):
         for rule in file.read_text().split("\nrule ")[1:]:
             reads = re.search(r'^        reads="(.*)",$', rule, re.MULTILINE)
-            asked[re.search(r'"\.\./scripts/(\w+)\.py"', rule)[1]] = reads and reads[1]
+            asked[re.search(r'"\.\./scripts/stages/(\w+)\.py"', rule)[1]] = reads and reads[1]
 
     def digests() -> dict[str, str]:
         of_script = code_digest.of_scripts(folder)
-        return {name: of_script(name, reads=reads) for name, reads in asked.items()}
+        return {name: of_script(f"stages.{name}", reads=reads) for name, reads in asked.items()}
 
     def edited(name: str) -> set[str]:
         before = digests()
@@ -139,7 +139,7 @@ def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:
 
 def test_every_script_of_a_rule_has_a_digest_over_the_library() -> None:
     of_script = code_digest.of_scripts(SCRIPTS)
-    digests = {script.stem: of_script(script.stem) for script in SCRIPTS.glob("*.py")}
+    digests = {script.stem: of_script(f"stages.{script.stem}") for script in SCRIPTS.glob("stages/*.py")}
     assert len(set(digests.values())) == len(digests)
 
 
@@ -390,7 +390,7 @@ def test_a_data_set_has_hashes_of_its_splits_and_validation_a_distance_if_it_dro
     inputs = RuleInputs(named, settings)
     assert inputs.hashes(wildcards) == expected
     given = RuleParams(settings).dataset(near_duplicates="near_duplicates_to_drop")(wildcards)
-    assert given["near_duplicates"]["picture_distance"] == distance
+    assert given["picture_distance"] == distance
     pages = ["data-fire", *(f"{page}-{run}" for run in ("r", "s") for page in ("lengths", "estimate", "run"))]
     assert inputs.everything() == ["merged/r", "merged/s", *(f"reports/{page}.html" for page in pages)]
     named.config_settings.overwrite_config["runs"] = {"s": {"processes": 2}}
@@ -402,7 +402,7 @@ def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
         {
             "models": {"m": {"source": "x", "model_type": "qwen3_vl"}},
             "datasets": {
-                "fire": {"kind": "fire", "train": "t.json", "test": "e.json", "mended": "/x/mended.jsonl"},
+                "fire": {"kind": "fire", "train": "t.json", "test": "e.json", "fixed_rows": "/x/fixed.jsonl"},
                 "chats": {"kind": "messages", "modality": "text", "train": "c.jsonl"},
                 "blend": {"mix": {"chats": "30%", "fire": "all"}},
                 "texts": {"mix": {"chats": "all"}},

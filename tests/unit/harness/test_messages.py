@@ -1,5 +1,6 @@
 """The commands in a stage's messages: complete, and usable where the workflow was called."""
 
+import os
 import shlex
 import subprocess
 import sys
@@ -43,7 +44,9 @@ def told(
 
 
 def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "relative:/theirs")
     told(monkeypatch, None)
+    assert os.environ["PYTHONPATH"] == f"{ROOT / 'scripts'}:/theirs", "a stage finds the packages beside its folder"
     assert complete_commands(f"x: {REFRESH}") == f'x: {REFRESH} CONFIG="{GIVEN}"'
     assert (
         complete_commands(f"{FIT}fitted/a")

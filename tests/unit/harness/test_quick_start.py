@@ -42,7 +42,7 @@ class Model(BaseModel):
     ],
 )
 def test_a_script_does_not_load_what_it_may_never_need(script: str, without: set[str]) -> None:
-    program = f"import sys; import {script}; print(*sys.modules)"
+    program = f"import sys; import stages.{script}; print(*sys.modules)"
     call = [sys.executable, "-c", program]
     loaded = subprocess.run(call, cwd=SCRIPTS, capture_output=True, text=True, check=True).stdout.split()
     assert without & set(loaded) == set()

@@ -5,12 +5,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from vlmflow.in_trainer.batches import Batches, Fixed
 from vlmflow.in_trainer.heartbeat import Heart
-from vlmflow.in_trainer.messages import Batch, RowLog, rows_of_step
+from vlmflow.in_trainer.messages import Batch, Orders, rows_of_step
+from vlmflow.lengths.count import RowLength
 
 NUMBERS = range(17)
 """A data set whose rows are their own numbers."""
@@ -30,8 +32,9 @@ class Fed(list):
 class Trainer:
     """The part of a trainer that `Batches` uses: ms-swift's loader, transformers' way to take batches from it."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, sharing: int = 1) -> None:
         self.workers = workers
+        self.template = SimpleNamespace(sequence_parallel_size=sharing)
         self.state = SimpleNamespace(global_step=0)
         self.args = SimpleNamespace(resume_from_checkpoint=None)
 
@@ -56,6 +59,27 @@ class Trainer:
         return None
 
 
+def batches_of(trainer: Trainer, folder: Path, lengths: list[int] | None = None, rank: int = 0) -> Batches:
+    """Let a rank of a trainer take two batches a step. folder: its run folder. lengths: of rows to group by them."""
+    grouped = None
+    if lengths:
+        grouped = str(folder / "lengths.jsonl")
+        rows = [RowLength("row", 0, 0, length, 0, 0) for length in lengths]
+        Path(grouped).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    orders = Orders(
+        folder=str(folder),
+        starter=1,
+        processes=1,
+        batches_per_step=2,
+        tuner="lora",
+        strategy="ddp",
+        early_stop_after=None,
+        group_by_length=grouped,
+    )
+    ranks: Any = SimpleNamespace(tell={})
+    return Batches(orders, Heart(folder, rank), trainer, ranks)
+
+
 def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
     """Yield the two batches that a loop as that of transformers takes as one in each step."""
     loader = trainer.get_train_dataloader()
@@ -71,7 +95,7 @@ def steps_of(trainer: Trainer, passes: int) -> Iterator[list[Batch]]:
 def test_each_steps_rows_are_those_that_its_batches_hold(tmp_path: Path, workers: int) -> None:
     """Workers fetch ahead; a pass ends with a smaller step; the next one has another order."""
     trainer = Trainer(workers)
-    batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), RowLog(tmp_path, 0))
+    batches = batches_of(trainer, tmp_path)
     taken = list(steps_of(trainer, 2))
     assert [rows_of_step(tmp_path, step + 1)[0] for step in range(len(taken))] == taken
     assert sorted(row for step in taken for batch in step for row in batch) == sorted([*NUMBERS, *NUMBERS])
@@ -85,7 +109,7 @@ def test_rows_of_similar_length_are_those_of_ms_swift(tmp_path: Path) -> None:
 
     lengths = [100 * (number % 5) + number for number in NUMBERS]
     trainer = Trainer(0)
-    Batches(trainer, Heart(tmp_path, 0), Fixed(2, lengths), RowLog(tmp_path, 0))
+    batches_of(trainer, tmp_path, lengths)
     theirs = BatchSamplerShard(len(NUMBERS), 2, True, False, 1, group_by_length=True, lengths=lengths)
     assert [batch for step in steps_of(trainer, 1) for batch in step] == list(theirs)
 
@@ -108,8 +132,10 @@ def test_ranks_have_equally_many_batches_of_rows_of_similar_length(
 
 
 def test_a_rank_that_shares_its_rows_with_another_does_not_record_them_again(tmp_path: Path) -> None:
-    trainer = Trainer(0)
-    batches = Batches(trainer, Heart(tmp_path, 0), Fixed(2), None)
-    taken = next(steps_of(trainer, 1))
-    assert batches.of_step == taken, "a bad step names its rows all the same"
-    assert rows_of_step(tmp_path, 1) == {}
+    """Of four ranks, the first two share rows, and the last two."""
+    for rank in range(4):
+        trainer = Trainer(0, sharing=2)
+        batches = batches_of(trainer, tmp_path, rank=rank)
+        taken = next(steps_of(trainer, 1))
+        assert batches.of_step == taken, "a bad step names its rows all the same"
+    assert rows_of_step(tmp_path, 1).keys() == {0, 2}

@@ -52,7 +52,7 @@ STACKS = """Thread 0x00007f0001 (most recent call first):
 Current thread 0x00007f0002 (most recent call first):
   File "/x/torch/distributed/distributed_c10d.py", line 2799 in all_gather
   File "/x/vlmflow/in_trainer/engine.py", line 16 in gather
-  File "/x/vlmflow/in_trainer/callback.py", line 150 in on_step_end
+  File "/x/vlmflow/in_trainer/stop.py", line 150 in on_step_end
   File "<frozen runpy>", line 88 in _run_code
 
 Extension modules: numpy._core._multiarray_umath (total: 1)
@@ -63,7 +63,7 @@ def test_the_innermost_frames_are_those_of_the_thread_that_was_asked() -> None:
     found = ["all_gather (distributed/distributed_c10d.py:2799)", "gather (in_trainer/engine.py:16)"]
     assert innermost_frames(STACKS, 2) == found
     assert innermost_frames(STACKS + STACKS, 9)[2:] == [
-        "on_step_end (in_trainer/callback.py:150)",
+        "on_step_end (in_trainer/stop.py:150)",
         "_run_code (<frozen runpy>:88)",
     ]
     assert innermost_frames("", 3) == []

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from vlmflow.lengths.count import RowLength
-from vlmflow.lengths.measure import unlimited_pictures
 from vlmflow.lengths.token_counts import LengthAccount
+from vlmflow.pictures.budget import PictureBudget
 
 FIXED = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336}}
 QWEN = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
@@ -27,15 +27,15 @@ def test_it_says_how_many_tokens_a_picture_takes(
     tmp_path: Path, processor: dict[str, object], largest: int, said: str
 ) -> None:
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": processor, "image_seq_length": 256}))
-    assert re.search(said, unlimited_pictures(tmp_path, 64, largest) or "")
+    assert re.search(said, PictureBudget.of(tmp_path, 64).exceeded(largest) or "")
 
 
 def test_it_says_nothing_where_pictures_are_limited_or_there_are_none(tmp_path: Path) -> None:
-    assert unlimited_pictures(tmp_path, 64, 0) is None
+    assert PictureBudget.of(tmp_path, 64).exceeded(0) is None
     for processor, largest in ((QWEN, 64), (TILED, 64), (FIXED, 0)):
         whole = {"image_processor": processor, "image_seq_length": 16}
         (tmp_path / "processor_config.json").write_text(json.dumps(whole))
-        assert unlimited_pictures(tmp_path, 64, largest) is None
+        assert PictureBudget.of(tmp_path, 64).exceeded(largest) is None
 
 
 def test_the_pictures_of_a_row_count_one_by_one() -> None:

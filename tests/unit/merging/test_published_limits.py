@@ -6,7 +6,7 @@ from pathlib import Path
 from vlmflow.core.files import sha256_of
 from vlmflow.merging.proof import take_over
 from vlmflow.merging.published_limits import LimitedFile, publish_limits
-from vlmflow.pictures.size_limits import ScaleLimits
+from vlmflow.pictures.budget import ScaleLimits
 
 PROCESSOR = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
 

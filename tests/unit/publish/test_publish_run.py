@@ -12,10 +12,10 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-import publish_run
 from hub_server import TOKEN, HubServer, Repo, command, served_hub, sha256
 from made_accounts import some_provenance
 from published_run import ADAPTER, MERGED, RUN, finished_run, rights
+from tools import publish_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.reports.accounts import BaseModelFiles, Fp8Files
 

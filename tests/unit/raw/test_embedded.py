@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import resolve_images
 from converted_rows import converted_rows
 from drawn_pictures import drawn, encoded
 from real_rows import example_of_a_form
+from stages import resolve_images
 from vlmflow.config.row_settings import PictureLimits, RowChoice
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.image_manifest import read_picture_manifest

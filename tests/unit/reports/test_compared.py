@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 
 from made_accounts import MADE_OF, leave_training, some_gate, some_report
-from made_case import some_case
+from made_inputs import some_inputs
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.run_page import Compared, comparisons, run_page
@@ -18,7 +18,7 @@ def on_h100(**values: object) -> TrainingReport:
 
 def test_the_estimate_is_compared_with_the_smoke_run_and_with_the_full_run() -> None:
     """Speed and memory with both; steps and hours with a training of all steps."""
-    guess = estimate(some_case(), "h100", None)
+    guess = estimate(some_inputs(), "h100", None)
     on = guess.on("h100")
     assert on is not None
     smoke = on_h100(target=8, peak_memory=[50_000_000_000])

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from browser import Browser
-from made_case import settings_of, some_case
+from made_inputs import settings_of, some_inputs
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.estimate_page import estimate_page
@@ -16,7 +16,7 @@ HOSTILE = "<script>document.title='taken'</script>"
 
 def page_of(run: str = "mine", train: dict[str, Any] | None = None, **others: Any) -> str:
     settings = settings_of(train, **others)
-    found = estimate(some_case(train, **others), settings.gpu, settings.gpu_hour_price)
+    found = estimate(some_inputs(train, **others), settings.gpu, settings.gpu_hour_price)
     return estimate_page(run, found, settings)
 
 

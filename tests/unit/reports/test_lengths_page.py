@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from browser import Browser
-from lengths_page import main
+from stages.lengths_page import main
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of

@@ -24,8 +24,8 @@ from vlmflow.evaluation.accounts import MarginReport
 from vlmflow.lengths.accounts import ChatTemplate, FittedSplit
 from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.published_limits import LimitedFile
+from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.pictures.picture_counts import PictureCounts
-from vlmflow.pictures.size_limits import ScaleLimits
 from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from browser import Browser
-from index_page import main
 from made_accounts import (
     LENGTHS,
     leave_training,
@@ -21,6 +20,7 @@ from made_accounts import (
     some_report,
 )
 from made_stats import some_stats
+from tools.index_page import main
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedModel, Interval

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import convert_rows
 from fire_rows import fire_row, fire_rows, write_array
+from stages import convert_rows
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.raw_text import row_id

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import convert_rows
 from fire_rows import fire_row, fire_rows, write_array
 from real_rows import real_rows
+from stages import convert_rows
 from vlmflow.config.row_settings import RowLimits
 from vlmflow.rows.answer_mark import after_mark
 from vlmflow.rows.rejects import Reject

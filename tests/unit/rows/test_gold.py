@@ -43,10 +43,10 @@ def test_a_fixed_row_gives_its_own_answer(tmp_path: Path) -> None:
     fixed = b'{"groundtruth":{"role":"user","value":"new"}}'
     old = file.read_bytes().rstrip()
     line = {"split": "train", "row": 0, "file": file.name, "checksum": row_id("train", 0, old)[-8:]}
-    mended = tmp_path / "mended.jsonl"
-    mended.write_bytes(json.dumps(line).encode()[:-1] + b', "raw": ' + fixed + b"}\n")
+    copy = tmp_path / "fixed.jsonl"
+    copy.write_bytes(json.dumps(line).encode()[:-1] + b', "raw": ' + fixed + b"}\n")
     identity = row_id("train", 0, fixed)
-    assert gold_answers([identity], {"train": [file]}, [mended], read_gold) == {identity: "new"}
+    assert gold_answers([identity], {"train": [file]}, [copy], read_gold) == {identity: "new"}
 
 
 def test_another_raw_row_is_refused(tmp_path: Path) -> None:

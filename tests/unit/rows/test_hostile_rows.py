@@ -470,22 +470,22 @@ LINE = {"split": "train", "row": 0, "file": "x/rows.jsonl", "checksum": f"{crc32
 def test_fixed_rows_that_are_not_in_the_file_are_refused(tmp_path: Path, lines: list[Any], said: str) -> None:
     path = as_lines(tmp_path, [b"{}", b'{"b": 2}'])
     text = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    (tmp_path / "mended.jsonl").write_text("\n".join([*text, ""]))
+    (tmp_path / "fixed.jsonl").write_text("\n".join([*text, ""]))
     with pytest.raises(VlmflowError, match=said):
-        open_rows([path], "train", [tmp_path / "mended.jsonl"])
+        open_rows([path], "train", [tmp_path / "fixed.jsonl"])
 
 
 def test_fixed_rows_replace_the_raw_rows(tmp_path: Path) -> None:
     """In the quarantine, a row that was not JSON is a text; one that was too large is null, and remains rejected."""
     raw = [b"{}", b"{bad", b'{"c": 3}', b'{"d": 4}']
     path = as_lines(tmp_path, raw)
-    mended = [(0, {"a": 1}, "train"), (1, '{"b": 2}', "train"), (2, None, "train"), (3, {}, "test")]
+    fixed = [(0, {"a": 1}, "train"), (1, '{"b": 2}', "train"), (2, None, "train"), (3, {}, "test")]
     lines = [
         LINE | {"split": split, "row": row, "checksum": f"{crc32(raw[row]):08x}", "raw": made}
-        for row, made, split in mended
+        for row, made, split in fixed
     ]
-    (tmp_path / "mended.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n\n")
-    with open_rows([path], "train", [tmp_path / "mended.jsonl"]) as rows:
+    (tmp_path / "fixed.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "\n\n")
+    with open_rows([path], "train", [tmp_path / "fixed.jsonl"]) as rows:
         assert list(rows) == [b'{"a": 1}', b'{"b": 2}', b'{"c": 3}', b'{"d": 4}']
         assert [rows.checksum(number) for number in range(4)] == [f"{crc32(row):08x}" for row in raw]
 

@@ -94,8 +94,8 @@ def test_single_rows_should_be_fixed(tmp_path: Path) -> None:
     said = refusal(tmp_path, [*sound, BROKEN, *sound[:9], *[{"prompt": "x"}] * 4], modality="text")
     part = tmp_path / "mine" / "quarantine.jsonl.part"
     assert (
-        f"look at {part}; fix the rows in a copy of it (datasets.mine.mended), or, if their pictures are the reason, "
-        "datasets.mine.image_roots, or allow more rejects (datasets.mine.max_reject_share)" in said
+        f"look at {part}; fix the rows in a copy of it (datasets.mine.fixed_rows), or, if their pictures are the "
+        "reason, datasets.mine.image_roots, or allow more rejects (datasets.mine.max_reject_share)" in said
     )
     assert "rows are counted from 0, lines from 1" in said
 

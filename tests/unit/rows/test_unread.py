@@ -41,14 +41,14 @@ def turns(*changes: dict[str, Any], of: str = "messages") -> dict[str, Any]:
 
 
 def converted(
-    path: Path, kind: str, processes: int = 1, mended: list[Path] | None = None, **settings: Any
+    path: Path, kind: str, processes: int = 1, fixed_rows: list[Path] | None = None, **settings: Any
 ) -> UnreadKeys:
     """Convert a file of texts in the folder of data set `mine`; return the unread keys."""
     dataset = DatasetSettings(kind=kind, train=str(path), modality="text", **settings)
     made = path.parent / "mine" / "train.jsonl"
     make = form_rows(kind, "text", dataset.columns, dataset.prompt, None, dataset.ignore_keys)
     choice = dataset.choice("train")
-    with open_rows([path], "train", mended or [], choice.read_columns) as rows:
+    with open_rows([path], "train", fixed_rows or [], choice.read_columns) as rows:
         found = convert(rows, made, rejects := made.with_suffix(".rejects"), "train", make, choice, processes)
     assert found.digests == digests_of(made.parent, [made.name, rejects.name])
     return UnreadKeys(**{field: getattr(found, field) for field in UnreadKeys.__struct_fields__})

@@ -142,7 +142,7 @@ def test_a_key_is_not_repeated_in_a_message(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_key_that_no_header_can_carry_reaches_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer = importlib.import_module("answer")
+    answer = importlib.import_module("stages.answer")
     settings = answer.RunBlock(
         answer={"url": "http://h/v1", "url_base": "b", "url_tuned": "t"},
         rows=9,

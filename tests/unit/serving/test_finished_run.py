@@ -9,7 +9,7 @@ import pytest
 from published_run import RUN, finished_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.serving.finished_run import published
-from workflow_runs import ROOT
+from workflow_runs import program
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "a.part"])
@@ -26,7 +26,7 @@ def test_what_is_no_name_is_no_run(tmp_path: Path, name: str) -> None:
 )
 def test_a_command_without_a_run_says_how_to_name_one(tmp_path: Path, script: str, more: list[str]) -> None:
     (tmp_path / "merged").mkdir()
-    words = [sys.executable, ROOT / "scripts" / f"{script}.py", "--run", "", "--directory", tmp_path, *more]
+    words = [sys.executable, program(script), "--run", "", "--directory", tmp_path, *more]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("no run is named\n")

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import ScaleLimits
 from vlmflow.serving.served_folder import link_served
 
 PROCESSOR = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}, "a": 1}
-LIMITS = ScaleLimits(4096, 1024 * 1024)
 
 
 def model(folder: Path, **files: object) -> Path:
@@ -28,7 +26,7 @@ def read(file: Path) -> object:
 
 def test_only_the_size_of_pictures_differs_and_all_else_is_linked(tmp_path: Path) -> None:
     base = model(tmp_path / "base", preprocessor_config=PROCESSOR)
-    assert link_served(base, tmp_path / "served", 1024) == LIMITS
+    link_served(base, tmp_path / "served", 1024)
     expected = PROCESSOR | {"size": {"shortest_edge": 4096, "longest_edge": 1_048_576}}
     assert read(tmp_path / "served" / "preprocessor_config.json") == expected
     assert read(base / "preprocessor_config.json") == PROCESSOR, "the model's own file stays"
@@ -39,7 +37,7 @@ def test_only_the_size_of_pictures_differs_and_all_else_is_linked(tmp_path: Path
 def test_the_file_that_transformers_reads_is_changed(tmp_path: Path) -> None:
     nested = {"image_processor": PROCESSOR, "processor_class": "P"}
     base = model(tmp_path / "base", preprocessor_config=PROCESSOR, processor_config=nested)
-    assert link_served(base, tmp_path / "served", 1024) == LIMITS
+    link_served(base, tmp_path / "served", 1024)
     served = tmp_path / "served"
     assert read(served / "processor_config.json") == nested | {
         "image_processor": PROCESSOR | {"size": {"shortest_edge": 4096, "longest_edge": 1_048_576}}
@@ -54,7 +52,7 @@ def test_a_text_model_has_no_limits_and_an_adapter_lies_beside_its_base(tmp_path
         link_served(base, tmp_path / "served", 1024, adapter)
     for name in ("adapter_config.json", "adapter_model.safetensors", "report.json"):
         (adapter / name).write_text("{}")
-    assert link_served(base, tmp_path / "served", 1024, adapter) is None
+    link_served(base, tmp_path / "served", 1024, adapter)
     names = {file.name for file in (tmp_path / "served").iterdir()}
     assert names == {"config.json", "model.safetensors", "adapter_config.json", "adapter_model.safetensors"}
 

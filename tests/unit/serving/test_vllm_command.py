@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import ScaleLimits
+from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.serving.vllm import vllm_words
 
 LIMITS = ScaleLimits(4096, 1_048_576)

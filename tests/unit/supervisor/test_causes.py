@@ -11,7 +11,7 @@ import pytest
 
 from vlmflow.core.errors import PassingError
 from vlmflow.supervisor import trainers
-from vlmflow.supervisor.failures import OutOfGpuMemoryError, Said, failure_of
+from vlmflow.supervisor.failures import LogTail, OutOfGpuMemoryError, failure_of
 from vlmflow.supervisor.group import Group
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.watch import launch
@@ -23,7 +23,7 @@ def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path:
     bar = "\r".join(f"Val: {count}/100000 [00:00<00:00, 9.9it/s]" for count in range(100_000))
     log.write_text(f"{bar}\n{'x' * 1_000_000}\nValueError: the cause\n")
     began = time.monotonic()
-    failure = failure_of(1, [Said(log, 0)], "train r")
+    failure = failure_of(1, [LogTail(log, 0)], "train r")
     assert failure.cause == "train r: ValueError: the cause"
     assert time.monotonic() - began < 10
 
@@ -32,16 +32,20 @@ def test_a_lost_connection_does_not_hide_why_another_node_failed(tmp_path: Path)
     here, there = tmp_path / "trainer.log", tmp_path / "trainer-1.log"
     there.write_text("ValueError: an earlier session's\nKeyError: 'the cause'\n")
     here.write_text("RuntimeError: [pair.cc:534] Connection closed by peer [10.1.0.7]:4711\n")
-    logs = [Said(here, 0), Said(there, len("ValueError: an earlier session's\n")), Said(tmp_path / "trainer-2.log")]
+    logs = [
+        LogTail(here, 0),
+        LogTail(there, len("ValueError: an earlier session's\n")),
+        LogTail(tmp_path / "trainer-2.log"),
+    ]
     failure = failure_of(1, logs, "train r")
     assert failure.cause == "train r: KeyError: 'the cause'"
     assert str(there) in failure.next_step
-    assert "Connection closed" in failure_of(1, [Said(here, 0)], "train r").cause
+    assert "Connection closed" in failure_of(1, [LogTail(here, 0)], "train r").cause
 
 
 def test_what_trainers_say_that_we_end_is_no_cause(tmp_path: Path) -> None:
     here, there = tmp_path / "trainer.log", tmp_path / "trainer-1.log"
-    logs = [Said(here), Said(there)]
+    logs = [LogTail(here), LogTail(there)]
     here.write_text("ValueError: the cause\n")
     there.write_text("still at work\n")
     logs[1].end_here()
@@ -62,13 +66,13 @@ def test_a_signal_that_we_passed_on_is_the_cause_where_the_log_has_no_other(tmp_
     """Trainers that still import end without a word; the message spoke of memory."""
     log = tmp_path / "trainer.log"
     log.write_text(f"{said}\n")
-    failure = failure_of(1, [Said(log, 0)], "train r", [signal.SIGTERM])
+    failure = failure_of(1, [LogTail(log, 0)], "train r", [signal.SIGTERM])
     assert isinstance(failure, PassingError)
     assert failure.cause == "train r: SIGTERM ended the trainers before they could save a checkpoint"
     assert failure.next_step.startswith("run the same command again: it resumes")
-    assert "SIGTERM" not in failure_of(1, [Said(log, 0)], "train r").cause
+    assert "SIGTERM" not in failure_of(1, [LogTail(log, 0)], "train r").cause
     log.write_text(f"ValueError: the cause\n{said}\n")
-    assert failure_of(1, [Said(log, 0)], "train r", [signal.SIGTERM]).cause == "train r: ValueError: the cause"
+    assert failure_of(1, [LogTail(log, 0)], "train r", [signal.SIGTERM]).cause == "train r: ValueError: the cause"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_memory_of_a_gpu_has_many_names(tmp_path: Path, said: str) -> None:
     """None of them is a fault of the machine, which another attempt might not meet."""
     log = tmp_path / "trainer.log"
     log.write_text(f"[rank0]: {said}\n")
-    assert isinstance(failure_of(1, [Said(log, 0)], "train r"), OutOfGpuMemoryError)
+    assert isinstance(failure_of(1, [LogTail(log, 0)], "train r"), OutOfGpuMemoryError)
 
 
 def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from vlmflow.config.strategies import DDP
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.in_trainer.checkpoints import DIGESTS, SavedDigests
+from vlmflow.in_trainer.messages import DIGESTS, SavedDigests
 from vlmflow.supervisor.checkpoint import Checkpoint, TrainerState, newest_whole_checkpoint, read_checkpoint
 from vlmflow.supervisor.released import refuse_other_adapter, release
 

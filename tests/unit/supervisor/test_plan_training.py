@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fetch_model import main as fetch_model
 from made_stats import some_stats
+from stages.fetch_model import main as fetch_model
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError

@@ -47,7 +47,7 @@ def test_advice_to_install_a_package_is_not_printed(caplog: pytest.LogCaptureFix
 
 def test_stages_that_verify_start_in_silence() -> None:
     """As far as this machine's CPU makes a library speak."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import verify_tensors, verify_merged"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from stages import verify_tensors, verify_merged"
     done = subprocess.run(
         [sys.executable, "-c", code, str(ROOT / "scripts")], capture_output=True, text=True, check=True
     )

@@ -11,7 +11,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.proof import Proof, ProvenFile, proven_digest
 from vlmflow.merging.published_limits import LimitedFile
-from vlmflow.pictures.size_limits import ScaleLimits
+from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.reports.accounts import BaseModelFiles
 from vlmflow.reports.weights import proven_weights, published_weights
 from vlmflow.track.story import story_of

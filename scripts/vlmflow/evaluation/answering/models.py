@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.size_limits import FEWEST_TOKENS, own_limits
+from vlmflow.pictures.budget import FEWEST_TOKENS, PictureBudget
 from vlmflow.serving.answer import Answer
 from vlmflow.serving.client import Client
 from vlmflow.serving.served_folder import link_served
@@ -46,7 +46,7 @@ class OwnModel:
     @property
     def meaning(self) -> Mapping[str, Any]:
         """All but the question that determines an answer."""
-        limits = own_limits(self.folder, self.image_max_tokens)
+        limits = PictureBudget.of(self.folder, self.image_max_tokens).left_to_processor
         return {
             "model": self.digest,
             "image_tokens": [FEWEST_TOKENS, self.image_max_tokens],

@@ -8,7 +8,7 @@ from vlmflow.evaluation.scoring.answer_text import tokens_of
 
 
 def word_set(words: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Return the words between the white space of a constant."""
     return frozenset(words.split())
 
 

@@ -8,7 +8,7 @@ from vlmflow.rows.raw_text import Reading, rounds
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """A raw row. history: the rounds before, each a question with its answer."""
 
     instruction: str
     input: str | None

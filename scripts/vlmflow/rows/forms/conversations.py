@@ -29,7 +29,7 @@ class Row(Protocol):
 
 
 def read(raw: Row, prompt: str | None) -> Reading | Reject:
-    """Return what a row says."""
+    """Return a row's turns, or why it is rejected: also for pictures in turns, which nothing resolves here."""
     turns: list[Any] = raw.conversations
     if turns and type(turns[0]) is Plain:
         if raw.system is raw.tools is msgspec.UNSET:
@@ -51,7 +51,7 @@ FORM = RawForm(
     read=read,
     turns="conversations",
     speakers=SPEAKERS,
-    sound={"conversations": list[Plain]},
+    fast_types={"conversations": list[Plain]},
     moves_tags=("volcano",),
     feedback=("volcano",),
 )

@@ -41,7 +41,7 @@ class Row(Protocol):
 
 
 def read(raw: Row, prompt: str | None) -> Reading | Reject:
-    """Return what a row says."""
+    """Return a row's turns, its tools and the pictures in its turns, or why it is rejected."""
     turns: list[Any] = raw.messages
     if turns and type(turns[0]) is Plain:
         if raw.system is raw.tools is raw.functions is msgspec.UNSET and (found := _plain(turns)):
@@ -83,6 +83,6 @@ FORM = RawForm(
     turns="messages",
     speakers=SPEAKERS,
     joins=("prompt", "completion"),
-    sound={"messages": list[Plain]},
+    fast_types={"messages": list[Plain]},
     pictures_in_turns=True,
 )

@@ -17,14 +17,14 @@ class Pair(msgspec.Struct, gc=False):
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """A raw row. conversation: its rounds, in their order."""
 
     conversation: list[Pair]
     system: str | None
 
 
 def read(raw: Row, prompt: str | None) -> Reading | Reject:
-    """Return the turns of a row."""
+    """Return two turns for each pair; a row without pairs is rejected."""
     if not raw.conversation:
         return Reject("unbalanced_turns", "conversation has no turns")
     return rounds(((pair.human, pair.assistant) for pair in raw.conversation), raw.system)

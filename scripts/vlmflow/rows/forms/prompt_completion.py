@@ -8,7 +8,7 @@ from vlmflow.rows.raw_text import Reading, question_and_answer
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """A raw row whose two keys are texts; lists become rows of `messages` (`lists_are`)."""
 
     prompt: str
     completion: str

@@ -8,7 +8,7 @@ from vlmflow.rows.raw_text import Reading, rounds
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """A raw row. history: the rounds before, each a question with its answer."""
 
     query: str
     response: str
@@ -17,7 +17,7 @@ class Row(Protocol):
 
 
 def read(raw: Row, prompt: str | None) -> Reading:
-    """Return the turns of a row."""
+    """Return the turns of the rounds before, then the query with its response."""
     return rounds([(raw.query, raw.response)], raw.system, raw.history)
 
 

@@ -19,7 +19,7 @@ class Round(msgspec.Struct, gc=False):
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """A raw row. texts: its rounds, in their order."""
 
     texts: list[Round]
 

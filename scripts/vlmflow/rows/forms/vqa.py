@@ -13,7 +13,7 @@ CHOICES = Meaning("the choices that belong to the question", is_given)
 
 
 class Row(Protocol):
-    """The keys of a row."""
+    """A raw row. answer: one text, or those of several people."""
 
     question: str
     answer: str | list[str]

@@ -13,12 +13,13 @@ import yaml
 
 from remote import findings, folder_trials
 from remote.cluster.pod_templates import TemplatesFound, template_in
-from remote.doctor import image_packages, inside, needs, objects, probe, rbac
-from remote.doctor.needs import Ask, Need, planned_asks
+from remote.doctor import inside, needs, objects, probe, rbac
+from remote.doctor.needs import Need, jobs_of
 from remote.doctor.probe import Answer
 from remote.findings import Finding
 from remote.folder_findings import check_folder
 from remote.planned_jobs import hub_sources
+from remote.rule_job import RuleJob
 from vlmflow.config.model import check_config
 from workflow_runs import ROOT
 
@@ -27,8 +28,8 @@ TEMPLATES = {
     for file in (ROOT / "k8s/templates").glob("*.yaml")
     if file.stem != "kustomization"
 }
-TRAIN = Ask("train_model", 20, 200_000, 20_000, 4, "gpu")
-MERGE = Ask("merge_weights", 4, 4_000, 1_000, 0, "train")
+TRAIN = RuleJob("train_model", threads=20, mem_mb=200_000, disk_mb=20_000, gpus=4, template="gpu")
+MERGE = RuleJob("merge_weights", threads=4, mem_mb=4_000, disk_mb=1_000, template="train")
 A100 = Need("big", 4, 17_500, (TRAIN, MERGE))
 
 
@@ -84,12 +85,16 @@ def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
     files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
-    asks = {ask.rule: ask for ask in planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire")}
-    assert {"fetch_rows", "fetch_model", "convert_rows", "train_model", "verify_merged", "publish_merged"} < asks.keys()
-    assert asks["train_model"] == Ask("train_model", 8, 262_144, 20_000, 2, "gpu")
-    assert asks["merge_weights"] == MERGE
-    fewer = planned_asks(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
-    assert {ask.threads for ask in fewer} == {1, 2}
+    found = jobs_of(ROOT / "Snakefile", files, "merged/qwen3vl-fire")
+    jobs = {job.rule: replace(job, wildcards={}, runtime=0) for job in found}
+    assert {"fetch_rows", "fetch_model", "convert_rows", "train_model", "verify_merged", "publish_merged"} < jobs.keys()
+    assert jobs["train_model"] == replace(TRAIN, threads=8, mem_mb=262_144, gpus=2)
+    assert jobs["merge_weights"] == MERGE
+    fewer = jobs_of(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
+    assert {job.threads for job in fewer} == {1, 2}
+    mine.write_text("runs: {qwen3vl-fire: {nodes: 2}}")
+    on_nodes = jobs_of(ROOT / "Snakefile", files, "merged/qwen3vl-fire")
+    assert {job.rule for job in on_nodes if job.nodes == 2} == {"train_smoke", "train_model"}
 
 
 def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> None:
@@ -98,6 +103,12 @@ def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> Non
     assert (check.what, check.state) == ("rule merge_weights, run big", "fail")
     assert "1 node: 3.9 of 4 cores" in check.found
     assert "1 node: 0.9 of 1 GB of node disk" in check.found
+
+
+def test_several_jobs_of_a_rule_that_ask_the_same_are_reported_once() -> None:
+    merges = tuple(replace(MERGE, wildcards={"run": run}) for run in "ab")
+    findings = needs.check_nodes([node(cpu="2")], TEMPLATES, [Need("big", 4, 17_500, merges)])
+    assert [finding.what for finding in findings] == ["GPUs", "rule merge_weights, run big"]
 
 
 @pytest.mark.parametrize(
@@ -180,10 +191,10 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
         "a-b==1.0 ; python_full_version >= '3.11' \\\n    --hash=sha256:0\nold==1 ; python_full_version < '3.11' \\\n"
         "c[extra]==2.0 \\\n    --hash=sha256:1\n"
     )
-    assert image_packages.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
-    found = image_packages.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
+    assert inside.check_image("i", "3.12.1", {"A_B": "1.0", "c": "2.0", "more": "1"}, lock).state == "ok"
+    found = inside.check_image("i", "3.12.1", {"a-b": "1.1"}, lock).found
     assert found.endswith("a-b 1.1 instead of 1.0, c missing instead of 2.0")
-    assert len(image_packages.locked_versions(ROOT / "envs/data.lock", "3.11.2")) > 80
+    assert len(inside.locked_versions(ROOT / "envs/data.lock", "3.11.2")) > 80
 
 
 def in_a_pod(*words: object) -> inside.Surroundings:

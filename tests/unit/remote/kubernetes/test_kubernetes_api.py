@@ -18,8 +18,7 @@ from remote.kubernetes.disruptions import Disruptions
 from remote.kubernetes.executor import HardenedExecutor
 from remote.kubernetes.namespace import Namespace, is_refusal
 from remote.kubernetes.outcome import Outcome, not_created
-from remote.kubernetes.patient_watch import PatientWatch
-from remote.kubernetes.watch import Watch
+from remote.kubernetes.watch import PatientWatch, Watch
 from remote.rule_job import RuleJob
 from vlmflow.core.errors import VlmflowError
 
@@ -60,7 +59,7 @@ def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
 ) -> None:
     server.answers = [refusal(403, "Forbidden")] * 2
     assert sight.look(["j"]) == {}
-    monkeypatch.setattr("remote.kubernetes.patient_watch.BLIND_SECONDS", 0.0)
+    monkeypatch.setattr("remote.kubernetes.watch.BLIND_SECONDS", 0.0)
     with pytest.raises(VlmflowError, match=r"has not shown the Jobs for .*: said Forbidden"):
         sight.look(["j"])
 

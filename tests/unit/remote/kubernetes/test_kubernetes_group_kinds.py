@@ -16,13 +16,13 @@ from remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB,
 from remote.cluster.pod_group import GROUP, job_of, named, node_of, rule_container
 from remote.doctor import rbac
 from remote.ended import Ended
-from remote.kubernetes.clean_end import end_all, refuse_strangers
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.disruptions import Disruptions
 from remote.kubernetes.executor import HardenedExecutor
 from remote.kubernetes.group_outcome import judge_pods, newest_seen
 from remote.kubernetes.namespace import Namespace
 from remote.kubernetes.outcome import Outcome, terminated
-from remote.kubernetes.surroundings import Surroundings
+from remote.kubernetes.shutdown import end_all, refuse_strangers
 from remote.kubernetes.waiting import explain
 from remote.kubernetes.watch import Watch
 from remote.rule_job import RuleJob
@@ -185,7 +185,7 @@ def test_a_queue_can_suspend_an_operators_object(kind: IndexedJob) -> None:
     (made["spec"]["runPolicy"] if kind is PYTORCHJOB else made["spec"])["suspend"] = True
     job = kind.as_job(made)
     assert judge_pods(job, [], {0: pod(0), 1: pod(1)}, NOW).state == "waiting"
-    assert explain(job, [], Surroundings()).why == "its Job is suspended, until queue q admits it"
+    assert explain(job, [], ClusterState()).why == "its Job is suspended, until queue q admits it"
 
 
 def of_kind(kind: IndexedJob, made: dict) -> dict:
@@ -350,7 +350,7 @@ def test_a_later_attempt_has_a_name_that_jobset_takes(server: BadMinutes) -> Non
 ENDS = {"metadata": {"name": "attempt-1", "labels": {"vlmflow/rule": "train_model"}}, "spec": {"runtimeRef": {}}}
 
 
-def test_the_clean_end_finds_groups_and_what_is_left_of_them(server: BadMinutes) -> None:
+def test_the_shutdown_finds_groups_and_what_is_left_of_them(server: BadMinutes) -> None:
     cluster, lines = namespace(TRAINJOB), []
     nothing, runtime = (200, {"items": []}, {}), {"metadata": {"name": "left"}}
     server.answers = [nothing, (200, {"items": [ENDS]}, {}), nothing, *[(200, {}, {})] * 3, *[nothing] * 3]
@@ -377,11 +377,11 @@ def test_the_cluster_says_where_the_operator_cannot_create_a_pod(kind: IndexedJo
             "reason": reason,
             "message": 'Error creating: pods "x" is forbidden: violates PodSecurity',
         }
-        found = explain(job, [], Surroundings([], [event]))
+        found = explain(job, [], ClusterState([], [event]))
         assert found.why == '0 of its 2 pods exist: its pod is refused: pods "x" is forbidden: violates PodSecurity'
         assert found.hopeless_after == 0.0
     assert (
-        explain(job, [], Surroundings()).why == f"0 of its 2 pods exist: its pod is not created yet by {kind.operator}"
+        explain(job, [], ClusterState()).why == f"0 of its 2 pods exist: its pod is not created yet by {kind.operator}"
     )
 
 

@@ -8,11 +8,11 @@ import yaml
 
 from remote.cluster.pod_group import GROUP, named, node_of, nodes_of, service_of
 from remote.cluster.pod_templates import template_in
-from remote.kubernetes.disruptions import Disruptions, Made
+from remote.kubernetes.cluster_state import ClusterState
+from remote.kubernetes.disruptions import Disruptions, JobRecord
 from remote.kubernetes.group_outcome import judge_pods
 from remote.kubernetes.job_shape import shape
 from remote.kubernetes.outcome import Outcome
-from remote.kubernetes.surroundings import Surroundings
 from remote.kubernetes.templates import read_template
 from remote.kubernetes.waiting import explain
 from remote.kubernetes.watch import Watch
@@ -269,10 +269,10 @@ def unscheduled(node: int) -> dict:
 
 def test_the_pod_that_lacks_a_node_is_named() -> None:
     starting = pod(0, "Pending")
-    assert explain(job(), [starting, unscheduled(1)], Surroundings()).why.startswith(
+    assert explain(job(), [starting, unscheduled(1)], ClusterState()).why.startswith(
         "pod 1 of 0 to 1: nvidia.com/gpu: 0 asked"
     )
-    assert explain(job(), [pod(0)], Surroundings()).why == "1 of its 2 pods exist: its pod is not created yet"
+    assert explain(job(), [pod(0)], ClusterState()).why == "1 of its 2 pods exist: its pod is not created yet"
 
 
 class Pods:
@@ -325,7 +325,7 @@ def test_an_incomplete_group_ends_and_comes_back_without_using_its_budget() -> N
     outcome = look(162, pod(0), unscheduled(1))
     assert (outcome.state, outcome.ended.taken_away, outcome.incomplete) == ("failed", True, True)
     assert "not all of its pods run after 60 s (cluster.gang_timeout): pod 1 of 0 to 1: " in outcome.ended.cause
-    disruptions, made, pauses = Disruptions(cluster, watch, lambda: 0.0), Made({}, rule_job, None, "j"), []
+    disruptions, made, pauses = Disruptions(cluster, watch, lambda: 0.0), JobRecord({}, rule_job, None, "j"), []
     disruptions._jobs["j"] = made
     for _ in range(30):
         planned = disruptions.plan("j", outcome)

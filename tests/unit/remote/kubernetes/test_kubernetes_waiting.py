@@ -7,7 +7,7 @@ import pytest
 
 from remote.cluster.client import Refused
 from remote.kubernetes import waiting
-from remote.kubernetes.surroundings import Surroundings
+from remote.kubernetes.cluster_state import ClusterState
 from remote.kubernetes.waiting import Waiting
 from remote.kubernetes.watch import Watch
 from remote.rule_job import RuleJob
@@ -18,7 +18,7 @@ JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
 
 def explain(job: dict, pods: list[dict], events: list[dict], nodes: list[dict] | None) -> Waiting:
     own = [pod for pod in pods if pod["metadata"].get("labels", {}).get("job-name") == job["metadata"]["name"]]
-    return waiting.explain(job, own, Surroundings(pods, events, nodes))
+    return waiting.explain(job, own, ClusterState(pods, events, nodes))
 
 
 def pod(requests: dict | None = None, message: str = "", node: str | None = None, waiting: dict | None = None) -> dict:
@@ -275,7 +275,7 @@ def test_a_registry_that_was_away_is_given_its_time_to_refuse_for_good(watched: 
         clock.now += 600
 
 
-def test_surroundings_of_waiting_jobs_are_read_every_half_minute(watched: tuple) -> None:
+def test_the_state_that_explains_waiting_is_read_every_half_minute(watched: tuple) -> None:
     watch, cluster, clock, _ = watched
     watch.follow("j", RuleJob("x"), None)
     for _ in range(60):

@@ -65,10 +65,10 @@ def test_the_plan_has_the_jobs_of_slurm_with_the_profiles_resources(tmp_path: Pa
     (tmp_path / "gpu.yaml").write_text(yaml.safe_dump({"slurm": {"gpu_model": "a100"}}))
     options = doctor.read_profile(str(tmp_path / "mine"), [*DEMO, tmp_path / "gpu.yaml"])
     planned = doctor.planned(options, settings_of(*options.configfile), "qwen3vl-fire", tmp_path)
-    asks = {job.ask.rule: job.ask for job in planned}
-    assert {"train_smoke", "train_model", "merge_weights", "verify_merged", "the group data"} <= set(asks)
-    assert not [rule for rule in asks if rule.startswith("fetch_")]
-    train = asks["train_model"]
+    requests = {job.request.rule: job.request for job in planned}
+    assert {"train_smoke", "train_model", "merge_weights", "verify_merged", "the group data"} <= set(requests)
+    assert not [rule for rule in requests if rule.startswith("fetch_")]
+    train = requests["train_model"]
     assert (train.run, train.partitions, train.account, train.model) == (
         "qwen3vl-fire",
         ("a100", "h100"),
@@ -76,7 +76,7 @@ def test_the_plan_has_the_jobs_of_slurm_with_the_profiles_resources(tmp_path: Pa
         "a100",
     )
     assert (train.threads, train.mem_mb, train.gpus, train.minutes, train.warning) == (2, 6_000, 0, 30, 180)
-    assert asks["merge_weights"].partitions == ("cpu",)
-    assert asks["merge_weights"].warning == 0
-    (words,) = [job.words for job in planned if job.ask.rule == "train_model"]
+    assert requests["merge_weights"].partitions == ("cpu",)
+    assert requests["merge_weights"].warning == 0
+    (words,) = [job.words for job in planned if job.request.rule == "train_model"]
     assert {"sbatch", "a100,h100", "vision", "--mem", "6000", "--signal=TERM@180"} <= set(words)

@@ -79,8 +79,8 @@ def test_what_the_controller_and_accounting_say() -> None:
 def test_accounts_are_those_of_the_user(
     account: str | None, of_user: set[str] | None, enforced: bool, state: str
 ) -> None:
-    asks = [Asked("x", "", 1, 1, account=account)]
-    assert check_accounts(asks, None if of_user is None else frozenset(of_user), enforced).state == state
+    requests = [Asked("x", "", 1, 1, account=account)]
+    assert check_accounts(requests, None if of_user is None else frozenset(of_user), enforced).state == state
 
 
 def test_a_partition_is_shown_with_what_it_has() -> None:

@@ -115,7 +115,7 @@ def test_a_starting_controller_removes_folders_of_ended_pods(tmp_path: Path) -> 
 
 def test_a_sweep_without_such_a_folder_asks_nobody_and_removes_nothing(tmp_path: Path) -> None:
     (tmp_path / ".pods" / "a").mkdir(parents=True)
-    for prefix in (None, tmp_path / "none" / "$VLMFLOW_POD", tmp_path / ".pods"):
+    for prefix in (Path(".snakemake/storage"), tmp_path / "none" / "$VLMFLOW_POD", tmp_path / ".pods"):
         pod_folder.sweep(prefix, lambda: pytest.fail("asked"), pytest.fail)
     (tmp_path / "link").symlink_to(".pods")
     pod_folder.sweep(tmp_path / "link" / "$VLMFLOW_POD", lambda: pytest.fail("asked"), pytest.fail)

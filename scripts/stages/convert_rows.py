@@ -1,0 +1,99 @@
+"""Turn raw rows into ShareGPT rows."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.row_settings import RowChoice, RowLimits
+from vlmflow.config.settings import Settings
+from vlmflow.core.account import write_account
+from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.raw.found_kind import found_kind, of_kind, unread_pictures
+from vlmflow.raw.split import open_rows
+from vlmflow.raw.table_columns import refuse_columns
+from vlmflow.rows.convert import convert
+from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.trajectories import TrainingForm
+
+LOGGER = logging.getLogger("vlmflow")
+
+
+class DatasetBlock(Settings):
+    """The data set's settings that this stage uses; see docs/config.md."""
+
+    kind: str
+    modality: str | None
+    columns: dict[str, str] = {}
+    prompt: str | None = None
+    system_prompt: str | None = None
+    ignore_keys: list[str] = []
+    row_limits: RowLimits = RowLimits()
+    form: str = "trajectory"
+    max_history_rounds: int | None = None
+    min_score: int | None = None
+    single_turn: str | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
+
+    @property
+    def trajectories(self) -> TrainingForm:
+        """How trajectories become training rows."""
+        return TrainingForm(**{name: getattr(self, name) for name in TrainingForm.__dataclass_fields__})
+
+
+def main(
+    *,
+    raw: list[Path],
+    converted: Path,
+    rejects: Path,
+    unread: Path,
+    split: str,
+    settings: DatasetBlock,
+    choice: RowChoice | None = None,
+    fixed_rows: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
+    threads: int = 1,
+) -> None:
+    """Convert one split.
+
+    raw: the split's files, each a JSON array, JSON lines, CSV or parquet.
+    converted: JSON lines to write, one training row each.
+    rejects: JSON lines to write, one for each raw row that is unusable or left out.
+    unread: the account of unread keys to write, with the digests of the other two files.
+    split: train, val or test.
+    settings: those of the data set. choice: which rows are used. fixed_rows: files of edited rows.
+    raw_accounts: the account of each raw file; [] skips their check.
+    """
+    refuse_changed_raw(raw, raw_accounts)
+    modality, columns = settings.modality, settings.columns
+    choice = choice or RowChoice()
+    with open_rows(raw, split, fixed_rows, choice.read_columns) as rows:
+        kind, why = found_kind(settings.kind, rows, columns, choice.take)
+        if why:
+            LOGGER.info("%s: kind auto finds %s", rows, why)
+        make = form_rows(
+            kind,
+            modality,
+            columns,
+            settings.prompt,
+            settings.system_prompt,
+            settings.ignore_keys,
+            settings.row_limits,
+            settings.trajectories,
+            choice.take,
+            choice.frames,
+        )
+        refuse_columns(rows, kind, modality, columns, choice.take)
+        choice = of_kind(choice, kind)
+        if choice.kind and modality != "text":
+            for key, advice in unread_pictures(rows, choice).items():
+                LOGGER.warning(
+                    "%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice
+                )
+        found = convert(rows, converted, rejects, split, make, choice, threads)
+    found.found_kind = why
+    write_account(unread, found)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,137 @@
+"""Compare a run's proven weights with their base on rows that the run was not trained on."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.run_blocks import EvaluationBlock
+from vlmflow.core.account import write_account
+from vlmflow.core.files import whole_folder
+from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
+from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
+from vlmflow.evaluation.looks import record_look
+from vlmflow.evaluation.margins import margin_report
+from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
+from vlmflow.evaluation.results import REPORT, also_chose, with_how_val_was_used
+from vlmflow.evaluation.verdict import judge
+from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.lengths.fitted import fitted_rows
+from vlmflow.merging.proof import proven_digest, read_proof
+from vlmflow.swift.template_texts import named
+
+
+class RunBlock(EvaluationBlock):
+    """The run's settings that this stage uses; see docs/config.md."""
+
+    model_type: str
+
+
+def main(
+    *,
+    verified: Path,
+    full: Path,
+    fitted: Path,
+    model: Path,
+    rows: Path,
+    stats: Path,
+    evaluated: Path,
+    settings: RunBlock,
+    picture_store: Path,
+    evaluation_store: Path,
+    chosen_by: ChosenBy | None = None,
+    pictures: list[Path] | None = None,
+    raw_train: list[Path] | None = None,
+    raw_val: list[Path] | None = None,
+    raw_test: list[Path] | None = None,
+    fixed_rows: list[Path] | None = None,
+    processes: int = 1,
+    threads: int = 1,
+) -> None:
+    """Evaluate one run on one split.
+
+    verified: the proven folder (verified/RUN). full: the training's folder (checkpoints/RUN/full). fitted: its rows
+    (fitted/RUN). model: folder with the base model's manifest.
+    rows: the split of the data set (data/DATASET/val.jsonl or test.jsonl). stats: the data set's account.
+    evaluated: the folder to make (eval/RUN/SPLIT): rows.jsonl, left_out.jsonl and report.json.
+    settings: those of the run. picture_store: the folder with all picture stores.
+    evaluation_store: the folder that keeps measured losses, and the log of looks at test splits.
+    chosen_by: the search that chose the run's settings by val; none on test.
+    pictures: the image manifests of the data set; none if rows have no pictures.
+    raw_train, raw_val, raw_test, fixed_rows: the raw files and those of edited rows, if raw rows have gold answers.
+    processes: how many measure side by side, each with a share of the cores or GPUs; losses do not depend on it.
+    """
+    run, split = evaluated.parent.name, evaluated.name
+    proof, base = read_proof(verified), read_model_manifest(model)
+    settings = named(settings, base.folder)
+    # Only rows that the training was not given have chosen nothing: it may be of a time before val was halved.
+    halved = fitted_rows(fitted).halved
+    chosen = choose_from_split(
+        *(rows, stats, picture_store, pictures or []),
+        RawRows({"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}, fixed_rows or []),
+        feedback=settings.feedback,
+        count=settings.rows,
+        key=f"runs.{run}.evaluate.rows",
+        seed=settings.seed,
+        part="judges" if split == "val" and halved else None,
+    )
+    how = Measurement(
+        model_type=settings.model_type,
+        text_args=settings.text_args,
+        loss_scale=chosen.loss_scale,
+        pictures=chosen.pictures,
+        image_max_tokens=settings.image_max_tokens,
+        max_length=settings.max_length,
+        device=settings.device,
+        dtype=settings.dtype,
+        processes=processes,
+        threads=threads,
+    )
+    tuned_digest = proven_digest(proof)
+    of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
+    of_tuned = ModelScorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)
+    found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
+    out = chosen.out + too_long
+    refuse_none(found, rows, out)
+    figures = margin_report(found)
+    verdict = judge(figures.all)
+    chose = also_chose(full, chosen_by) if split == "val" and not halved else None
+    looks = None
+    if split == "test":
+        looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)
+    left_out = counts_of(out)
+    report = EvaluationReport(
+        run=run,
+        dataset=chosen.dataset,
+        split=split,
+        verdict=verdict.name,
+        costs_first_answers=verdict.costs_first_answers,
+        sentence=with_how_val_was_used(verdict, chose, left_out),
+        rows=figures.all.rows,
+        groups=figures.all.groups,
+        left_out=left_out,
+        feedback=chosen.feedback,
+        figures=figures,
+        looks=looks,
+        rows_digest=chosen.rows_digest,
+        base=EvaluatedModel(base.digest),
+        tuned=EvaluatedModel(tuned_digest),
+        seed=settings.seed,
+        dtype=settings.dtype,
+        device=settings.device,
+        image_max_tokens=settings.image_max_tokens,
+        max_length=settings.max_length,
+        versions=versions(),
+        also_chose=chose,
+    )
+    with whole_folder(evaluated) as folder:
+        write_lines(folder / "rows.jsonl", found)
+        write_lines(folder / "left_out.jsonl", out)
+        write_account(folder / REPORT, report)
+    rows_said = f"{report.rows:,} rows; {sum(report.left_out.values()):,} left out"
+    logging.getLogger("vlmflow").info(f"{run}, {split}: {report.sentence} ({rows_said}: left_out.jsonl)")
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,73 @@
+"""Find and check the pictures that the rows of a split name, and add them to the picture store."""
+
+from contextlib import nullcontext
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.row_settings import PictureLimits, RowChoice
+from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
+from vlmflow.core.progress import Progress
+from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.pictures.resolve import (
+    named_paths,
+    resolve_pictures,
+    say_what_was_found,
+    write_picture_manifest,
+)
+from vlmflow.pictures.roots import PictureRoots
+from vlmflow.pictures.store import PictureStore
+from vlmflow.raw import embedded
+
+
+def main(
+    *,
+    raw: list[Path],
+    manifest: Path,
+    dataset: str,
+    roots: list[str],
+    store: Path,
+    limits: PictureLimits,
+    choice: RowChoice | None = None,
+    fixed_rows: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
+    part: Part = UNDIVIDED,
+    threads: int = 1,
+) -> None:
+    """Resolve the pictures of one split.
+
+    raw: the files of the split's raw rows.
+    manifest: JSON lines to write, one for each distinct path that the rows name.
+    dataset: the data set's name in the configuration.
+    roots: the folders with its pictures; the first one that has a picture wins.
+    store: the folder with all picture stores; the data set's own has its name.
+    limits: the limits of pictures.
+    choice: which rows are used. fixed_rows: files of edited rows. raw_accounts: the account of each raw file; [] skips
+    their check.
+    part: this part and the number of parts, if several pods share the pictures; the stage that joins them then logs
+    what was found.
+    """
+    key = f"datasets.{dataset}.image_roots"
+    PictureRoots(roots, key)  # refuses a missing one before anything is read
+    split = manifest.name.partition(".")[0]
+    refuse_changed_raw(raw, raw_accounts)
+    out_of_rows = store / embedded.ROOT
+    all_used = part == UNDIVIDED and (choice is None or choice.takes_all)
+    with embedded.kept_in(out_of_rows) if all_used else nullcontext():
+        paths = named_paths(raw, split, choice, fixed_rows, threads)
+    paths = dict(items_of(part, paths.items()))
+    if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
+        out_of_rows.mkdir(parents=True, exist_ok=True)  # rows may also name files that are called so in other roots
+        roots = [str(out_of_rows), *roots]
+        if not all_used:
+            with embedded.kept_in(out_of_rows, own):
+                named_paths(raw, split, choice, fixed_rows, threads)
+    picture_roots = PictureRoots(roots, key)
+    with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
+        entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)
+    if part == UNDIVIDED:
+        say_what_was_found(entries, key)
+    write_picture_manifest(manifest, entries)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

@@ -1,0 +1,105 @@
+"""Train a few steps on the longest rows, and open or close the gate to the full run."""
+
+import logging
+from pathlib import Path
+
+from harness.stage import run_stage
+from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_settings import SmokeSettings
+from vlmflow.core.account import write_account
+from vlmflow.core.files import whole_folder
+from vlmflow.estimate.accounts import fits_by, read_estimate
+from vlmflow.estimate.compare import log_compared
+from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.in_trainer.messages import read_events
+from vlmflow.lengths.count import read_lengths
+from vlmflow.lengths.fitted import fitted_rows
+from vlmflow.reports.gate_page import gate_page
+from vlmflow.reports.made_of import to_train
+from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.gate import judge, refuse_failed
+from vlmflow.supervisor.plan import plan_training
+from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows, find_passes, gpu_memory, smoke_training
+from vlmflow.supervisor.train import Trained, draw_losses, report, train
+from vlmflow.supervisor.watch import page_of
+from vlmflow.swift.arguments import Training
+from vlmflow.swift.quick_imports import quick_imports
+
+with quick_imports():
+    from vlmflow.merging.merge_plan import plan_merge
+
+log = logging.getLogger("vlmflow")
+
+
+def main(
+    *,
+    rows: Path,
+    model: Path,
+    smoke: Path,
+    settings: TrainBlock,
+    smoke_settings: SmokeSettings,
+    picture_store: Path,
+    run_store: Path,
+    estimate: Path | None = None,
+    pictures: list[Path] | None = None,
+    threads: int = 1,
+) -> None:
+    """Run the smoke stage of one run.
+
+    rows: the run's rows that fit, with their lengths (fitted/RUN). model: folder with the base model's manifest.
+    smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
+    settings, smoke_settings: those of the run.
+    picture_store, run_store: the folders with all picture stores and all run folders.
+    estimate: the account of estimate_run, which let the run start.
+    pictures: the image manifests of the train and val splits; none if rows have no pictures.
+    """
+    run = smoke.parent.name
+    full = plan_training(settings, rows, model, picture_store, pictures or [])
+    train_lengths, val_lengths = (list(read_lengths(rows / f"{split}.lengths.jsonl")) for split in ("train", "val"))
+
+    folder = run_store / run / "smoke"
+    smoke_settings = capped(smoke_settings, full, len(train_lengths))
+
+    def smoke_of(full: Training) -> tuple[SmokeRows, TrainingReport, Trained]:
+        chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
+        training = smoke_training(full, chosen, smoke_settings, folder)
+        page = page_of(run, "smoke", training.settings)
+        trained = train(training, folder, threads, f"train_smoke {run}", resumes=False, onlooker=page)
+        return chosen, report(training, trained), trained
+
+    if full.settings.micro_batch_tokens == "auto":
+        full, done = find_passes(full, fits_by(read_estimate(estimate), gpu_memory) if estimate else None, smoke_of)
+    else:
+        done = smoke_of(full)
+    chosen, account, trained = done
+    base = read_model_manifest(model)
+    merge = plan_merge(
+        base.folder, trained.best.folder, base.files, full.tuner
+    ).describe()  # refuses as the merge would
+    events = read_events(trained.folder.progress)
+    fitted = fitted_rows(rows)
+    gate = judge(account, events, chosen, train_lengths, val_lengths, full, fitted.splits, merge)
+    write_account(trained.folder.path / "gate.json", gate)
+    if estimate is not None:
+        log_compared(read_estimate(estimate), account, run)
+    refuse_failed(gate, run)
+    log.info(f"{run}: the training touches {merge.touched} of {merge.tensors} tensors: {merge.layers}")
+    if gate.without_adapter is not None:
+        log.info(f"{run}: {gate.without_adapter:.1%} of the model's weights are in layers that get no adapter")
+    if merge.logits_may_be_inconclusive:
+        log.warning(
+            f"{run}: rounding keeps {merge.rounding_leaves:.2f} of the smoke run's update; after a full run as short "
+            "as this one, logits cannot show whether the merge is right, and only the comparison of tensors decides"
+        )
+    log.info(f"{run}: the gate is open; the full run: {gate.full_run.readable}")
+
+    with whole_folder(smoke) as finished:
+        write_account(finished / "gate.json", gate)
+        write_account(finished / "report.json", account)
+        made_of = to_train(base.source, fitted.dataset, settings)
+        (finished / "gate.html").write_text(gate_page(run, gate, made_of), encoding="utf-8")
+        draw_losses(account, f"{run}: smoke run", finished / "loss.png")
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

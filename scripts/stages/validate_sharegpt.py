@@ -1,0 +1,144 @@
+"""Check converted rows, hold out val by picture or prompt, and account for every raw row."""
+
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from harness.stage import run_stage
+from vlmflow.config.data_settings import RAW_SPLITS
+from vlmflow.config.row_settings import NearDuplicates, RowLimits
+from vlmflow.config.settings import Settings
+from vlmflow.core.account import write_account
+from vlmflow.core.files import sha256_of, whole_file
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.reports.counts_page import counts_page
+from vlmflow.rows.holdout import FindLookAlikes
+from vlmflow.rows.stats import EditedFile, RulesUsed, Stats
+from vlmflow.rows.trained_text import last_answer_only
+from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+
+
+class DatasetBlock(Settings):
+    """The data set's settings that this stage uses; see docs/config.md."""
+
+    kind: str
+    one_prompt: bool
+    """All rows have the same prompt: without a picture, they are compared by prompt and answer."""
+
+    form: str
+    max_history_rounds: int | None
+    modality: str | None
+    skip_images: bool
+    test_share: float
+    val_share: float
+    seed: int
+    max_reject_share: float
+    row_limits: RowLimits
+    near_duplicates: NearDuplicates
+    """Whether near-duplicates of the test split are dropped, and up to which distance of pictures."""
+
+    min_score: int | None = None
+    single_turn: str | None = None
+    thoughts: str = "keep"
+    feedback_form: str = "raw"
+    train_on: str = "all"
+    read_columns: list[str] | None = None
+    """The columns to read if the raw rows are parquet; null for all."""
+
+
+def main(
+    *,
+    raw_train: list[Path],
+    converted: list[Path],
+    rejects: list[Path],
+    unread: list[Path],
+    stats: Path,
+    counts: Path,
+    settings: DatasetBlock,
+    raw_val: list[Path] = [],  # noqa: B006
+    raw_test: list[Path] = [],  # noqa: B006
+    pictures: list[Path] | None = None,
+    fixed_rows: list[Path] = [],  # noqa: B006
+    raw_accounts: list[Path] = [],  # noqa: B006
+    hashes: list[Path] | None = None,
+    threads: int = 1,
+) -> None:
+    """Validate one data set.
+
+    raw_train, raw_val, raw_test: the files of the raw splits; [] for one without a file.
+    converted, rejects, unread: the converter's outputs, one file per raw split: train, then val and test if they exist.
+    pictures: the image manifests in the same order; none without pictures, or if they were skipped.
+    raw_accounts: the account of each raw file of all splits; [] skips their check. fixed_rows: files of edited rows.
+    stats: the account to write; the JSON lines train, val, test and quarantine are written beside it.
+    counts: the account as an HTML page, to write.
+    settings: those of the data set; max_history_rounds, min_score, single_turn, thoughts, feedback_form and
+    skip_images are only for stats.json.
+    hashes: the picture hashes of every raw split, if near-duplicates are dropped.
+    """
+    refuse_changed_raw([*raw_train, *raw_val, *raw_test], raw_accounts)
+    raw = {name: files for name, files in zip(RAW_SPLITS, (raw_train, raw_val, raw_test), strict=True) if files}
+    manifests: list[Path] | list[None] = pictures or [None] * len(raw)
+    for unread_keys, *rows in zip(unread, converted, rejects, strict=True):
+        refuse_other_rows(unread_keys, rows)
+    outputs = (converted, rejects, manifests, unread)
+    files = [SplitFiles(*split) for split in zip(raw, raw.values(), *outputs, strict=True)]
+    rules = SplitRules(
+        settings.val_share,
+        settings.seed,
+        settings.max_reject_share,
+        settings.row_limits,
+        settings.test_share,
+        settings.modality,
+        one_prompt=settings.one_prompt,
+        drop_near_questions=settings.near_duplicates.drop,
+        last_answer_only=last_answer_only(settings.form, settings.train_on),
+    )
+    find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
+    counted = validate(files, stats.parent, rules, threads, fixed_rows, find_look_alikes, settings.read_columns)
+    account = Stats(
+        dataset=stats.parent.name,
+        kind=settings.kind,
+        modality=settings.modality,
+        skip_images=settings.skip_images,
+        form=settings.form,
+        mended=[EditedFile(str(file), sha256_of(file)) for file in fixed_rows],
+        settings=_rules_used(settings),
+        **msgspec.structs.asdict(counted),
+    )
+    write_account(stats, account)
+    with whole_file(counts, "w") as page:
+        page.write(counts_page(account))
+
+
+def _rules_used(settings: DatasetBlock) -> RulesUsed:
+    near_duplicates = settings.near_duplicates
+    return RulesUsed(
+        max_history_rounds=settings.max_history_rounds,
+        val_share=settings.val_share,
+        seed=settings.seed,
+        max_reject_share=settings.max_reject_share,
+        row_limits=settings.row_limits.model_dump(),
+        test_share=settings.test_share,
+        min_score=settings.min_score,
+        single_turn=settings.single_turn,
+        thoughts=settings.thoughts,
+        feedback_form=settings.feedback_form,
+        train_on=settings.train_on,
+        near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,
+    )
+
+
+def _finder(hashes: list[Path], distance: int) -> FindLookAlikes:
+    """Return the function that finds pictures too near to the test split's; without hashes it finds none."""
+    if not hashes:
+        return lambda test: {}
+    from vlmflow.pictures.hash_table import read_hashes  # it imports numpy and Pillow, which nothing else here needs
+    from vlmflow.pictures.look_alikes import find_look_alikes
+
+    return partial(find_look_alikes, read_hashes(hashes), distance=distance)
+
+
+if __name__ == "__main__":
+    run_stage(main, globals().get("snakemake"))

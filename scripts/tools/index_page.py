@@ -1,0 +1,51 @@
+"""Write the index of a working directory, reports/index.html: all runs, with what each has made and its pages.
+
+make index                                     the runs of this folder
+make index ARGS="--directory runs/demo"        those of another one
+make index CONFIG=my-run.yaml                also the runs of that file which have not begun, and its stores.runs
+"""
+
+import time
+from pathlib import Path
+
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.core.printable import counted
+from vlmflow.reports.made_of import to_train
+from vlmflow.reports.run_index import index_page
+
+
+def main(files: list[Path], folder: Path) -> Path:
+    """Write the page, and return its place.
+
+    files: as for snakemake's --configfile; the runs that they name are listed also before they have begun.
+    folder: the working directory.
+
+    Raises VlmflowError if the configuration is refused, or the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise VlmflowError(f"{folder} is not a folder", 'name the working directory: ARGS="--directory …"')
+    settings = settings_of(files)
+    named = read_layers(files).get("runs", {})
+    configured = {
+        name: to_train(settings.models[run.model].source, run.dataset, run)
+        for name, run in settings.runs.items()
+        if name in named
+    }
+    page = folder / "reports" / "index.html"
+    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    html, runs = index_page(folder, folder / settings.stores.runs, page, configured, now)
+    with whole_file(page, "w") as file:
+        file.write(html)
+    none = '; name the working directory: ARGS="--directory …"' if not runs else ""
+    print(f"{page}: {counted(runs, 'run')}{none}")
+    return page
+
+
+if __name__ == "__main__":
+    parser = tool_parser(__doc__)
+    given = parser.parse_args()
+    with errors_in_words():
+        main(given.configfile, given.directory)

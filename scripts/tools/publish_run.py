@@ -1,0 +1,98 @@
+"""Send a finished run's verified weights, or its adapter, to a repository on the hub.
+
+    make publish RUN=my-run TO=OWNER/NAME                  the merged weights; shows what, asks; private
+    make publish RUN=my-run TO=OWNER/NAME ADAPTER=1        the adapter alone
+    make publish RUN=my-run TO=OWNER/NAME PUBLIC=1 YES=1   for everybody; for scripts: asks nothing
+
+Every file is compared with its digest before anything is sent, and again as the hub has it. The token is HF_TOKEN's, or
+that of `hf auth login`. A killed upload is resumed by the same command.
+"""
+
+import sys
+from pathlib import Path
+
+from huggingface_hub.utils import disable_progress_bars
+
+from vlmflow.config.command_line import errors_in_words, tool_parser
+from vlmflow.core.asking import agrees
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import printable
+from vlmflow.publish.licences import Rights, rights_of
+from vlmflow.publish.package import Package, adapter_package, merged_package, read_provenance
+from vlmflow.publish.repository import (
+    Repository,
+    address,
+    create,
+    look_at,
+    refuse_other_bytes,
+    refuse_unless_fits,
+    send,
+    tag,
+)
+from vlmflow.serving.finished_run import refuse_no_name
+
+
+def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool) -> None:
+    """Check, show, ask, send, read back, tag.
+
+    run: its name. to: OWNER/NAME. folder: the working directory. adapter: the adapter instead of the merged weights.
+    public: a new repository is for everybody, and an existing one may be. yes: send without asking.
+
+    Raises VlmflowError if no run is named, something is not verified, a licence or the repository forbids it, or the
+    hub refuses.
+    """
+    refuse_no_name(run)
+    merged = folder / "merged" / run
+    facts = read_provenance(merged)
+    rights = rights_of(*(one.rights for one in facts.rounds))
+    found = look_at(to)
+    if adapter:
+        package = adapter_package(merged, folder / "checkpoints" / run / "full", facts)
+    else:
+        package = merged_package(merged, facts)
+    refuse_unless_fits(to, found, package, public)
+    private = found.private if found else not public
+    _show(to, found, package, rights, facts.rounds[-1].base_model.source, private)
+    if not (yes or _agrees(to, private)):
+        print("nothing sent")
+        return
+    commit = send(found or create(to, private), package)
+    refuse_other_bytes(to, commit, package.files)
+    tag(to, package, commit)
+    print(f"published: {address(to, package)}\n  every digest on the hub is that of the verified file")
+
+
+def _show(to: str, found: Repository | None, package: Package, rights: list[Rights], base: str, private: bool) -> None:
+    for name, file in package.files.items():
+        print(f"{file.size:>16,} bytes  {file.sha256[:12]}  {printable(name)}")
+    print(f"{package.size:>16,} bytes  in {len(package.files)} files")
+    print("licences:")
+    for one in rights:
+        print(f"  {one}")
+    print(f"  its own, which is not recorded here: base model {printable(base)}")
+    if package.paths:
+        print(f"names of this machine in the files: {printable(', '.join(package.paths))}")
+    place = "exists, is" if found else "new,"
+    print(f"to: {to} ({place} {'private' if private else 'PUBLIC: everybody may have it'}), tag {package.tag}")
+
+
+def _agrees(to: str, private: bool) -> bool:
+    if not sys.stdin.isatty():
+        raise VlmflowError("nothing sent: there is no terminal to ask on", "add YES=1 to send what is listed")
+    return agrees(f"Send all of it to {to}{'' if private else ', for everybody to see'}?")
+
+
+if __name__ == "__main__":
+    parser = tool_parser(__doc__, run="merged", configured=False)
+    parser.add_argument("--to", required=True, help="the repository on the hub: OWNER/NAME")
+    parser.add_argument("--adapter", action="store_true", help="the adapter alone, not the merged weights")
+    parser.add_argument("--public", action="store_true", help="everybody may have it; without this it is private")
+    parser.add_argument("--yes", action="store_true", help="send without asking")
+    given = parser.parse_args()
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # they overwrite a line of a terminal; a log gets a line per file
+    with errors_in_words():
+        try:
+            main(given.run, given.to, given.directory, given.adapter, given.public, given.yes)
+        except KeyboardInterrupt:
+            sys.exit("\nstopped: run the same command again to go on")

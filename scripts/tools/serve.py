@@ -1,0 +1,113 @@
+"""Serve a run's weights on this machine alone, by an OpenAI-compatible API, until Ctrl-C.
+
+make serve RUN=qwen3vl-fire ARGS="--directory runs/demo"     a run of another working directory
+make serve RUN=my-run ADAPTER=1                              base + adapter, without the merge
+make serve RUN=my-run ARGS="--what base"                     its base alone, with the run's picture limits
+make serve RUN=my-run PORT=8000 GPUS=2
+
+transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on GPUs
+(its command is printed in any case). Pictures are scaled as in the training. The server asks for a key: that of
+VLMFLOW_ANSWER_KEY, or one that is made at random and printed.
+"""
+
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from contextlib import AbstractContextManager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, get_args
+
+from vlmflow.config.command_line import errors_in_words, tool_parser
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.keys import ANSWER_KEY, key_of
+from vlmflow.pictures.budget import PictureBudget
+from vlmflow.serving.finished_run import FinishedRun, finished_run
+from vlmflow.serving.served_folder import link_served
+from vlmflow.serving.server import Server, environment, free_port, running, serve_with_transformers
+from vlmflow.serving.vllm import vllm_words
+
+What = Literal["merged", "adapter", "base"]
+"""Which weights of a run are served; adapter: the base with the adapter upon it."""
+
+
+def main(name: str, folder: Path, port: int, gpus: int, what: What = "merged") -> None:
+    """Serve until Ctrl-C or SIGTERM.
+
+    name: the run. folder: the working directory. port: on the loopback address; 0: a free one. gpus: those that share
+    the model; 0: as many as trained it. what: the merged weights, the base with the adapter upon it, or the base alone.
+
+    Prints the key that requests need, unless VLMFLOW_ANSWER_KEY has it.
+
+    Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
+    """
+    run, key = finished_run(folder, name), key_of(ANSWER_KEY)
+    with tempfile.TemporaryDirectory(prefix="vlmflow-serve-") as made:
+        scratch, log = Path(made), (folder / "logs" / "serve" / f"{name}.log").absolute()
+        if run.device == "cpu":
+            serving = _with_transformers(run, scratch, log, port, key, what)
+        else:
+            serving = _with_vllm(run, scratch, log, port, key, gpus or run.ranks, what)
+        with serving as server:
+            print(f"serving {name} at {server.url} (Ctrl-C ends it); its output: {log}")
+            print(f"  the model's name in requests: {server.model}")
+            print(f"  the key in requests: {f'that of {ANSWER_KEY}' if key else server.key}", flush=True)
+            while server.process.poll() is None:
+                time.sleep(0.5)
+        raise VlmflowError(f"the server ended with code {server.process.returncode}", f"read its output: {log}")
+
+
+def _parts(run: FinishedRun, what: What) -> tuple[Path, Path | None]:
+    """Return the folder of the model, and that of the adapter if one is put upon it."""
+    if what == "merged":
+        return run.merged, None
+    return run.base(), run.adapter() if what == "adapter" else None
+
+
+def _with_transformers(
+    run: FinishedRun, scratch: Path, log: Path, port: int, key: str | None, what: What
+) -> AbstractContextManager[Server]:
+    model, adapter = _parts(run, what)
+    link_served(model, scratch / run.name, run.settings.image_max_tokens, adapter)
+    folder, dtype = scratch / run.name, run.settings.dtype
+    return serve_with_transformers(folder, scratch / "cache", log, dtype=dtype, port=port, key=key)
+
+
+def _with_vllm(
+    run: FinishedRun, scratch: Path, log: Path, port: int, key: str | None, gpus: int, what: What
+) -> AbstractContextManager[Server]:
+    """Print vLLM's command, and run it if vLLM is installed.
+
+    vLLM takes the picture limits from the command, so that it needs no folder of ours and can be copied elsewhere.
+    """
+    model, adapter = _parts(run, what)
+    budget = PictureBudget.of(model, run.settings.image_max_tokens)
+    at, length = port or free_port(), run.settings.max_length
+    words = vllm_words(model, run.name, gpus, length, budget.processor is not None, budget.limits, at, adapter)
+    print(f'VLLM_API_KEY="${{VLLM_API_KEY:?choose a key}}" HF_HUB_OFFLINE=1 {shlex.join(words)}', flush=True)
+    if find_spec("vllm") is None:
+        raise VlmflowError(
+            f"not run here: vllm is not installed in {sys.prefix}",
+            "install vLLM 0.11 or later into an environment of its own on a machine with GPUs, and copy the command "
+            "above there, where VLLM_API_KEY has a key of your choice",
+        )
+    own = [str(Path(sys.executable).with_name("vllm")), *words[1:]]
+    # SIGTERM, because its workers outlive it after SIGKILL.
+    return running(own, run.name, at, scratch, log, environment(scratch), at_our_death=signal.SIGTERM, key=key)
+
+
+if __name__ == "__main__":
+    parser = tool_parser(__doc__, run="runs", configured=False)
+    kinds = ", ".join(get_args(What))
+    parser.add_argument("--what", choices=get_args(What), default="merged", help=f"which weights: {kinds}")
+    parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
+    parser.add_argument(
+        "--gpus", type=int, default=0, help="GPUs that share the model; without it as many as trained it"
+    )
+    given = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
+    with errors_in_words():
+        main(given.run, given.directory, given.port, given.gpus, given.what)

@@ -1,0 +1,117 @@
+"""Send a finished run to trackers: also one of the past, and one whose configuration names none.
+
+make track RUN=my-run CONFIG=my-run.yaml                                        the trackers of runs.my-run.track
+make track RUN=qwen3vl-fire ARGS="--directory runs/demo --mlflow sqlite:///mlflow.db"
+make track RUN=my-run ARGS="--wandb my-project --otlp http://localhost:4318"
+
+It reads what the run recorded, with all evaluations and answers of its weights that are there. A second call sends
+nothing twice.
+"""
+
+import logging
+import sys
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from vlmflow.config.command_line import settings_of, tool_parser
+from vlmflow.config.data_settings import RAW_SPLITS
+from vlmflow.config.track_settings import TrackSettings
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.printable import printable, printable_lines
+from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.results import REPORT
+from vlmflow.serving.finished_run import FinishedRun, finished_run
+from vlmflow.track.row_traces import all_traces
+from vlmflow.track.send import send
+from vlmflow.track.story import of_weights, story_of
+
+log = logging.getLogger("vlmflow")
+
+
+def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> None:
+    """Send the run.
+
+    name: the run. files: as for snakemake's --configfile. folder: the working directory. given: trackers, as in
+    runs.NAME.track; without any, those of the configuration. A file of the configuration is relative to the working
+    directory, as in the rule; a given one to the current folder.
+
+    Raises VlmflowError if the run has no weights, no tracker is named, or one of them failed.
+    """
+    run = finished_run(folder, name)
+    config = settings_of(files)
+    if given:
+        settings = _trackers(given)
+    elif name in config.runs and (configured := config.runs[name].track):
+        settings = configured.within(folder)
+    else:
+        raise VlmflowError(
+            f"run {name}: no tracker is named",
+            'name one: ARGS="--mlflow sqlite:///mlflow.db", or set runs.NAME.track and give its file: '
+            "CONFIG=my-run.yaml",
+        )
+    evaluated = _made(folder, "eval", run)
+    answered = _made(folder, "answers", run)
+    if settings.otlp and not evaluated:
+        raise VlmflowError(
+            f"{folder / 'eval' / name}: the run's weights were not evaluated, and traces are of evaluated rows",
+            f"evaluate it: .venv/bin/snakemake … -- eval/{name}/val; or leave otlp out",
+        )
+    story = story_of(folder / "checkpoints" / name / "full", run.merged, evaluated, answered)
+    datasets = {each.name: read_account(each / REPORT, EvaluationReport).dataset for each in evaluated}
+    rows = {split: folder / "data" / dataset / f"{split}.jsonl" for split, dataset in datasets.items()}
+    places = (
+        folder / "images" / dataset / f"{split}.jsonl" for dataset in {*datasets.values()} for split in RAW_SPLITS
+    )
+    manifests = [place for place in places if place.is_file()]
+    send(
+        story,
+        lambda: all_traces(evaluated, answered, rows, manifests, story.ended),
+        settings,
+        folder / config.stores.trackers,
+    )
+
+
+def _made(folder: Path, stage: str, run: FinishedRun) -> list[Path]:
+    """Return a stage's folders of splits that are of the run's weights; the log names those of other weights.
+
+    Raises VlmflowError if a report is damaged.
+    """
+    found = []
+    for split in sorted(report.parent for report in (folder / stage / run.name).glob(f"*/{REPORT}")):
+        if of_weights(split, run.merged):
+            found.append(split)
+        else:
+            log.warning(
+                f"{split}: it is of other weights than those in {run.merged}, so its figures are left out\n  "
+                f"what to do: remove it, make it again (.venv/bin/snakemake … -- {stage}/{run.name}/{split.name}), and "
+                "run the same command again"
+            )
+    return found
+
+
+def _trackers(given: dict[str, str]) -> TrackSettings:
+    try:
+        return TrackSettings.model_validate(given)
+    except ValidationError as error:
+        faults = "; ".join(
+            f"{'.'.join(map(str, fault['loc'])) or 'trackers'}: {fault['msg']}" for fault in error.errors()
+        )
+        raise VlmflowError(faults, "see --help") from None
+
+
+if __name__ == "__main__":
+    parser = tool_parser(__doc__, run="merged")
+    parser.add_argument("--mlflow", help="a server's address, or sqlite:///FILE, relative to this folder")
+    parser.add_argument("--experiment", help="MLflow's experiment (vlmflow)")
+    parser.add_argument("--wandb", help="a project of Weights & Biases; the run is written as an offline run")
+    parser.add_argument("--otlp", help="an OpenTelemetry endpoint, without /v1/traces")
+    options = parser.parse_args()
+    chosen = {key: getattr(options, key) for key in ("mlflow", "experiment", "wandb", "otlp")}
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        main(options.run, options.configfile, options.directory, {key: value for key, value in chosen.items() if value})
+    except VlmflowError as error:
+        said = printable(error.cause) + "\n  what to do: " + printable_lines(error.next_step)
+        sys.exit(said.replace("runs.NAME", f"runs.{printable(options.run)}"))

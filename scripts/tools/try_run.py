@@ -1,0 +1,94 @@
+"""Ask a run's base model and its tuned weights the same, see both answers side by side, then give feedback.
+
+    make try RUN=qwen3vl-fire ARGS="--directory runs/demo"                  about the first row of the val split
+    make try RUN=my-run PICTURE=cat.jpg ASK="What is the cat doing?"        about your own picture
+    make try RUN=my-run FEEDBACK="Count again."                             without asking you
+
+Both models are in the memory of this process, on its GPUs if it has some, and scale pictures as the training did.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.chat import Turn, without_tags
+from vlmflow.serving.answer import Answer
+from vlmflow.serving.asked import Asked, asked_by_person, asked_in_val, opened
+from vlmflow.serving.finished_run import finished_run
+from vlmflow.serving.side_by_side import lines, show
+from vlmflow.swift.quick_imports import quick_imports
+
+
+def main(
+    name: str,
+    files: list[Path],
+    folder: Path,
+    picture: Path | None = None,
+    ask: str | None = None,
+    feedback: str | None = None,
+    most_tokens: int = 256,
+) -> None:
+    """Ask, show, and ask again after feedback.
+
+    name: the run. files: as for snakemake's --configfile; they may say where the pictures are. folder: the working
+    directory. picture, ask: what to ask; without them a row of the val split. feedback: on the first answers; without
+    it the person is asked, and without a terminal the row's own is used. most_tokens: of an answer.
+
+    Raises VlmflowError if the run has no weights, or there is nothing to ask.
+    """
+    run, console = finished_run(folder, name), Console(highlight=False)
+    stores = settings_of(files).stores
+    if picture and not ask:
+        raise VlmflowError(f"{picture}: there is no question about it", "ask one: ASK=…")
+    asked = asked_by_person(ask, picture) if ask else asked_in_val(folder / "fitted" / name, folder / stores.pictures)
+    pictures = [opened(file) for file in asked.pictures]
+    console.print(Text(lines("\n".join([asked.what, *map(str, asked.pictures)]))))
+    console.print(Text(f"\nquestion: {lines(without_tags(asked.turns[-1].value))}"))
+    names = [f"base ({run.source})", f"tuned ({name})"]
+    with tempfile.TemporaryDirectory(prefix="vlmflow-try-") as scratch:
+        with quick_imports():  # takes seconds: only after everything that can be refused without it
+            from vlmflow.serving.loaded import load_both
+        models = load_both(run, Path(scratch))
+        first = [model.answer(asked.turns, pictures, most_tokens, asked.tools) for model in models]
+        show(console, names, first)
+        given = feedback or _feedback(asked)
+        if not given:
+            return
+        console.print(Text(f"feedback: {lines(given)}"))
+        second = [
+            model.answer(_after(asked, answer, given), pictures, most_tokens, asked.tools)
+            for model, answer in zip(models, first, strict=True)
+        ]
+        show(console, names, second)
+
+
+def _feedback(asked: Asked) -> str | None:
+    """Ask the person; Enter stands for the row's own feedback. Without a terminal it is taken at once."""
+    if not sys.stdin.isatty():
+        return asked.feedback
+    own = f" [Enter: {lines(asked.feedback)}]" if asked.feedback else " [Enter: none]"
+    try:
+        return input(f"feedback{own}\n> ").strip() or asked.feedback
+    except EOFError:
+        return None
+
+
+def _after(asked: Asked, answer: Answer, feedback: str) -> list[Turn]:
+    return [*asked.turns, Turn("gpt", answer.text), Turn("human", feedback)]
+
+
+if __name__ == "__main__":
+    parser = tool_parser(__doc__, run="merged")
+    parser.add_argument("--picture", type=Path, help="a file; without it and --ask, a row of the val split")
+    parser.add_argument("--ask", help="the question")
+    parser.add_argument("--feedback", help="on the first answers; without it you are asked")
+    parser.add_argument("--most-tokens", type=int, default=256, help="of an answer (256)")
+    given = parser.parse_args()
+    about = (given.picture, given.ask, given.feedback)
+    with errors_in_words():
+        main(given.run, given.configfile, given.directory, *about, given.most_tokens)
