@@ -1,7 +1,7 @@
 """What this workflow changes inside Snakemake, since 9.27.1 has no public way to it; nothing else replaces its parts.
 
 Each function names the upstream line that it works around. A test (tests/unit/harness/test_patches.py) fails when
-upstream no longer needs it: then delete the function. A sixth patch is in `remote.slurm.in_job`, for jobs of Slurm.
+upstream no longer needs it: then delete the function.
 """
 
 import sys
@@ -71,6 +71,23 @@ def store_by(*classes: type) -> None:
     for ours in classes:
         theirs = ours.__mro__[1]
         sys.modules[theirs.__module__].StorageObject = ours  # type: ignore[attr-defined]
+
+
+def on_sigterm(then: Callable[[], None]) -> None:
+    """Call a function when Snakemake gets SIGTERM while jobs run; Snakemake starts no more jobs, and waits for these.
+
+    snakemake/scheduling/job_scheduler.py:574 (`JobScheduler.exit_gracefully`): neither the jobs nor the workflow hear
+    of the signal.
+    """
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    wait_for_jobs = JobScheduler.exit_gracefully
+
+    def wait_and_say(scheduler: Any, *signal_and_frame: Any) -> None:
+        wait_for_jobs(scheduler, *signal_and_frame)
+        then()
+
+    JobScheduler.exit_gracefully = wait_and_say
 
 
 def watch_executor(plugin: Any, named: Callable[[], None], install: Callable[[], None] | None) -> None:

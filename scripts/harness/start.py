@@ -45,7 +45,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     if workflow.remote_exec:  # a pod runs a job, and no `onstart`
         quick_start.leave_out_what_nobody_uses()
         if place.IN_SLURM in os.environ:
-            import_module("remote.slurm.in_job").install(workflow)
+            import_module("remote.slurm.in_job").install(workflow, patches.on_sigterm)
     stage.let_stages_end_with_this_process()
     failures.install()
     stage_environment.tell_stages(workflow, settings)

@@ -12,11 +12,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
-from snakemake.scheduling.job_scheduler import JobScheduler
 
 from remote.slurm.commands import SlurmError, ask
 from remote.slurm.ended import WHY, read_verdict
@@ -47,17 +47,18 @@ def verdict_file(folder: Path, job: str) -> Path:
     return folder / f"{job}.json"
 
 
-def install(workflow: Any) -> None:
-    """Pass SIGTERM on to a stage that saves when it is told, and ask Slurm at the end to let its job come again."""
+def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> None:
+    """Pass SIGTERM on to a stage that saves when it is told, and ask Slurm at the end to let its job come again.
+
+    on_sigterm: `harness.patches.on_sigterm`.
+    """
     job, told = os.environ["SLURM_JOB_ID"], []
     file = verdict_file(Path(os.environ[ENDS]), job)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)  # that of an earlier start
     os.environ[VERDICT] = str(file)
-    wait_for_stages = JobScheduler.exit_gracefully
 
-    def tell(self: Any, *signal_and_frame: Any) -> None:
-        wait_for_stages(self, *signal_and_frame)
+    def tell() -> None:
         if _warning(workflow):
             told.append(True)
             threading.Thread(target=tell_trainers, daemon=True).start()
@@ -74,7 +75,7 @@ def install(workflow: Any) -> None:
                 print(why, file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGTERM, end)
-    JobScheduler.exit_gracefully = tell
+    on_sigterm(tell)
     atexit.register(come_again)
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,15 @@ from remote.storage.fs_object import FsObject
 from workflow_runs import ROOT
 
 
-def snakemake(folder: Path, snakefile: str, *words: str) -> str:
-    """Run Snakemake in a folder on a Snakefile that can use `patches`, and return its output."""
+def write(folder: Path, snakefile: str) -> None:
+    """Write a Snakefile that can use `patches`."""
     head = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\nfrom harness import patches\n"
     (folder / "Snakefile").write_text(head + snakefile)
+
+
+def snakemake(folder: Path, snakefile: str, *words: str) -> str:
+    """Run Snakemake in a folder on a Snakefile (`write`), and return its output."""
+    write(folder, snakefile)
     call = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-triggers", "params", "--keep-incomplete"]
     done = subprocess.run([*call, *words], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -153,3 +159,32 @@ def test_an_executor_is_replaced_when_it_is_made(monkeypatch: pytest.MonkeyPatch
     assert not made
     plugin.executor("workflow", "logger")
     assert made == [("workflow", "logger")]
+
+
+WAITS = """
+rule all:
+    output: "all.txt"
+    shell: "trap 'echo the job hears of it >&2' TERM; touch begun; sleep 1; touch {output}"
+"""
+
+TOLD = "patches.on_sigterm(lambda: print('the workflow hears of it'))\n"
+
+
+@pytest.mark.parametrize("patched", [False, True])
+def test_nobody_hears_of_sigterm(tmp_path: Path, patched: bool) -> None:
+    """`on_sigterm`. A shell runs its trap when `sleep` has ended."""
+    write(tmp_path, (TOLD if patched else "") + WAITS)
+    with subprocess.Popen(
+        [sys.executable, "-m", "snakemake", "--cores", "1"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        while not (tmp_path / "begun").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.terminate()
+        said = process.communicate()[0]
+    assert (tmp_path / "all.txt").exists()
+    assert "the job hears of it" not in said
+    assert ("the workflow hears of it" in said) == patched

@@ -21,10 +21,11 @@ NEAR, FAR = f"RUNNING|{(WARNING + 59) // 60}:59\n", "RUNNING|1-00:00:00\n"
 JOB = """
 import os, signal, sys, time
 from types import SimpleNamespace
+from harness.patches import on_sigterm
 from remote.slurm import in_job
 in_job.UNTIL_REQUEUED = 0
 job = SimpleNamespace(resources={"warning_seconds": 180})
-in_job.install(SimpleNamespace(dag=SimpleNamespace(jobs=[job]), scheduler=None))
+in_job.install(SimpleNamespace(dag=SimpleNamespace(jobs=[job]), scheduler=None), on_sigterm)
 if sys.argv[1:] == ["told"]:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(20)
