@@ -33,7 +33,7 @@ rule answer:
     wildcard_constraints:
         split="val|test",
     params:
-        modules=params.form_modules_of_run,  # it says which rows have feedback, and reads right answers
+        modules=params.form_modules,  # it says which rows have feedback, and reads right answers
         settings=params.run(EvaluationBlock, "answer"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),

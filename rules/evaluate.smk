@@ -35,7 +35,7 @@ rule evaluate:
     wildcard_constraints:
         split="val|test",
     params:
-        modules=params.form_modules_of_run,  # it says which rows have feedback
+        modules=params.form_modules,  # it says which rows have feedback
         settings=params.run(EvaluationBlock, "model.model_type"),
         chosen_by=params.chosen_by_of_val,
         processes=params.processes,
@@ -49,7 +49,7 @@ rule evaluate:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=resources.weights_disk,
         runtime=720,
-        pod_template=resources.node_template,
+        pod_template=resources.template(resources.node_gpus),
     message:
         "Evaluating {wildcards.run} on {wildcards.split}"
     script:

@@ -7,14 +7,17 @@
 # Holds: every train picture within near_duplicates.picture_distance of a test picture is there, with the nearest one.
 #        This rule drops nothing: with near_duplicates.drop, validate_sharegpt rejects these rows.
 
+# A mixture has only its train rows: its data sets search their other rows themselves.
+is_mixture = lookup(dpath="datasets/{dataset}/mix", within=config, default=None)
+
 
 rule find_near_duplicates:
     """Name the near-duplicates between the train and the test split."""
     input:
         test_rows="data/{dataset}/test.jsonl",
-        train_rows=inputs.searched,
+        train_rows=branch(is_mixture, then="data/{dataset}/train.jsonl", otherwise="converted/{dataset}/train.jsonl"),
         stats="data/{dataset}/stats.json",
-        unread=inputs.account_of_searched,
+        unread=branch(is_mixture, then="data/{dataset}/stats.json", otherwise="converted/{dataset}/train.unread.json"),
         pictures=inputs.manifests,
         hashes=inputs.hashes,
     output:

@@ -28,22 +28,22 @@ rule judge_best:
     benchmark:
         "benchmarks/judge_best/{search}.tsv"
     params:
-        modules=inputs.of_search(params.form_modules_of_run),  # it says which rows have feedback
+        modules=inputs.of_search(params.form_modules),  # it says which rows have feedback
         settings=params.search_run(TrainBlock),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
         limits=params.search("limits"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
-    threads: resources.of_search(resources.train_threads)
+    threads: inputs.of_search(resources.train_threads)
     resources:
-        gpu=resources.of_search(resources.node_gpus),
+        gpu=inputs.of_search(resources.node_gpus),
         gpu_manufacturer="nvidia",
         scale=0,
-        mem_mb=resources.of_search(resources.train_mem),
-        disk_mb=resources.of_search(resources.weights_disk),
+        mem_mb=inputs.of_search(lookup(dpath="runs/{run}/resources/train_mem_mb", within=config)),
+        disk_mb=inputs.of_search(resources.weights_disk),
         runtime=720,
-        pod_template=resources.of_search(resources.node_template),
+        pod_template=inputs.of_search(resources.template(resources.node_gpus)),
     message:
         "Judging the best trial of {wildcards.search}"
     script:

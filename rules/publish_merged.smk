@@ -18,7 +18,7 @@ rule publish_merged:
         model=inputs.model,
         rows="fitted/{run}",
         stats=inputs.data("stats.json"),
-        evaluations=inputs.evaluations,
+        evaluations=branch(lookup(dpath="runs/{run}/evaluate", within=config), then=inputs.evaluated),
     output:
         published=directory("merged/{run}"),
     log:
@@ -31,7 +31,7 @@ rule publish_merged:
             *("dataset.all_addresses", "dataset.licence", "dataset.source_licences", "evaluation.require", "chosen_by")
         ),
         picture_licences=params.picture_licences,
-        good_run=params.good_run_of_run,
+        good_run=params.good_run,
     threads: 1
     resources:
         mem_mb=2_000,

@@ -17,7 +17,10 @@ manifest_of_part = f"images/{{dataset}}/{{split}}{names.part}.jsonl"
 rule resolve_images:
     """Find, check and name every picture that the rows name."""
     input:
-        inputs.fetched_pictures,
+        branch(
+            lookup(dpath="datasets/{dataset}/fetch_images", within=config),
+            then="images/{dataset}/{split}.fetched.json",
+        ),
         raw=inputs.raw,
         raw_accounts=inputs.raw_accounts,
         fixed_rows=inputs.fixed_rows,

@@ -6,16 +6,18 @@
 # Holds: no other stage needs it, and no training knows a tracker: one that fails costs nothing but this file. Sending
 #        again sends nothing twice; after a kill or a failure the same command sends what is missing.
 
+is_evaluated = lookup(dpath="runs/{run}/evaluate", within=config)
+
 
 rule track:
     """Send a finished run to its trackers."""
     input:
         full="checkpoints/{run}/full",
         merged="merged/{run}",
-        evaluated=inputs.evaluations,
-        answered=inputs.tracked_answers,
-        rows=inputs.tracked_rows,
-        pictures=inputs.tracked_pictures,
+        evaluated=branch(is_evaluated, then=inputs.evaluated),
+        answered=branch(is_evaluated, then=inputs.answered),
+        rows=branch(is_evaluated, then=inputs.evaluated_rows),
+        pictures=branch(is_evaluated, then=inputs.run_pictures),
     output:
         tracked="tracked/{run}.json",
     log:

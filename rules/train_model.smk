@@ -43,7 +43,7 @@ rule train_model:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=resources.train_disk,
         runtime=lookup(dpath="runs/{run}/resources/train_runtime", within=config),
-        pod_template=resources.train_template,
+        pod_template=resources.template(resources.train_gpus),
     message:
         "Training {wildcards.run}"
     script:

@@ -42,7 +42,7 @@ rule train_smoke:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=20_000,
         runtime=120,
-        pod_template=resources.train_template,
+        pod_template=resources.template(resources.train_gpus),
     message:
         "Smoke run of {wildcards.run}: the longest rows first"
     script:

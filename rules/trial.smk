@@ -34,17 +34,17 @@ rule trial:
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
-    threads: resources.of_search(resources.train_threads)
+    threads: inputs.of_search(resources.train_threads)
     resources:
-        nodes=resources.of_search(resources.train_nodes),
-        gpu=resources.of_search(resources.train_gpus),
+        nodes=inputs.of_search(resources.train_nodes),
+        gpu=inputs.of_search(resources.train_gpus),
         gpu_manufacturer="nvidia",
         scale=0,
         warning_seconds=180,  # on Slurm: so long before its end it is told to save
-        mem_mb=resources.of_search(resources.train_mem),
-        disk_mb=resources.of_search(resources.train_disk),
-        runtime=resources.of_search(resources.train_runtime),
-        pod_template=resources.of_search(resources.train_template),
+        mem_mb=inputs.of_search(lookup(dpath="runs/{run}/resources/train_mem_mb", within=config)),
+        disk_mb=inputs.of_search(resources.train_disk),
+        runtime=inputs.of_search(lookup(dpath="runs/{run}/resources/train_runtime", within=config)),
+        pod_template=inputs.of_search(resources.template(resources.train_gpus)),
     message:
         "Trial of {wildcards.search}: round {wildcards.round}, rung {wildcards.rung}, slot {wildcards.slot}"
     script:

@@ -22,7 +22,7 @@ rule validate_sharegpt:
         unread=inputs.per_split("converted/{dataset}/{split}.unread.json"),
         pictures=inputs.manifests,
         fixed_rows=inputs.fixed_rows,
-        hashes=inputs.hashes_to_drop_by,
+        hashes=branch(lookup(dpath="datasets/{dataset}/near_duplicates/drop", within=config), then=inputs.hashes),
     output:
         "data/{dataset}/train.jsonl",
         "data/{dataset}/val.jsonl",

@@ -34,7 +34,7 @@ rule verify_merged:
         mem_mb=lookup(dpath="runs/{run}/resources/train_mem_mb", within=config),
         disk_mb=resources.weights_disk,
         runtime=120,
-        pod_template=resources.verify_template,
+        pod_template=resources.template(resources.verify_gpus),
     message:
         "Verifying the merged weights of {wildcards.run}"
     script:

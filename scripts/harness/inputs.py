@@ -4,14 +4,13 @@ They refuse by ending the process, because Snakemake would print an exception wi
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.mixture_inputs import MixtureInputs, splits_of
 from harness.search_inputs import SearchInputs
 from harness.volume_inputs import as_inputs
-from vlmflow.config.data_settings import RAW_SPLITS
+from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.source import base_run, parse_source
@@ -24,7 +23,7 @@ InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""
 
 
-class RuleInputs(SearchInputs, MixtureInputs):
+class RuleInputs(SearchInputs):
     """The input functions. A method that takes wildcards is one; the others return one, or file names."""
 
     def __init__(self, workflow: Any, settings: Config) -> None:
@@ -109,12 +108,6 @@ class RuleInputs(SearchInputs, MixtureInputs):
         key, files = f"datasets.{dataset}.fixed_rows", self._settings.raw_datasets[dataset].fixed_row_files
         return [path for file in files for path in self._local_file(key, file)]
 
-    def fetched_pictures(self, wildcards: Any) -> list[str]:
-        """The account of the fetched pictures of wildcards `dataset` and `split`, if it fetches any."""
-        if not self._settings.raw_datasets[wildcards.dataset].fetch_images:
-            return []
-        return [f"images/{wildcards.dataset}/{wildcards.split}.fetched.json"]
-
     def per_split(self, pattern: str) -> InputFunction:
         """`pattern` for every raw split of wildcard `dataset`, in the order of `splits_of`."""
         return lambda wildcards: self._of_splits(pattern, wildcards)
@@ -142,11 +135,41 @@ class RuleInputs(SearchInputs, MixtureInputs):
         members = self._settings.members(wildcards.dataset)
         if not any(member.test or member.test_share for member in members.values()):
             return []
-        return self.with_pictures(members, "images/{member}/{split}.hashes.jsonl")
+        return self._with_pictures(members, "images/{member}/{split}.hashes.jsonl")
 
-    def hashes_to_drop_by(self, wildcards: Any) -> list[str]:
-        """The hashes of all splits, if wildcard `dataset` drops near-duplicates of its test split; otherwise none."""
-        return self.hashes(wildcards) if self._settings.raw_datasets[wildcards.dataset].near_duplicates.drop else []
+    def member_pictures(self, wildcards: Any) -> list[str]:
+        """The image manifests of the data sets that the mixture `dataset` mixes."""
+        return self._with_pictures(self._settings.members(wildcards.dataset), "images/{member}/{split}.jsonl")
+
+    def _with_pictures(self, members: Mapping[str, DatasetSettings], pattern: str) -> list[str]:
+        """Return files of every raw split of those data sets that have pictures."""
+        return [
+            pattern.format(member=name, split=split)
+            for name, member in members.items()
+            if member.has_manifests
+            for split in splits_of(self._settings, name)
+        ]
+
+    def of_members(self, *files: str) -> InputFunction:
+        """Some files of each of the data sets that the mixture `dataset` mixes.
+
+        It ends the process if one has skip_images.
+        """
+
+        def named(wildcards: Any) -> list[str]:
+            self._refuse_unchecked_pictures(wildcards.dataset, f"mixture {wildcards.dataset} would have")
+            return [f"data/{member}/{file}" for member in self._settings.members(wildcards.dataset) for file in files]
+
+        return named
+
+    def _refuse_unchecked_pictures(self, dataset: str, what: str) -> None:
+        """End the process if a data set, or one that it mixes, has skip_images. what: what would have its pictures."""
+        for name, member in self._settings.members(dataset).items():
+            if member.skip_images:
+                sys.exit(
+                    f"datasets.{name}.skip_images: true is only for inspecting texts; {what} unchecked pictures\n"
+                    "  what to do: remove it, or choose another data set"
+                )
 
     def model(self, wildcards: Any) -> str:
         """The model folder of wildcard `run`."""
@@ -164,7 +187,7 @@ class RuleInputs(SearchInputs, MixtureInputs):
 
         def file(wildcards: Any) -> str:
             dataset = self._settings.runs[wildcards.run].dataset
-            self.refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
+            self._refuse_unchecked_pictures(dataset, f"run {wildcards.run} would train on")
             return f"data/{dataset}/{name}"
 
         return file
@@ -211,22 +234,6 @@ class RuleInputs(SearchInputs, MixtureInputs):
         evaluation = self._settings.runs[wildcards.run].evaluation
         return [f"answers/{wildcards.run}/{split}" for split in evaluation.splits] if evaluation.answers else []
 
-    def evaluations(self, wildcards: Any) -> list[str]:
-        """The evaluations that the card of wildcard `run` shows; none if the run has no block `evaluate`."""
-        return self.evaluated(wildcards) if self._settings.runs[wildcards.run].evaluate else []
-
-    def tracked_answers(self, wildcards: Any) -> list[str]:
-        """The answers that trackers get of wildcard `run`; none if the run has no block `evaluate`."""
-        return self.answered(wildcards) if self._settings.runs[wildcards.run].evaluate else []
-
-    def tracked_rows(self, wildcards: Any) -> list[str]:
-        """The data set's files of the splits that the run of wildcard `run` evaluates."""
-        return self.evaluated_rows(wildcards) if self._settings.runs[wildcards.run].evaluate else []
-
-    def tracked_pictures(self, wildcards: Any) -> list[str]:
-        """The image manifests of the same rows."""
-        return self.run_pictures(wildcards) if self._settings.runs[wildcards.run].evaluate else []
-
     def train_pictures(self, wildcards: Any) -> list[str]:
         """The image manifests of the raw splits that wildcard `run` trains on, and chooses by; none without any."""
         return self._manifests_of_run(wildcards, "train", "val")
@@ -247,6 +254,15 @@ class RuleInputs(SearchInputs, MixtureInputs):
     def _sees_all_volumes(self) -> bool:
         """Return whether this machine sees every local source: a laptop does not have the volumes of its pods."""
         return self._workflow.storage_registry.default_storage_provider is None
+
+
+def splits_of(settings: Config, dataset: str) -> list[str]:
+    """Return the raw splits of a data set, in the order of RAW_SPLITS: train, and those others that it names.
+
+    A mixture has no raw rows, and all splits.
+    """
+    own = settings.raw_datasets.get(dataset)
+    return [split for split in RAW_SPLITS if own is None or getattr(own, split)]
 
 
 def raw_files(settings: Config, dataset: str, split: str) -> dict[str, str]:

@@ -139,12 +139,11 @@ class RuleParams:
         return _state(self._settings.models[wildcards.model].source, naming_files)
 
     def good_run(self, wildcards: Any) -> str | None:
-        """A run that trains only good attempts of wildcard `dataset`; null if there is none."""
-        return self._settings.good_run(wildcards.dataset)
+        """A run that trains only good attempts of the same data set as in `form_modules`; null if there is none."""
+        return self._settings.good_run(self._dataset_of(wildcards))
 
-    def good_run_of_run(self, wildcards: Any) -> str | None:
-        """A run that trains only good attempts of the data set of wildcard `run`; null if there is none."""
-        return self._settings.good_run(self._settings.runs[wildcards.run].dataset)
+    def _dataset_of(self, wildcards: Any) -> str:
+        return str(wildcards.get("dataset") or self._settings.runs[wildcards.run].dataset)
 
     def row_choice(self, wildcards: Any, output: Any = None) -> dict[str, Any]:
         """Which rows of wildcards `dataset` and `split` are used (a RowChoice)."""
@@ -160,15 +159,12 @@ class RuleParams:
         return _block(dataset, keys, {})
 
     def form_modules(self, wildcards: Any) -> list[str]:
-        """The modules of wildcard `dataset`'s raw form, loaded without an import statement (see `staleness`)."""
-        return self._modules_of(wildcards.dataset)
+        """The modules of a data set's raw form, loaded without an import statement (see `staleness`).
 
-    def form_modules_of_run(self, wildcards: Any) -> list[str]:
-        """The modules of the raw form of wildcard `run`'s data set."""
-        return self._modules_of(self._settings.runs[wildcards.run].dataset)
-
-    def _modules_of(self, dataset: str) -> list[str]:
-        return sorted({module for kind in self._settings.datasets[dataset].kinds for module in modules_of(kind)})
+        It is the one of wildcard `dataset`, in a rule without it that of the run.
+        """
+        kinds = self._settings.datasets[self._dataset_of(wildcards)].kinds
+        return sorted({module for kind in kinds for module in modules_of(kind)})
 
     def picture_roots(self, wildcards: Any) -> list[str]:
         """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""

@@ -10,7 +10,7 @@ from typing import Any
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 
-from harness import before_start, light_stages, patches, place, search_targets, stale_lock, staleness
+from harness import before_start, light_stages, patches, place, search_inputs, stale_lock, staleness
 from harness.before_start import run_of
 from harness.plan_notes import notes
 from harness.temporary_folder import TRAINING, refuse_long_temporary_folder
@@ -21,8 +21,6 @@ from vlmflow.config.strategies import strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.own_environment import python_of
 from vlmflow.core.printable import counted
-
-"""The rules that start `processes` trainers."""
 
 SHIPPED_ROOT = "pictures"
 """The picture root of the data sets in config.yaml."""
@@ -51,7 +49,7 @@ def install(
     def look_and_plan(plan: Callable[[], None]) -> None:
         stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
-        search_targets.install(workflow, settings)
+        search_inputs.ask_for_results(workflow, settings)
         if place.on_slurm():
             light_stages.arrange(workflow, settings)
         look_at_code = staleness.install(workflow)

@@ -25,21 +25,9 @@ class RuleResources:
 
     def __init__(self, workflow: Any, settings: Config) -> None:
         self._runs: dict[str, RunSettings] = settings.runs
-        self._searches, self._models = settings.search, settings.models
+        self._models = settings.models
         self._in_objects = workflow.storage_settings.default_storage_provider == "s3"
         self._workflow = workflow
-
-    def of_search(self, resource: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """A resource of a rule with wildcard `search`: that of its run."""
-        return lambda wildcards: resource(SimpleNamespace(run=self._searches[wildcards.search].run))
-
-    def train_mem(self, wildcards: Any) -> int:
-        """The main memory of a training, in MB."""
-        return self._runs[wildcards.run].resources.train_mem_mb
-
-    def train_runtime(self, wildcards: Any) -> int:
-        """The time limit of a training, in minutes."""
-        return self._runs[wildcards.run].resources.train_runtime
 
     def train_nodes(self, wildcards: Any) -> int:
         """The nodes of a training, each with the rule's other resources; on one machine there is one of it."""
@@ -58,18 +46,14 @@ class RuleResources:
         run = self._runs[wildcards.run]
         return run.processes if jobs_leave(self._workflow) else run.ranks
 
-    def train_template(self, wildcards: Any) -> str:
-        """The pod template of a training."""
-        return _template(self.train_gpus(wildcards))
+    def template(self, gpus: Callable[[Any], int]) -> Callable[[Any], str]:
+        """The pod template of a rule that needs torch, and these GPUs."""
+        return lambda wildcards: "gpu" if gpus(wildcards) else "train"
 
     def node_gpus(self, wildcards: Any) -> int:
         """The GPUs of one node of the run, for a stage on one node; 0 if the run is on the CPU."""
         run = self._runs[wildcards.run]
         return run.processes if run.device == "cuda" else 0
-
-    def node_template(self, wildcards: Any) -> str:
-        """The pod template of a stage on one node."""
-        return _template(self.node_gpus(wildcards))
 
     def answer_gpus(self, wildcards: Any) -> int:
         """The GPUs of a server that the rule runs; 0 if another one answers."""
@@ -78,15 +62,11 @@ class RuleResources:
     def answer_template(self, wildcards: Any) -> str:
         """The pod template of the stage that asks models; one of its own, with a key, if another server answers."""
         asks_another = self._runs[wildcards.run].answer.url is not None
-        return "answer" if asks_another else self.node_template(wildcards)
+        return "answer" if asks_another else self.template(self.node_gpus)(wildcards)
 
     def verify_gpus(self, wildcards: Any) -> int:
         """The GPUs for comparing logits; 0 if only the tensors are checked."""
         return self.node_gpus(wildcards) if self._runs[wildcards.run].verify.logits else 0
-
-    def verify_template(self, wildcards: Any) -> str:
-        """The pod template of the verification."""
-        return _template(self.verify_gpus(wildcards))
 
     def weights_disk(self, wildcards: Any) -> int:
         """The disk of a pod, in MB, for a stage that reads or writes merged weights.
@@ -109,8 +89,3 @@ class RuleResources:
         """The MB of weights that a training releases: none but a small adapter, or all of the model's, in float32."""
         settings = self._runs[run]
         return 0 if tuner_of(settings.tuner).trains_adapter else 2 * settings.resources.weights_mb
-
-
-def _template(gpus: int) -> str:
-    """Return the pod template of a rule that needs torch."""
-    return "gpu" if gpus else "train"

@@ -1,14 +1,20 @@
 """The files that the rules of a search need: those of its run, and those of its steps."""
 
+import re
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
+from snakemake.iocontainers import Wildcards
+
+from harness import patches
 from vlmflow.config.model import Config
 from vlmflow.config.search_steps import slots_of, step_before, steps_of
 
 Files = Callable[[Any], Any]
 """An input function: takes Snakemake's wildcards, returns file names."""
+
+OF_A_SEARCH = re.compile(r"(?:^|/)(?:search/([^/]+)/best\.yaml|reports/search-([^/]+)\.html)$")
+"""The files that are made of all results; a default storage puts its prefix before them."""
 
 
 class SearchInputs:
@@ -18,11 +24,14 @@ class SearchInputs:
         self._settings = settings
 
     def of_search(self, files: Files | str) -> Files:
-        """The files of the run of wildcard `search`: those of an input function, or of a name with `{run}`."""
+        """The files of the run of wildcard `search`: those of an input function, or of a name with `{run}`.
+
+        So for the functions of its params and resources.
+        """
 
         def of_its_run(wildcards: Any) -> Any:
             run = self._settings.search[wildcards.search].run
-            return files.format(run=run) if isinstance(files, str) else files(SimpleNamespace(run=run))
+            return files.format(run=run) if isinstance(files, str) else files(Wildcards(fromdict={"run": run}))
 
         return of_its_run
 
@@ -82,3 +91,20 @@ class SearchInputs:
 
 def _step(search: str, number: int, rung: int, file: str) -> str:
     return f"search/{search}/{number}/{rung}/{file}"
+
+
+def ask_for_results(workflow: Any, settings: Config) -> None:
+    """Make the results of a search's trials targets of whoever asks for the search. Call it before planning.
+
+    Snakemake leaves a missing file alone as long as nothing that needs it has to be made. A search would then name a
+    best trial whose result is gone, and nobody would notice. As a target it is made again, in seconds: its training is
+    kept.
+    """
+    inputs = SearchInputs(settings)
+    asked = {name for file in workflow.dag.targetfiles for name in _searches_of(file) if name in settings.search}
+    patches.ask_for(workflow, (file for name in sorted(asked) for file in inputs.results_of_search(name)))
+
+
+def _searches_of(file: str) -> list[str]:
+    found = OF_A_SEARCH.search(str(file))
+    return [name for name in found.groups() if name] if found else []

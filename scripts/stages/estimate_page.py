@@ -7,7 +7,7 @@ from harness.stage import run_stage
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.files import whole_file
 from vlmflow.estimate.accounts import NoEstimate
-from vlmflow.estimate.of_run import estimate_of_run
+from vlmflow.estimate.estimate import estimate_of_run
 from vlmflow.estimate.verdict import advice, in_words
 from vlmflow.reports.estimate_page import estimate_page
 

@@ -8,7 +8,7 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.estimate.accounts import NoEstimate
-from vlmflow.estimate.of_run import estimate_of_run
+from vlmflow.estimate.estimate import estimate_of_run
 from vlmflow.estimate.verdict import judge
 from vlmflow.fetch.small_files import read_small_files
 from vlmflow.lengths.steps import schedule_in_words

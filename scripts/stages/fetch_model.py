@@ -9,11 +9,12 @@ from harness.stage import run_stage
 from vlmflow.config.model_types import BaseChat, Day
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
+from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.chat_templates import own_files
 from vlmflow.fetch.dequantise import dequantised
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
-from vlmflow.fetch.model_folder import InFp8, digest_of, hash_files, link_files, write_model_manifest
+from vlmflow.fetch.model_folder import MANIFEST, InFp8, ModelManifest, digest_of, hash_files, link_files
 from vlmflow.fetch.published_run import PROVENANCE, published_files
 from vlmflow.fetch.tensor_names import refuse_other_tensors
 
@@ -69,7 +70,8 @@ def main(
     with whole_folder(model) as unfinished_folder:
         if merged:
             shutil.copyfile(folder / PROVENANCE, unfinished_folder / PROVENANCE)
-        write_model_manifest(unfinished_folder, model.name, source, revision, view, files, left_out, in_fp8)
+        seen = ModelManifest(model.name, source, revision, view, files, sorted(left_out), digest_of(files), in_fp8)
+        write_account(unfinished_folder / MANIFEST, seen)
 
 
 if __name__ == "__main__":

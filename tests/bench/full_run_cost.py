@@ -18,7 +18,7 @@ from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.estimate.changes import FITS, longest_that_fits, share
 from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
-from vlmflow.estimate.memory import largest_micro_batch, memory
+from vlmflow.estimate.memory import memory
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import ModelShape, read_shape
 from vlmflow.estimate.times import times
@@ -38,6 +38,9 @@ MEAN_ROW = (258, 358)
 
 LONGEST = 32_768
 """The highest max_length that is tried."""
+
+SMALLEST, LARGEST = 1_024, 131_072
+"""Tokens of the micro-batches that are tried; each is a multiple of the smallest."""
 
 INSTEAD = "h100"
 """Another product for the hours of runs that need 80 GB."""
@@ -128,6 +131,19 @@ def _cells(line: Line, train: RowLengths, val: RowLengths) -> str:
 def _planned(run: EstimateInput, product: str) -> EstimateInput:
     """Return the run with the largest micro-batches that fit a product."""
     return replace(run, micro_batch_tokens=largest_micro_batch(run, int(FITS * GPUS[product].memory)))
+
+
+def largest_micro_batch(inputs: EstimateInput, room: int) -> int | None:
+    """Return the most tokens of a planned micro-batch with which a run needs at most `room` bytes of each GPU.
+
+    It is a multiple of 1,024, up to 131,072; None if not even the smallest fits, or a row alone does not.
+    """
+    low, high = 0, LARGEST // SMALLEST
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = memory(replace(inputs, micro_batch_tokens=middle * SMALLEST)).total <= room
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low * SMALLEST or None
 
 
 def _hours(run: EstimateInput, product: str) -> str:

@@ -10,11 +10,14 @@ from forked_snakemake import called
 from workflow_runs import ROOT
 
 SNAKEFILE = """
+import os
 import sys
 from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 from harness import start
 from vlmflow.config.model import check_config
+from vlmflow.core.process import import_path
+os.environ["PYTHONPATH"] = import_path()
 configfile: "config.yaml"
 settings = check_config(config, [])
 config = settings.model_dump(mode="json")

@@ -13,7 +13,7 @@ from vlmflow.config.search_settings import trained_with
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.chosen_split import RawRows
-from vlmflow.fetch.model_folder import FileRecord, write_model_manifest
+from vlmflow.fetch.model_folder import MANIFEST, FileRecord, ModelManifest, digest_of
 from vlmflow.rows.halves import group_of, half_of
 from vlmflow.search.against_own import decisive
 from vlmflow.search.judge import FOLDER, Judgement, compared
@@ -38,7 +38,7 @@ def test_the_best_trial_is_compared_with_the_runs_own_settings_on_rows_that_chos
     write_account(stats, some_stats(kind="alpaca", digests={val.name: sha256_of(val)}))
     base = tmp_path / "base"
     files = {name: FileRecord((base / name).stat().st_size, sha256_of(base / name)) for name in file_names(base)}
-    write_model_manifest(model, "tiny", str(base), None, base, files)
+    write_account(model / MANIFEST, ModelManifest("tiny", str(base), None, base, files, [], digest_of(files)))
 
     def trial(rate: float) -> tuple[Trained, Training]:
         training = tiny.training(max_steps=4, checkpoint_steps=4, evaluation_steps=4)

@@ -27,7 +27,7 @@ from tiny_models import (
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
-from vlmflow.fetch.model_folder import hash_files, write_model_manifest
+from vlmflow.fetch.model_folder import MANIFEST, ModelManifest, digest_of, hash_files
 from vlmflow.fetch.safetensors_header import read_header
 from vlmflow.merging.merge import merge_weights
 from workflow_runs import ROOT
@@ -150,7 +150,8 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base of 226 MB in 3 shards, its manifest, an adapter, and an unbroken merge on one thread."""
     folder = tmp_path_factory.mktemp("wide")
     base = write_wide_base(folder / "base", layers=6, shards=3)
-    write_model_manifest(folder / "model", "wide", "base", None, base, hash_files(base, file_names(base), 2))
+    files = hash_files(base, file_names(base), 2)
+    write_account(folder / "model" / MANIFEST, ModelManifest("wide", "base", None, base, files, [], digest_of(files)))
     merge_weights(base, write_wide_adapter(folder / "adapter", layers=6), folder / "unbroken", file_names(base), 1)
     return folder
 

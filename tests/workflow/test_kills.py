@@ -21,9 +21,10 @@ from bulk_rows import write_fire_rows
 from drawn_pictures import drawn
 from hub_server import HubServer, served_hub
 from tiny_models import file_names, write_wide_adapter, write_wide_base
+from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.fetch.from_disk import write_raw_account
-from vlmflow.fetch.model_folder import hash_files, write_model_manifest
+from vlmflow.fetch.model_folder import MANIFEST, ModelManifest, digest_of, hash_files
 from warm_programs import fresh
 from workflow_runs import CHECKPOINT_STEPS, RUN, command, copy_folder, snakemake, words_of
 
@@ -217,7 +218,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "checkpoints" / RUN).mkdir(parents=True)
     write_wide_adapter(folder / "checkpoints" / RUN / "full", layers=8)
     files = hash_files(base, file_names(base), 2)
-    write_model_manifest(folder / "models" / "tiny", "tiny", "base", None, base, files)
+    write_account(
+        folder / "models" / "tiny" / MANIFEST, ModelManifest("tiny", "base", None, base, files, [], digest_of(files))
+    )
     (folder / "quick.yaml").write_text("{}")
     return folder
 

@@ -1,4 +1,7 @@
-"""What rules tell their scripts: just the settings that these use, so that any other makes nothing stale."""
+"""What rules tell their scripts: just the settings that these use, so that any other makes nothing stale.
+
+Some settings also say which files a rule needs.
+"""
 
 import importlib
 import inspect
@@ -198,6 +201,51 @@ def test_only_a_job_that_asks_another_server_gets_the_template_with_its_key(tmp_
 
     assert template("own", rounds=1) == "gpu"
     assert template("another", url="http://host:8000/v1", url_base="b", url_tuned="t") == "answer"
+
+
+@pytest.mark.parametrize(
+    ("rule", "key", "files"),
+    [
+        ("resolve_images", "datasets.fire.fetch_images", {"images/fire/train.fetched.json"}),
+        (
+            "validate_sharegpt",
+            "datasets.fire.near_duplicates.drop",
+            {f"images/fire/{split}.hashes.jsonl" for split in ("train", "test")},
+        ),
+        ("publish_merged", "runs.fire.evaluate", {"eval/fire/val"}),
+        (
+            "track",
+            "runs.fire.evaluate",
+            {
+                *("eval/fire/val", "answers/fire/val", "data/fire/val.jsonl"),
+                *("images/fire/train.jsonl", "images/fire/test.jsonl"),
+            },
+        ),
+    ],
+)
+def test_a_setting_lets_a_rule_need_more_files(tmp_path: Path, rule: str, key: str, files: set[str]) -> None:
+    more = changed(key, {"answers": True} if key.endswith("evaluate") else True)
+    without = needs(tmp_path / "without", rule, "fire", **BASE)
+    assert needs(tmp_path / "with", rule, "fire", **more) == without | files
+    assert not without & files
+
+
+@pytest.mark.parametrize(("name", "made_by"), [("fire", "converted"), ("blend", "data")])
+def test_near_duplicates_are_searched_among_the_rows_that_a_data_set_itself_made(
+    tmp_path: Path, name: str, made_by: str
+) -> None:
+    account = {"converted": "train.unread.json", "data": "stats.json"}[made_by]
+    found = needs(tmp_path, "find_near_duplicates", name, **BASE)
+    assert {f"{made_by}/{name}/train.jsonl", f"{made_by}/{name}/{account}"} <= found
+    assert f"{'data' if made_by == 'converted' else 'converted'}/{name}/train.jsonl" not in found
+
+
+def needs(folder: Path, name: str, of: str, **settings: Any) -> set[str]:
+    """Give the files that a rule needs for a data set, or a run, and its split train."""
+    folder.mkdir(exist_ok=True)
+    (rule,) = [one for one in read_rules(folder, **settings) if one.name == name]
+    files, *_ = rule.expand_input(Wildcards(fromdict={"dataset": of, "run": of, "split": "train"}))
+    return {str(file) for file in files}
 
 
 def test_a_changed_address_shows_just_its_source(tmp_path: Path) -> None:

@@ -223,24 +223,24 @@ def _matches(labels: dict[str, str], expression: Object) -> bool:
 def check_quota(quotas: list[Object], resource: str, needs: list[Need]) -> Finding:
     """Check that the namespace's quotas leave enough for the largest run. resource: the resource name of GPUs."""
     jobs = [job for need in needs for job in need.jobs]
-    asks = {
+    requests = {
         "requests.memory": (max((job.nodes * job.mem_mb * MB for job in jobs), default=0), "memory"),
         "requests.cpu": (max((job.nodes * job.threads for job in jobs), default=0), "cores"),
         f"requests.{resource}": (max((job.nodes * job.gpus for job in jobs), default=0), "GPUs"),
         "pods": (max((job.nodes for job in jobs), default=1), "pods"),
         "count/jobs.batch": (1, "Jobs"),
     }
-    asks |= {key.removeprefix("requests."): asks[key] for key in ("requests.memory", "requests.cpu")}
+    requests |= {key.removeprefix("requests."): requests[key] for key in ("requests.memory", "requests.cpu")}
     short, left = [], []
     for quota in quotas:
         hard, used = quota["status"].get("hard") or {}, quota["status"].get("used") or {}
-        for key, (ask, words) in asks.items():
+        for key, (requested, words) in requests.items():
             if key in hard:
                 rest = parse_quantity(hard[key]) - parse_quantity(used.get(key, 0))
                 unit = f"{rest / MB / 1000:,.0f} GB of {words}" if words == "memory" else f"{rest:,.0f} {words}"
                 left.append(unit)
-                if rest < ask:
-                    amount = f"{ask / MB / 1000:,.0f} GB" if words == "memory" else ask
+                if rest < requested:
+                    amount = f"{requested / MB / 1000:,.0f} GB" if words == "memory" else requested
                     short.append(f"{quota['metadata']['name']} leaves {unit}, a run requests {amount}")
     if short:
         step = "kubectl describe resourcequota; wait until other pods end, or ask for a larger quota"

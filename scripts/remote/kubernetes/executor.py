@@ -101,7 +101,7 @@ class HardenedExecutor(Executor):
         targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
         watch = Watch(self.cluster, self._owner.ours, self.logger.info, gang_timeout=self.config.gang_timeout)
-        self._sight = PatientWatch(watch, self.logger.warning)
+        self._watcher = PatientWatch(watch, self.logger.warning)
         self._disruptions = Disruptions(self.cluster, watch)
         for kind in (PYTORCHJOB, TRAINJOB, INDEXED_JOB):
             self._end_earlier(kind)
@@ -171,7 +171,7 @@ class HardenedExecutor(Executor):
         active = active_jobs if self._ending else self._make_again(active_jobs)
         there = [name for info in active if not self._disruptions.resting(name := info.external_jobid)]
         try:
-            outcomes = self._sight.look(there) if there and not self._ending else {}
+            outcomes = self._watcher.look(there) if there and not self._ending else {}
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
         for info in active:

@@ -26,7 +26,7 @@ from remote.storage.folder_manifest import Entry
 from remote.storage.s3_folder import Folder, is_not_there
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import BUFFER, remove, require_free_disk, whole_file, whole_folder
-from vlmflow.core.patience import AGAIN, CONNECT_TIMEOUT, PASSING_STATUS, READ_TIMEOUT, PassingFault, Patience
+from vlmflow.core.patience import AGAIN, CONNECT_TIMEOUT, PASSING_STATUS, READ_TIMEOUT, PassingFault, patiently
 from vlmflow.core.printable import printable
 from vlmflow.core.progress import Progress
 
@@ -225,7 +225,7 @@ class _Download:
             if len(content) < end - begin:
                 raise PassingFault(f"S3 ended the answer {end - begin - len(content):,} bytes early")
 
-        Patience(f"{self._folder.address}: {printable(name)}", self._ended.wait).call(receive, lambda: len(content))
+        patiently(f"{self._folder.address}: {printable(name)}", receive, lambda: len(content), self._ended.wait)
         return content[: end - begin]
 
     def _damaged(self, name: str, what: str) -> VlmflowError:

@@ -1,12 +1,10 @@
 """Fetches the pictures that a split's rows name and no root has, from their sources."""
 
 import errno
-import fcntl
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmflow.archives.fetch_counts import FetchAccount, FetchedPictures
@@ -19,6 +17,7 @@ from vlmflow.archives.places import Place, Places
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.pins import Pin
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import locked
 from vlmflow.pictures.image_manifest import Unusable
 from vlmflow.pictures.paths import HOUSEKEEPING, picture_name
 from vlmflow.pictures.roots import PictureRoots
@@ -41,6 +40,7 @@ class Wish:
     places: list[Place]
 
 
+@dataclass
 class PictureFetch:
     """One fetch for one split.
 
@@ -48,21 +48,13 @@ class PictureFetch:
     max_bytes: the limit of a picture. what: the work, for people.
     """
 
-    def __init__(
-        self,
-        sources: Mapping[str, PictureSource],
-        pins: Mapping[str, Pin],
-        store: Path,
-        max_bytes: int,
-        what: str,
-    ) -> None:
-        self._sources = sources
-        self._pins = pins
-        self._store = store
-        self._max_bytes = max_bytes
-        self._what = what
-        self._account = FetchAccount()
-        self._failures: list[VlmflowError] = []
+    sources: Mapping[str, PictureSource]
+    pins: Mapping[str, Pin]
+    store: Path
+    max_bytes: int
+    what: str
+    _account: FetchAccount = field(default_factory=FetchAccount, init=False)
+    _failures: list[VlmflowError] = field(default_factory=list, init=False)
 
     def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchedPictures:
         """Fetch what the roots lack, and return the account.
@@ -74,9 +66,9 @@ class PictureFetch:
         """
         wishes = self._wishes(paths, roots)
         asked = {place.source for wish in wishes.values() for place in wish.places}
-        require_pins({name: self._sources[name] for name in sorted(asked)}, self._pins)
+        require_pins({name: self.sources[name] for name in sorted(asked)}, self.pins)
         try:
-            with FetchProgress(self._what) as progress:
+            with FetchProgress(self.what) as progress:
                 progress.total_pictures = len(wishes)
                 while wishes:
                     wishes = self._round(wishes, progress)
@@ -85,7 +77,7 @@ class PictureFetch:
             if error.errno == errno.ENOSPC:
                 next_step = "free some space there, or put stores.fetched_pictures on a larger disk"
             raise PassingError(
-                f"{error.filename or self._store}: {error.strerror}",
+                f"{error.filename or self.store}: {error.strerror}",
                 f"{next_step}, and run the same command again: it keeps the fetched pictures",
             ) from None
         account = self._account.close()
@@ -99,7 +91,7 @@ class PictureFetch:
 
     def _wishes(self, paths: Mapping[str, int], roots: PictureRoots) -> dict[str, Wish]:
         """Return what to fetch, by path; count what is already here, and what cannot be fetched."""
-        places = Places(self._sources)
+        places = Places(self.sources)
         named: dict[str, Wish] = {}
         here: set[str] = set()
         for path, rows in paths.items():
@@ -119,13 +111,13 @@ class PictureFetch:
             source = wish.places[0].source if wish.places else None
             if name in here:
                 self._account.of(source).had += 1
-            elif reachable := [place for place in wish.places if _can_be_fetched(self._sources[place.source])]:
+            elif reachable := [place for place in wish.places if _can_be_fetched(self.sources[place.source])]:
                 wishes[name] = Wish(wish.rows, reachable)
             elif source is None:
                 missing = Missing("no_source", "add one to picture_sources (config), or a root to image_roots")
                 self._account.miss(None, name, wish.rows, missing)
             else:
-                how = self._sources[source].by_hand or "its address is unknown"
+                how = self.sources[source].by_hand or "its address is unknown"
                 self._account.miss(source, name, wish.rows, Missing("by_hand", how))
         return wishes
 
@@ -137,7 +129,9 @@ class PictureFetch:
             by_source.setdefault(place.source, {}).setdefault(place.member, []).append(name)
         with ExitStack() as locks:
             for source in sorted(by_source):
-                locks.enter_context(_own(self._store / HOUSEKEEPING / f"{source}.lock"))
+                # The other split's fetch then finds what this one fetched.
+                lock = self.store / HOUSEKEEPING / f"{source}.lock"
+                locks.enter_context(locked(lock, f"{source}: another process fetches from it; waiting"))
             fetches = {}
             for source, members in sorted(by_source.items()):
                 in_store = {member: wishes[names[0]].places[0].name for member, names in members.items()}
@@ -149,10 +143,10 @@ class PictureFetch:
             left: dict[str, Wish] = {}
             for source, fetch in fetches.items():
                 with self._failing(fetch):
-                    fetch.run(self._pins)
+                    fetch.run()
                 account = self._account.of(source)
                 account.bytes_wanted += fetch.bytes_wanted
-                account.bytes_transferred += fetch.bytes_transferred
+                account.bytes_transferred += fetch.transport.received
                 for member, names in by_source[source].items():
                     for name in names:
                         self._settle(name, wishes[name], fetch, member, left)
@@ -160,14 +154,15 @@ class PictureFetch:
 
     def _fetch_of(self, source: str, in_store: Mapping[str, str], progress: FetchProgress) -> SourceFetch:
         """Return the fetch from one source. in_store: paths in the store by names in the archive."""
-        wanted = [member for member, name in in_store.items() if not (self._store / name).is_file()]
+        wanted = [member for member, name in in_store.items() if not (self.store / name).is_file()]
         return SourceFetch(
             source,
-            self._sources[source],
+            self.sources[source],
+            self.pins,
             wanted,
-            lambda member, content: write_picture(self._store / in_store[member], content),
-            self._store / HOUSEKEEPING,
-            self._max_bytes,
+            lambda member, content: write_picture(self.store / in_store[member], content),
+            self.store / HOUSEKEEPING,
+            self.max_bytes,
             progress,
         )
 
@@ -176,11 +171,11 @@ class PictureFetch:
 
         def plan(fetch: SourceFetch) -> None:
             with self._failing(fetch):
-                fetch.plan(self._pins)
+                fetch.plan()
 
         def stop() -> None:
             for fetch in fetches:
-                fetch.stop()
+                fetch.transport.stop()
 
         in_threads(fetches, plan, len(fetches), stop)
         for fetch in fetches:
@@ -212,21 +207,3 @@ class PictureFetch:
 
 def _can_be_fetched(source: PictureSource) -> bool:
     return source.by_hand is None and (source.archive or source.one_by_one) is not None
-
-
-@contextmanager
-def _own(lock: Path) -> Iterator[None]:
-    """Lock a source for this process: the other split's fetch then finds what this one fetched."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("ab") as file:
-        told = False
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not told:
-                    logger.info("%s: another process fetches from it; waiting", lock.stem)
-                told = True
-                time.sleep(1.0)
-        yield

@@ -4,15 +4,15 @@ import difflib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
-from vlmflow.archives.archive_copy import fetch_archive
 from vlmflow.archives.fetch_plan import WHY_ARCHIVE, Way, should_fetch_archive, ways_to
 from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.archives.in_threads import in_threads
-from vlmflow.archives.one_by_one import fetch_one
-from vlmflow.archives.open_archives import Digests, name_on_disk, open_archives
+from vlmflow.archives.open_archives import Digests, fetch_archive, name_on_disk, open_archives
 from vlmflow.archives.packed_files import parquet_members, tar_members
 from vlmflow.archives.picture_file import Content
 from vlmflow.archives.zip_directory import Member, Read, kept_directory, read_members
@@ -20,9 +20,12 @@ from vlmflow.archives.zip_members import Range, content_of, ranges_of, refuse_un
 from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.pins import Pin
 from vlmflow.core.files import unfinished
+from vlmflow.core.patience import PassingFault
 from vlmflow.web.missing import Missing, Refused
 from vlmflow.web.remote_file import RemoteFile
-from vlmflow.web.transport import CONNECTIONS, Transport
+from vlmflow.web.transport import CONNECTIONS, Answer, Transport, host_of
+
+HEADERS = {"accept-encoding": "identity", "user-agent": "vlmflow"}
 
 logger = logging.getLogger(__name__)
 
@@ -30,53 +33,49 @@ Give = Callable[[str, Content], Missing | None]
 """Takes a picture's name in the archive and its bytes, and saves it; returns why it cannot, or None."""
 
 
+@dataclass
 class SourceFetch:
     """The fetch of the wanted pictures of one source.
 
-    name: the source's name. wanted: the pictures' names in the archive. give: called with each fetched picture.
-    folder: for directories and whole archives. max_bytes: the limit of a picture. progress: counts bytes and pictures.
+    name: the source's name. pins: those of archives on the hub. wanted: the pictures' names in the archive.
+    give: called with each fetched picture. folder: for directories and whole archives. max_bytes: the limit of a
+    picture. progress: counts bytes and pictures.
 
     way: the chosen way; None before `plan`, and if there is none.
     fetched, missing: the result for `wanted`, after `run`.
-    bytes_wanted: of the pictures, packed as in the archive. bytes_transferred: of all received content.
+    bytes_wanted: of the pictures, packed as in the archive.
+    transport: of all requests. Once it is stopped, waiting and receiving threads end soon, with Stopped.
     """
 
-    def __init__(
-        self,
-        name: str,
-        source: PictureSource,
-        wanted: Iterable[str],
-        give: Give,
-        folder: Path,
-        max_bytes: int,
-        progress: FetchProgress,
-    ) -> None:
-        self.name = name
-        self.wanted = list(wanted)
-        self.fetched: set[str] = set()
-        self.missing: dict[str, Missing] = {}
-        self.bytes_wanted = 0
-        self.way: Way | None = None
-        self._source = source
-        self._give = give
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self._progress = progress
-        self._transport = Transport(progress)
+    name: str
+    source: PictureSource
+    pins: Mapping[str, Pin]
+    wanted: list[str]
+    give: Give
+    folder: Path
+    max_bytes: int
+    progress: FetchProgress
+    way: Way | None = None
+    fetched: set[str] = field(default_factory=set)
+    missing: dict[str, Missing] = field(default_factory=dict)
+    bytes_wanted: int = 0
+
+    def __post_init__(self) -> None:
+        self.transport = Transport(self.progress)
         self._lock = threading.Lock()
         self._archives: list[tuple[RemoteFile, Digests]] = []
         self._members: dict[str, Member] = {}
 
-    def plan(self, pins: Mapping[str, Pin]) -> None:
+    def plan(self) -> None:
         """Choose the way; asks the server as far as needed to know its bytes.
 
         Raises VlmflowError if a server fails too often. If the source refuses everything, all pictures are missing.
         """
-        self._ways = ways_to(self._source, self.wanted, self._directory_is_here())
+        self._ways = ways_to(self.source, self.wanted, self._directory_file.is_file())
         if self.wanted:
-            self._take_next_way(pins)
+            self._take_next_way()
 
-    def run(self, pins: Mapping[str, Pin]) -> None:
+    def run(self) -> None:
         """Fetch what is wanted; if the first way gives nothing, try the other one, if any.
 
         Raises VlmflowError if a server fails too often or a file changed, OSError if the disk fails.
@@ -89,17 +88,13 @@ class SourceFetch:
             except Refused as refusal:
                 self.miss_the_rest(refusal.missing)
             except BaseException:
-                self.stop()
+                self.transport.stop()
                 raise
             if self.fetched or not self._ways:
                 return
             why = next((missing.detail for missing in self.missing.values()), "no reason known")
             logger.warning("%s: fetching by %s brought no picture (%s)", self.name, self.way.kind, why)
-            self._take_next_way(pins)
-
-    def stop(self) -> None:
-        """Make waiting and receiving threads end soon, with Stopped."""
-        self._transport.stop()
+            self._take_next_way()
 
     def miss_the_rest(self, missing: Missing) -> None:
         """Count as missing what was not fetched and has no other reason yet."""
@@ -107,40 +102,32 @@ class SourceFetch:
             if name not in self.fetched:
                 self.missing.setdefault(name, missing)
 
-    @property
-    def bytes_transferred(self) -> int:
-        """Bytes of content received so far, with those of broken attempts."""
-        return self._transport.received
-
     # --- the plan ---------------------------------------------------------------------------------------------
-
-    def _directory_is_here(self) -> bool:
-        return self._directory_file.is_file()
 
     @property
     def _directory_file(self) -> Path:
-        return self._folder / f"{self.name}.directory.json"
+        return self.folder / f"{self.name}.directory.json"
 
     @property
     def _archive_folder(self) -> Path:
         """The folder for whole archives of the source, while they are downloaded and read."""
-        return self._folder / self.name
+        return self.folder / self.name
 
-    def _take_next_way(self, pins: Mapping[str, Pin]) -> None:
+    def _take_next_way(self) -> None:
         self.way = None
         while self._ways and self.way is None:
             way = self._ways.pop(0)
             self.missing.clear()
             try:
-                self.way = way if way.kind == "one by one" else self._open(way, pins)
+                self.way = way if way.kind == "one by one" else self._open(way)
             except Refused as refusal:
                 self.miss_the_rest(refusal.missing)
                 logger.warning("%s: %s", self.name, refusal.missing.detail)
 
-    def _open(self, way: Way, pins: Mapping[str, Pin]) -> Way:
-        self._archives = self._archives or open_archives(self._source, pins, self._transport)
+    def _open(self, way: Way) -> Way:
+        self._archives = self._archives or open_archives(self.source, self.pins, self.transport)
         size = sum(remote.length for remote, _ in self._archives)
-        if self._source.form != "zip":
+        if self.source.form != "zip":
             self.bytes_wanted = size
             return Way("whole", size, way.why)
         remote, _ = self._archives[0]
@@ -163,8 +150,8 @@ class SourceFetch:
         for name in self.wanted:
             try:
                 if name not in members:
-                    raise Refused("no_member", f"{self._source.archive} has no member {name!r}")
-                refuse_unreadable(members[name], self._max_bytes)
+                    raise Refused("no_member", f"{self.source.archive} has no member {name!r}")
+                refuse_unreadable(members[name], self.max_bytes)
                 self._members[name] = members[name]
             except Refused as refusal:
                 self.missing[name] = refusal.missing
@@ -191,14 +178,14 @@ class SourceFetch:
         for remote, digests in self._archives:
             archive = name_on_disk(remote, self._archive_folder)
             fetch_archive(remote, archive, digests)
-            if self._source.form == "zip":
+            if self.source.form == "zip":
                 self._unpack_zip(archive, remote.length)
             else:
                 found |= self._unpack_stream(archive)
             archive.unlink()
-        if self._source.form != "zip":
+        if self.source.form != "zip":
             for name in set(self.wanted) - found:
-                self.missing[name] = Missing("no_member", f"{self._source.archive} has no member {name!r}")
+                self.missing[name] = Missing("no_member", f"{self.source.archive} has no member {name!r}")
 
     def _forget_other_versions(self) -> None:
         here = {name_on_disk(remote, self._archive_folder) for remote, _ in self._archives}
@@ -207,20 +194,20 @@ class SourceFetch:
             other.unlink()
 
     def _run_one_by_one(self) -> None:
-        address = self._source.one_by_one
+        address = self.source.one_by_one
         assert address is not None, "this way is planned only with an address"
 
         def bring(member: str) -> None:
             try:
-                content = fetch_one(address, member, self._transport, self._max_bytes)
+                content = _fetch_one(address, member, self.transport, self.max_bytes)
             except Refused as refusal:
                 self._settle(member, refusal.missing)
             else:
-                self._settle(member, self._give(member, content))
+                self._settle(member, self.give(member, content))
                 sizes.append(len(content))
 
         sizes: list[int] = []
-        in_threads(self.wanted, bring, CONNECTIONS, self.stop)
+        in_threads(self.wanted, bring, CONNECTIONS, self.transport.stop)
         self.bytes_wanted = sum(sizes)
 
     def _unpack_zip(self, archive: Path, size: int) -> None:
@@ -238,15 +225,15 @@ class SourceFetch:
 
     def _unpack_stream(self, archive: Path) -> set[str]:
         wanted = set(self.wanted)
-        if self._source.form == "tar":
-            contents = tar_members(archive, wanted, self._max_bytes)
+        if self.source.form == "tar":
+            contents = tar_members(archive, wanted, self.max_bytes)
         else:
-            column = self._source.picture_column or "image"
-            contents = parquet_members(archive, wanted, self._max_bytes, column, self._source.name_column)
+            column = self.source.picture_column or "image"
+            contents = parquet_members(archive, wanted, self.max_bytes, column, self.source.name_column)
         found = set()
         for name, content in contents:
             found.add(name)
-            self._settle(name, content if isinstance(content, Missing) else self._give(name, content))
+            self._settle(name, content if isinstance(content, Missing) else self.give(name, content))
         return found
 
     def _read_ranges(self, read: Read) -> None:
@@ -257,7 +244,7 @@ class SourceFetch:
                 packed = content[member.start - span.start : member.end - span.start]
                 self._settle(name, self._unpack(name, packed, read))
 
-        in_threads(self._ranges, bring, CONNECTIONS, self.stop)
+        in_threads(self._ranges, bring, CONNECTIONS, self.transport.stop)
 
     def _unpack(self, name: str, packed: memoryview, read: Read) -> Missing | None:
         member = self._members[name]
@@ -268,7 +255,7 @@ class SourceFetch:
                 content = content_of(memoryview(read(member.start, member.end)), member)
             except Refused as refusal:
                 return refusal.missing
-        return self._give(name, content)
+        return self.give(name, content)
 
     def _settle(self, name: str, missing: Missing | None) -> None:
         with self._lock:
@@ -277,4 +264,38 @@ class SourceFetch:
                 self.fetched.add(name)
             else:
                 self.missing[name] = missing
-            self._progress.pictures += 1
+            self.progress.pictures += 1
+
+
+def _fetch_one(base: str, member: str, transport: Transport, max_bytes: int) -> bytes:
+    """Return the bytes of one picture from the address `base` + `member`.
+
+    Raises Refused if the server refuses it or it is too large, VlmflowError if the server fails too often; Stopped.
+    """
+    address = base + quote(member)
+    blocks: list[bytes] = []
+    size = 0
+
+    def take(block: bytes) -> None:
+        nonlocal size
+        blocks.append(block)
+        size += len(block)
+        if size > max_bytes:
+            raise Refused("too_large", f"more than {max_bytes:,} bytes")
+
+    def attempt() -> None:
+        nonlocal size
+        transport.discount(size)
+        blocks.clear()
+        size = 0
+        transport.get(address, HEADERS, _accept, take)
+        if not blocks:
+            raise PassingFault(f"{host_of(base)} sent an empty file")
+
+    transport.patiently(f"{base}{member}", attempt)
+    return b"".join(blocks)
+
+
+def _accept(answer: Answer) -> None:
+    if problem := answer.problem(200):
+        raise answer.fault(problem) if answer.may_pass else Refused("refused", problem)

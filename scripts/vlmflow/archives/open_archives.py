@@ -1,6 +1,8 @@
-"""Opens the archives of a source: on any server, or on the hub at their pinned commit."""
+"""Opens the archives of a source, on any server or on the hub at their pinned commit, and downloads whole ones."""
 
 import fnmatch
+import hashlib
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -8,6 +10,7 @@ from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.pins import Pin, pin_of
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import require_free_disk, unfinished
 from vlmflow.fetch.from_hub import pinned_revision, require_pinned
 from vlmflow.web import hub
 from vlmflow.web.hub import HubFile
@@ -15,7 +18,9 @@ from vlmflow.web.remote_file import RemoteFile
 from vlmflow.web.transport import Transport
 
 Digests = dict[str, str | None]
-"""The expected digests of an archive by algorithm; None if unknown."""
+"""The expected digests of an archive by algorithm (md5, sha256); None if unknown."""
+
+logger = logging.getLogger(__name__)
 
 
 def require_pins(sources: Mapping[str, PictureSource], pins: Mapping[str, Pin]) -> None:
@@ -57,6 +62,40 @@ def name_on_disk(remote: RemoteFile, folder: Path) -> Path:
     """Return the file for an archive in its source's folder; each version has another name."""
     version = "".join(letter for letter in remote.version if letter.isalnum())[:40]
     return folder / f"{version}-{remote.size}-{remote.name.rpartition('/')[2]}"
+
+
+def fetch_archive(remote: RemoteFile, target: Path, digests: Digests) -> None:
+    """Download an archive to `target`, which gets its name only once it is checked; resumes after a break or a kill.
+
+    remote: must be open. target: its name includes the archive's version; an existing file of the right size is kept.
+    Only the caller writes there.
+
+    Raises VlmflowError if it does not fit on the disk, or a digest differs; what `RemoteFile.stream` raises.
+    """
+    if target.is_file() and target.stat().st_size == remote.length:
+        return
+    part = unfinished(target)
+    with part.open("ab") as file:
+        if file.tell() > remote.length or not remote.takes_ranges:
+            file.truncate(0)
+        require_free_disk(target.parent, remote.length - file.tell(), remote.name)
+        if file.tell():
+            logger.info("%s: resuming at byte %s of %s", remote.name, f"{file.tell():,}", f"{remote.length:,}")
+        if file.tell() < remote.length:
+            remote.stream(file.tell(), remote.length, file.write, lambda: file.truncate(0))
+        file.flush()
+    for algorithm, wanted in digests.items():
+        if wanted is None:
+            continue
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, algorithm).hexdigest()
+        if found != wanted:
+            part.unlink()
+            raise VlmflowError(
+                f"{remote.name}: the received file has {algorithm} {found}, expected {wanted}",
+                "something on the way changes it, or its owner changed it: find out which before you use it",
+            )
+    part.replace(target)
 
 
 def _on_hub(archive: str) -> HubSource | None:

@@ -9,6 +9,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -63,21 +64,14 @@ def kept_directory(kept: Path, key: str, read: Read, size: int) -> Directory:
 
     size: bytes of the archive. Raises Refused if it is not a zip, or damaged; whatever `read` raises.
     """
-    if (found := directory_on_disk(kept, key)) is not None:
-        return found
+    with suppress(OSError, ValueError, RecursionError):  # missing or damaged
+        found = msgspec.json.decode(kept.read_bytes(), type=Directory)
+        if found.key == key:
+            return found
     directory = Directory(key, read_members(read, size))
     with whole_file(kept) as file:
         file.write(msgspec.json.encode(directory))
     return directory
-
-
-def directory_on_disk(kept: Path, key: str) -> Directory | None:
-    """Return the saved directory of an archive; None if there is none of this version."""
-    try:
-        found = msgspec.json.decode(kept.read_bytes(), type=Directory)
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if found.key == key else None
 
 
 def read_members(read: Read, size: int) -> dict[str, Member]:

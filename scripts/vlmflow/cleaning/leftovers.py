@@ -249,9 +249,7 @@ def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftov
     in_use = {file for place in _folders(store) if place not in shared | unused for file in _targets_of_links(place)}
     for name, what in kept.items():
         for copy in sorted((store / name).rglob("*")):
-            if not copy.is_file() or copy.name.endswith(UNFINISHED):
-                continue
-            if copy.resolve() not in in_use:
+            if copy.is_file() and not copy.name.endswith(UNFINISHED) and copy.resolve() not in in_use:
                 yield Leftover(copy, f"{what} that no data set uses")
 
 

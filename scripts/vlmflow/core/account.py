@@ -1,10 +1,11 @@
-"""Accounts: the JSON files in which a stage records its work, each written and read by one type.
+"""Accounts: the JSON files in which a stage records its work, each written and read by one type; and lines of JSON.
 
 The type is in the folder of the code that writes the account: a `msgspec.Struct`, whose fields are the file's keys, or
 a `dict` with a name of its own if the keys are names of files. Paths are stored as texts.
 """
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ T = TypeVar("T")
 class OtherVersionError(VlmflowError):
     """An account lacks a field of its type, or the field has another type: another version may have written it."""
 
+
+MAKE_AGAIN = "remove it and run the same command again"
 
 MISSING = re.compile(r"Object missing required field `(.+)`")
 """msgspec's message for a missing key."""
@@ -45,6 +48,25 @@ def read_account(path: Path, kind: type[T]) -> T:
             f"{path}: {_in_plain_words(error)}",
             f"another version of vlmflow may have written it: remove {target_of(path)} and run the same command again",
         ) from None
+
+
+def read_lines(file: Path, kind: type[T], next_step: str = MAKE_AGAIN) -> Iterator[T]:
+    """Yield the lines of a file of JSON lines, each decoded as `kind`, so that memory does not grow with them.
+
+    Raises VlmflowError if the file is missing, or with the line if one is not of this kind.
+    """
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        lines = file.open("rb")
+    except OSError as error:
+        raise VlmflowError(f"{file}: {error.strerror}", next_step) from None
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                decoded = decoder.decode(line)
+            except ValueError as error:
+                raise VlmflowError(f"{file}, line {number}: {error}", next_step) from None
+            yield decoded
 
 
 def _in_plain_words(error: msgspec.ValidationError) -> str:

@@ -24,15 +24,8 @@ KEPT = (
     *("FI_*", "OFI_*", "RDMAV_*", "MLX5_*", "OMPI_MCA_*"),
     # Compilers of kernels, and where these are kept.
     *("CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "DS_SKIP_CUDA_CHECK"),
-    *(
-        "TRITON_LIBCUDA_PATH",
-        "TRITON_PTXAS_PATH",
-        "CUDA_HOME",
-        "CUDA_PATH",
-        "CUDA_CACHE_PATH",
-        "TORCH_CUDA_ARCH_LIST",
-        "MAX_JOBS",
-    ),
+    *("TRITON_LIBCUDA_PATH", "TRITON_PTXAS_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH"),
+    *("TORCH_CUDA_ARCH_LIST", "MAX_JOBS"),
     *("TORCH_EXTENSIONS_DIR", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"),
     # Memory and cores.
     *("MALLOC_*", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "OMP_WAIT_POLICY", *THREADS_OF_LIBRARIES),

@@ -5,6 +5,7 @@ import filecmp
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import time
@@ -15,6 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from vlmflow.core.errors import PassingError, VlmflowError
+
+logger = logging.getLogger(__name__)
 
 UNFINISHED = ".part"
 """Suffix of a file or folder that is still being written; nothing reads such a name as a result."""
@@ -133,6 +136,19 @@ def _own(part: Path, open_it: Callable[[], int]) -> int:
                 ) from None
         os.close(descriptor)
         time.sleep(0.1)
+
+
+@contextmanager
+def locked(lock: Path, told: str) -> Iterator[None]:
+    """Hold a lock file. If another process holds it, log `told`, and wait."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info(told)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _same_files(one: Path, other: Path) -> bool:

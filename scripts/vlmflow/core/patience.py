@@ -65,54 +65,40 @@ class PassingFault(Exception):
         self.next_step = next_step
 
 
-class Patience:
-    """Counts the failures in a row of one piece of work and waits between its attempts.
+def patiently(
+    what: str,
+    attempt: Callable[[], Result],
+    received: Callable[[], int] = int,
+    pause: Callable[[float], object] = time.sleep,
+) -> Result:
+    """Return the result of `attempt`, retried after each PassingFault.
 
-    what: the work, for people.
-    pause: waits the given seconds.
+    what: the work, for people. received: returns the bytes received so far; PROGRESS_BYTES more than ever before end a
+    row of failures. pause: waits the given seconds.
+
+    Raises PassingError after the last failure, or if a server asks to wait longer than LONGEST_ASKED_WAIT; whatever
+    else the attempt raises.
     """
-
-    def __init__(self, what: str, pause: Callable[[float], object] = time.sleep) -> None:
-        self.what = what
-        self._pause = pause
-        self._failures = 0
-
-    def call(self, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
-        """Return the result of `attempt`, retried after each PassingFault.
-
-        received: returns the bytes received so far; PROGRESS_BYTES more than ever before end a row of failures.
-
-        Raises PassingError after the last failure, and whatever else the attempt raises.
-        """
-        furthest = received()
-        while True:
-            try:
-                return attempt()
-            except PassingFault as fault:
-                if received() >= furthest + PROGRESS_BYTES:
-                    furthest = received()
-                    self._failures = 0
-                self.wait(fault)
-
-    def wait(self, fault: PassingFault) -> None:
-        """Wait after a failed attempt.
-
-        Raises PassingError if it was the last one, or if the server asks to wait longer than LONGEST_ASKED_WAIT.
-        """
-        self._failures += 1
-        if self._failures == TRIES:
-            raise PassingError(f"{self.what}: {fault.reason}, {TRIES} times in a row", fault.next_step)
-        seconds = min(LONGEST_WAIT, FIRST_WAIT * 2 ** (self._failures - 1))
-        if fault.asked_wait is not None:
-            if fault.asked_wait > LONGEST_ASKED_WAIT:
+    furthest, failures = received(), 0
+    while True:
+        try:
+            return attempt()
+        except PassingFault as fault:
+            if received() >= furthest + PROGRESS_BYTES:
+                furthest, failures = received(), 0
+            failures += 1
+            if failures == TRIES:
+                raise PassingError(f"{what}: {fault.reason}, {TRIES} times in a row", fault.next_step) from None
+            asked = fault.asked_wait or 0.0
+            if asked > LONGEST_ASKED_WAIT:
                 raise PassingError(
-                    f"{self.what}: {fault.reason}, and the server asks to wait {fault.asked_wait:,.0f} s",
+                    f"{what}: {fault.reason}, and the server asks to wait {asked:,.0f} s",
                     "run the same command again after that time; a token (HF_TOKEN) raises the limits",
-                )
-            seconds = max(seconds, fault.asked_wait)
-        level = logging.WARNING if seconds >= TOLD_WAIT * FIRST_WAIT else logging.DEBUG
-        logger.log(level, "%s: %s; trying again in %.0f s", self.what, fault.reason, seconds)
-        self._pause(seconds)
+                ) from None
+            seconds = max(asked, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1)))
+            level = logging.WARNING if seconds >= TOLD_WAIT * FIRST_WAIT else logging.DEBUG
+            logger.log(level, "%s: %s; trying again in %.0f s", what, fault.reason, seconds)
+            pause(seconds)
 
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:

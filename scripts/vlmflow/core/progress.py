@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Self
 
 log = logging.getLogger("vlmflow")
@@ -40,9 +39,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         now = time.monotonic()
         self._show(now, last=True)
         log.debug(self.line(now - self._begun))  # for the log file; the console already has it

@@ -1,18 +1,58 @@
 """The estimate of a run: memory, steps, times, prices and disk, and what would make it fit."""
 
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 
 from vlmflow.config.gpus import GPUS, Gpu
-from vlmflow.estimate.accounts import Estimate, OnProduct
+from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.estimate.accounts import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, changes
-from vlmflow.estimate.disk import disk
-from vlmflow.estimate.estimate_input import EstimateInput
+from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import weights_of
-from vlmflow.estimate.passes import as_begun, needs_of
-from vlmflow.estimate.states import trained_of
+from vlmflow.estimate.pass_memory import assumed
+from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.shape import UnknownModelError, read_shape
+from vlmflow.estimate.states import base_bytes, trained_of
 from vlmflow.estimate.times import amount, comparison_seconds, times
-from vlmflow.estimate.tower import assumed
+from vlmflow.estimate.training_mode import BF16
+from vlmflow.fetch.small_files import read_small_files
+from vlmflow.lengths.micro_batches import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
+
+log = logging.getLogger("vlmflow")
+
+BEING_WRITTEN = 1
+"""A new checkpoint is complete before an old one is removed."""
+
+
+def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, settings: EstimateBlock) -> Result:
+    """Return the estimate of a run; NoEstimate if the estimate does not know its model's architecture.
+
+    With `estimate: ignore` also NoEstimate if the model's config.json cannot be read, or has sizes that do not fit
+    together.
+
+    train, val, summary: the files of measure_lengths. model_files: the base model without its weights
+    (model_files/MODEL). settings: those of the run.
+
+    Raises VlmflowError if a file has changed, or config.json lacks a size or has a wrong one.
+    """
+    again = f"measure them again: snakemake --forcerun measure_lengths -- {summary}"
+    refuse_other_rows(summary, [train, val], "lengths", again)
+    lengths = RowLengths.read(train), RowLengths.read(val)
+    try:
+        shape = read_shape(read_small_files(model_files))
+        return estimate(inputs_of(shape, settings, *lengths), settings.gpu, settings.gpu_hour_price)
+    except VlmflowError as error:
+        if not isinstance(error, UnknownModelError) and settings.estimate != "ignore":
+            raise
+        log.warning(f"no estimate: {error.cause}")
+        return NoEstimate(error.cause)
 
 
 def estimate(inputs: EstimateInput, gpu: str | None, price: float | None) -> Estimate:
@@ -21,8 +61,8 @@ def estimate(inputs: EstimateInput, gpu: str | None, price: float | None) -> Est
     gpu: the name of the product that it will train on (`config.gpus`), if known. price: of one GPU for an hour.
     """
     own = GPUS[gpu] if gpu and inputs.on_gpu else None
-    passes = needs_of(inputs) if inputs.on_gpu else []
-    inputs = as_begun(inputs, passes, own)
+    passes = _needs_of(inputs) if inputs.on_gpu else []
+    inputs = _as_begun(inputs, passes, own)
     work, needed = amount(inputs), memory(inputs)
     tokens = inputs.train.tokens
     return Estimate(
@@ -49,6 +89,43 @@ def estimate(inputs: EstimateInput, gpu: str | None, price: float | None) -> Est
     )
 
 
+def _needs_of(inputs: EstimateInput) -> list[Needs]:
+    """Return the memory of each number of tokens that the word `auto` may come to mean; [] if the run has numbers."""
+    if inputs.settings.micro_batch_tokens != "auto":
+        return []
+    word = inputs.settings.gradient_checkpointing
+    allowed = [True, False] if word == "auto" else [word]
+    return [Needs(number, again, memory(_with(inputs, number, again)).total) for again in allowed for number in NUMBERS]
+
+
+def _as_begun(inputs: EstimateInput, needs: Sequence[Needs], gpu: Gpu | None) -> EstimateInput:
+    """Return the run with its micro-batches.
+
+    needs: see `_needs_of`. gpu: its product; without one, `auto` means FIRST tokens.
+    """
+    set_to = inputs.settings.micro_batch_tokens
+    if not needs:
+        return replace(inputs, micro_batch_tokens=set_to if isinstance(set_to, int) else None)
+    if gpu is None:
+        return _with(inputs, FIRST, needs[0].gradient_checkpointing)
+    fitting = [one for one in needs if one.memory <= SHARE * gpu.memory] or needs[:1]
+    found = [_with(inputs, one.micro_batch_tokens, one.gradient_checkpointing) for one in fitting]
+    return min(found, key=lambda one: (_cost(one), one.micro_batch_tokens))
+
+
+def _cost(inputs: EstimateInput) -> float:
+    """Return what a step costs as the smoke run will compare it (`supervisor.smoke`), but of rows as they come."""
+    each = inputs.settings.per_device_batch_size * inputs.settings.gradient_accumulation_steps
+    tokens = inputs.train.tokens[inputs.train.grouped(each)].sum(axis=1) if len(inputs.train) else np.zeros(1)
+    counts = np.ceil(tokens / (inputs.micro_batch_tokens or 1))
+    work = AND_AGAIN if inputs.mode.gradient_checkpointing else FORWARD_AND_BACKWARD
+    return float((work * np.maximum(counts * FEWEST_TOKENS, tokens)).mean())
+
+
+def _with(inputs: EstimateInput, number: int, again: bool) -> EstimateInput:
+    return replace(inputs, micro_batch_tokens=number, mode=replace(inputs.mode, gradient_checkpointing=again))
+
+
 def _one_row_each(inputs: EstimateInput, gpu: Gpu | None) -> float | None:
     if gpu is None or inputs.micro_batch_tokens is None or not len(inputs.train):
         return None
@@ -71,3 +148,14 @@ def _on(inputs: EstimateInput, gpu: Gpu, needed: int, price: float | None) -> On
         fast_comparison=comparison_seconds(inputs, gpu, fast=True),
         slow_comparison=comparison_seconds(inputs, gpu, fast=False),
     )
+
+
+def disk(inputs: EstimateInput) -> Disk:
+    """Return the bytes of the models and of the checkpoints; the models are in 16 bits, as they are published."""
+    model = weights_of(inputs.shape) * BF16
+    mode, trained = inputs.mode, trained_of(inputs.shape, inputs.mode)
+    saved = base_bytes(inputs.shape, mode) if mode.is_full else trained * mode.trained_bytes
+    # DeepSpeed's mp_rank_00_model_states.pt has them once more, unless they are sharded.
+    again = saved if mode.sharding.engine == "deepspeed" and mode.sharding.weights == 1 else 0
+    checkpoint = saved + again + trained * mode.optimizer_bytes
+    return Disk(model, model, checkpoint, (inputs.settings.keep_checkpoints + BEING_WRITTEN) * checkpoint)

@@ -1,12 +1,11 @@
 """The memory of one GPU in a training step, by what takes it."""
 
-from dataclasses import replace
+from dataclasses import asdict
 
 from vlmflow.estimate.accounts import Memory
 from vlmflow.estimate.estimate_input import EstimateInput
-from vlmflow.estimate.pass_memory import Batch, language_activations
+from vlmflow.estimate.pass_memory import Batch, language_activations, picture_tower
 from vlmflow.estimate.states import states
-from vlmflow.estimate.tower import picture_tower
 
 CONTEXT = 800_000_000
 """Bytes of CUDA's context: what the driver shows more than PyTorch reserves (H100, driver 580)."""
@@ -22,27 +21,11 @@ ours on an H100, whose allocator has expandable segments, and the 0.35 of ms-swi
 trainings and others: tests/published/trainings.csv, compared with the estimate by test_published_trainings.py.
 """
 
-SMALLEST, LARGEST = 1_024, 131_072
-"""Tokens of the micro-batches that are tried; each is a multiple of the smallest."""
-
 
 def memory(inputs: EstimateInput) -> Memory:
     """Return the memory of the batch that needs the most; without rows, what the training keeps between steps."""
     batches = inputs.batches() or [Batch(1, 0, 0, 0)]
     return max((_of_batch(inputs, batch) for batch in batches), key=lambda one: one.total)
-
-
-def largest_micro_batch(inputs: EstimateInput, room: int) -> int | None:
-    """Return the most tokens of a planned micro-batch with which a run needs at most `room` bytes of each GPU.
-
-    It is a multiple of 1,024, up to 131,072; None if not even the smallest fits, or a row alone does not.
-    """
-    low, high = 0, LARGEST // SMALLEST
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = memory(replace(inputs, micro_batch_tokens=middle * SMALLEST)).total <= room
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low * SMALLEST or None
 
 
 def _of_batch(inputs: EstimateInput, batch: Batch) -> Memory:
@@ -54,17 +37,11 @@ def _of_batch(inputs: EstimateInput, batch: Batch) -> Memory:
     moving = max(at_once + pictures, kept.step)
     communication = COMMUNICATION if inputs.mode.processes > 1 else 0
     return Memory(
-        weights=kept.weights,
-        adapter=kept.adapter,
-        gradients=kept.gradients,
-        optimizer=kept.optimizer,
-        gathered=kept.gathered,
+        **asdict(kept),
         activations=language.kept,
         layer=language.layer,
         logits=language.logits,
         pictures=pictures,
-        step=kept.step,
         cache=LEFT + round(CACHE * moving) if inputs.on_gpu else 0,
         context=(CONTEXT + communication) if inputs.on_gpu else 0,
-        host=kept.host,
     )

@@ -50,6 +50,14 @@ class Activations:
     logits: int
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """Bytes of the tower. kept: until the backward pass reaches it. passing: at most, while the tower computes."""
+
+    kept: int
+    passing: int
+
+
 class Moment(msgspec.Struct, frozen=True, array_like=True):
     """The bytes at one moment of a pass: constant + token · tokens + logit · logits + square · Σ (tokens of a row)²."""
 
@@ -91,15 +99,12 @@ class PassMemory(msgspec.Struct, frozen=True):
 class Pass(msgspec.Struct, frozen=True, kw_only=True):
     """All that decides the bytes of a pass beside its rows.
 
-    base: bytes of a weight. compute: of a number in matrix products. trained: the parts of which all weights are
-    trained. adapted: names of the layers that have an adapter, with * for each number. layers: of the language model.
-    See `TrainingMode` for the others, and `Batch` for padded and windowed.
+    base: bytes of a weight. trained: the parts of which all weights are trained. adapted: names of the layers that have
+    an adapter, with * for each number. See `TrainingMode` for the others, and `Batch` for padded and windowed.
     """
 
     files: Files
-    layers: int
     base: int
-    compute: int
     autocast: bool
     trained: Sequence[ModelPart]
     adapted: Sequence[str]
@@ -154,9 +159,7 @@ def pass_of(shape: ModelShape, mode: TrainingMode, *, padded: bool = False, wind
     matrices = [] if mode.is_full else adapted(shape, mode.trained, mode.adapter.targets)
     return Pass(
         files=shape.files,
-        layers=shape.of.layers,
         base=mode.base,
-        compute=mode.compute,
         autocast=mode.autocast,
         trained=sorted(mode.trained) if mode.is_full else [],
         adapted=[matrix.name for matrix in matrices],
@@ -167,6 +170,28 @@ def pass_of(shape: ModelShape, mode: TrainingMode, *, padded: bool = False, wind
         liger=mode.liger,
         padded=padded,
         windowed=windowed,
+    )
+
+
+def picture_tower(shape: ModelShape, mode: TrainingMode, batch: Batch) -> Pictures:
+    """Return the bytes for the pictures of a batch; see `assumed` for a tower that cannot be passed."""
+    if not batch.pictures or not shape.of.sees:
+        return Pictures(0, 0)
+    found = pictures_of(shape, mode)
+    if isinstance(found, str):
+        alike = language_activations(shape, mode, Batch(1, batch.pictures, batch.pictures, 0))
+        return Pictures(alike.kept, alike.kept + alike.layer)
+    return Pictures(found.kept.of(batch.pictures), found.passing.of(batch.pictures))
+
+
+def assumed(shape: ModelShape, mode: TrainingMode) -> str | None:
+    """Return what the estimate assumes of pictures in place of a measurement, for people; None if nothing."""
+    found = pictures_of(shape, mode) if shape.of.sees else None
+    if not isinstance(found, str):
+        return None
+    return (
+        "the picture tower cannot be passed without data, so each picture token is counted in it as much as in the "
+        f"language model: {found}"
     )
 
 

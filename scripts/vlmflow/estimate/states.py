@@ -8,13 +8,7 @@ zero2.json and zero3.json; bitsandbytes for 4 bits.
 import math
 from dataclasses import dataclass
 
-from vlmflow.estimate.parameters import (
-    LANGUAGE,
-    adapted,
-    adapter_weights,
-    trained_weights,
-    weights_of,
-)
+from vlmflow.estimate.parameters import LANGUAGE, adapted, adapter_weights, trained_weights, weights_of
 from vlmflow.estimate.shape import ModelShape
 from vlmflow.estimate.training_mode import ABSMAX_BITS, BF16, DOUBLE_ABSMAX_BITS, FP32, TrainingMode
 

@@ -2,6 +2,8 @@
 
 import logging
 
+from msgspec.structs import asdict
+
 from vlmflow.config.gpus import GPUS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import counted
@@ -15,31 +17,24 @@ GB = 1_000_000_000
 NAMED = 4
 """Changes that a message names, at most; the page has all."""
 
-PARTS = {
-    "weights": "weights",
-    "adapter": "adapter",
-    "gradients": "gradients",
-    "optimizer": "optimizer",
+NAMES = {
     "gathered": "weights of other GPUs, and buffers",
     "step": "copies of gradients in the optimizer's step",
-    "activations": "activations",
     "layer": "one layer again",
-    "logits": "logits",
-    "pictures": "pictures",
     "cache": "reserved and unused",
     "context": "CUDA",
 }
-"""Names of the parts of Memory for people."""
+"""Names for people of those parts of Memory whose own are none."""
 
 
 def parts_of(memory: Memory) -> list[tuple[str, int]]:
     """Return the parts of the worst moment with their bytes, the largest first; together they are `memory.total`."""
     if memory.step > memory.passing:
-        others = {"activations", "layer", "logits", "pictures"}
+        others = {"host", "activations", "layer", "logits", "pictures"}
     else:
-        others = {"step", "logits" if memory.layer > memory.logits else "layer"}
-    parts = [(name, getattr(memory, field)) for field, name in PARTS.items() if field not in others]
-    return sorted(((name, size) for name, size in parts if size), key=lambda part: -part[1])
+        others = {"host", "step", "logits" if memory.layer > memory.logits else "layer"}
+    parts = [(NAMES.get(name, name), size) for name, size in asdict(memory).items() if name not in others and size]
+    return sorted(parts, key=lambda part: -part[1])
 
 
 def spread_of(estimate: Estimate) -> str:

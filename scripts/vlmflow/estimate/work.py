@@ -91,7 +91,7 @@ def _work(shape: ModelShape, mode: TrainingMode, passes: int, backward: bool) ->
 
 
 def _pictures(shape: ModelShape, mode: TrainingMode, backward: bool) -> Line | None:
-    """Return the operations for pictures; None if they count as in the language model (`tower.assumed`)."""
+    """Return the operations for pictures; None if they count as in the language model (`pass_memory.assumed`)."""
     if not shape.of.sees:
         return Line(0, 0)
     found = pictures_of(shape, mode)

@@ -1,6 +1,6 @@
 """The files in which an evaluation records its results: `rows.jsonl`, `left_out.jsonl` and `report.json`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import msgspec
@@ -110,6 +110,10 @@ class Interval(msgspec.Struct, frozen=True):
     mean: float
     low: float | None
     high: float | None
+
+    def ends(self, form: Callable[[float], str]) -> str:
+        """Return both ends, behind a blank and in brackets, for people; "" without them."""
+        return "" if self.low is None or self.high is None else f" [{form(self.low)}, {form(self.high)}]"
 
     @property
     def below_zero(self) -> bool:

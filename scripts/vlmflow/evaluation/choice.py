@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -91,14 +91,18 @@ def _listed(scores: Iterable[float]) -> str:
     return ", ".join(f"{score:g}" for score in scores)
 
 
+def parted(
+    cases: Sequence[Case], stays: Callable[[Case], bool], reason: str, detail: str
+) -> tuple[list[Case], list[LeftOut]]:
+    """Return the rows that stay, and the others as left out. reason, detail: why (`LeftOut`)."""
+    out = [LeftOut(case.row.id, reason, detail) for case in cases if not stays(case)]
+    return [case for case in cases if stays(case)], out
+
+
 def without_single_turns(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
     """Return the rows of whole trajectories, and those that repeat one of their answers (`single_turn`) as left out."""
-    again = [
-        LeftOut(case.row.id, "single_turn", "the row of its trajectory has this question and answer")
-        for case in cases
-        if case.row.id.endswith(SINGLE_TURN)
-    ]
-    return [case for case in cases if not case.row.id.endswith(SINGLE_TURN)], again
+    why = "the row of its trajectory has this question and answer"
+    return parted(cases, lambda case: not case.row.id.endswith(SINGLE_TURN), "single_turn", why)
 
 
 def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
@@ -113,22 +117,13 @@ def last_attempts(cases: Sequence[Case]) -> tuple[list[Case], list[LeftOut]]:
         if trajectory not in newest or number > newest[trajectory][0]:
             newest[trajectory] = number, case
     kept = {case.row.id for _, case in newest.values()}
-    earlier = [
-        LeftOut(case.row.id, "earlier_attempt", "the trajectory has a row with a later attempt")
-        for case in cases
-        if case.row.id not in kept
-    ]
-    return [case for case in cases if case.row.id in kept], earlier
+    why = "the trajectory has a row with a later attempt"
+    return parted(cases, lambda case: case.row.id in kept, "earlier_attempt", why)
 
 
 def of_groups(cases: Sequence[Case], groups: frozenset[str]) -> tuple[list[Case], list[LeftOut]]:
     """Return the rows of one half of val (`halves.half_of`), and the others as left out."""
-    others = [
-        LeftOut(case.row.id, "other_half", "one half of val chooses, the other judges")
-        for case in cases
-        if case.group not in groups
-    ]
-    return [case for case in cases if case.group in groups], others
+    return parted(cases, lambda case: case.group in groups, "other_half", "one half of val chooses, the other judges")
 
 
 def draw(cases: Iterable[Case], rows: int, seed: int, key: str) -> tuple[list[Case], list[LeftOut]]:
@@ -150,9 +145,4 @@ def draw(cases: Iterable[Case], rows: int, seed: int, key: str) -> tuple[list[Ca
             break
         drawn.add(name)
         count += len(groups[name])
-    others = [
-        LeftOut(case.row.id, "not_drawn", f"{rows} rows were to be drawn ({key})")
-        for case in cases
-        if case.group not in drawn
-    ]
-    return [case for case in cases if case.group in drawn], others
+    return parted(cases, lambda case: case.group in drawn, "not_drawn", f"{rows} rows were to be drawn ({key})")

@@ -16,6 +16,7 @@ from vlmflow.evaluation.choice import (
     draw,
     last_attempts,
     of_groups,
+    parted,
     read_case,
     with_right_last,
     without_single_turns,
@@ -74,12 +75,11 @@ def choose_rows(
         out += earlier
     donors: dict[str, Case] = {}
     if feedback:
-        out += [
-            LeftOut(case.row.id, "no_feedback", "it has one answer, or calls functions")
-            for case in cases
-            if not case.feedback
-        ]
-        made = [with_right_last(case) for case in cases if case.feedback]
+        cases, others = parted(
+            cases, lambda case: bool(case.feedback), "no_feedback", "it has one answer, or calls functions"
+        )
+        out += others
+        made = [with_right_last(case) for case in cases]
         out += [each for each in made if isinstance(each, LeftOut)]
         cases = [each for each in made if isinstance(each, Case)]
         donors = feedback_donors(cases, gold, seed)

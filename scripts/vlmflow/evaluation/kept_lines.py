@@ -10,6 +10,8 @@ import hashlib
 import json
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,6 +28,7 @@ class Keyed(Protocol):
 
 
 Line = TypeVar("Line", bound=Keyed)
+Form = TypeVar("Form")
 
 
 class KeptLines(Generic[Line]):
@@ -47,15 +50,14 @@ class KeptLines(Generic[Line]):
 
     def read(self) -> dict[str, Line]:
         """Return all whole lines, by their keys."""
-        decoder = msgspec.json.Decoder(self._form)
-        found: dict[str, Line] = {}
-        for file in sorted(self._folder.glob("*.jsonl")):
-            for line in file.read_bytes().splitlines(keepends=True):
-                if not line.endswith(b"\n"):
-                    continue
-                try:
-                    kept = decoder.decode(line)
-                except ValueError:  # DecodeError, or bytes that are no text
-                    continue
-                found[kept.key] = kept
-        return found
+        files = sorted(self._folder.glob("*.jsonl"))
+        return {kept.key: kept for file in files for kept in whole_lines(file, self._form)}
+
+
+def whole_lines(file: Path, form: type[Form]) -> Iterator[Form]:
+    """Yield the lines of a file, decoded as `form`, without those that a kill cut."""
+    decoder = msgspec.json.Decoder(form)
+    for line in file.read_bytes().splitlines(keepends=True):
+        if line.endswith(b"\n"):
+            with suppress(ValueError):  # DecodeError, or bytes that are no text
+                yield decoder.decode(line)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.evaluation.kept_lines import whole_lines
+
 LOG = "looks.jsonl"
 
 
@@ -48,17 +50,7 @@ def record_look(store: Path, what: str, run: str, dataset: str, rows_digest: str
 
 def read_looks(store: Path) -> list[Look]:
     """Return all looks; lines that a kill cut are left out."""
-    try:
-        lines = (store / LOG).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            found.append(msgspec.json.decode(line, type=Look))
-        except ValueError:  # DecodeError, or bytes that are no text
-            continue
-    return found
+    return list(whole_lines(store / LOG, Look)) if (store / LOG).exists() else []
 
 
 def _last_line_is_cut(file: Path) -> bool:

@@ -20,7 +20,7 @@ from vlmflow.core.process import bound_to_this_process
 from vlmflow.core.progress import Progress
 from vlmflow.evaluation import answer_losses
 from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Work
-from vlmflow.evaluation.store import LossStore
+from vlmflow.evaluation.kept_lines import KeptLines
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.pictures.budget import PictureBudget
 from vlmflow.swift.arguments import as_words
@@ -116,7 +116,7 @@ def measure(model: ScoredModel, rows: Sequence[Work], how: Measurement, store: P
 
     Raises VlmflowError if a process fails.
     """
-    kept = LossStore(store, how.meaning(model))
+    kept = KeptLines(store, "losses", how.meaning(model), Measured)
     known = kept.read()
     missing = [row for row in rows if row.key not in known]
     if missing:
@@ -130,7 +130,7 @@ def measure(model: ScoredModel, rows: Sequence[Work], how: Measurement, store: P
     return {row.key: known[row.key] for row in rows}, len(missing)
 
 
-def _measure_missing(model: ScoredModel, rows: Sequence[Work], how: Measurement, kept: LossStore) -> None:
+def _measure_missing(model: ScoredModel, rows: Sequence[Work], how: Measurement, kept: KeptLines[Measured]) -> None:
     what = f"losses of {model.name} ({how.device}, {how.dtype})"
     places = _places(model, how) if how.device == "cuda" else [None] * how.processes
     places = places[: len(rows)]

@@ -69,14 +69,9 @@ def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: st
             f"runs.NAME.evaluate.require: {require} is judged on val, which was not evaluated",
             "add val to runs.NAME.evaluate.splits",
         )
-    if reason := falls_short(require, verdict_of(val), val.figures.all):
+    if reason := falls_short(require, Verdict(val.verdict, val.costs_first_answers, val.sentence), val.figures.all):
         raise VlmflowError(
             f"eval/{val.run}/val: runs.NAME.evaluate.require: {require}, but {reason}. {val.sentence}",
             f"look at reports/eval-{val.run}.html; take more rows (few show nothing), train with other settings, or "
             f"remove runs.NAME.evaluate.require. The weights stay in verified/{val.run}",
         )
-
-
-def verdict_of(report: EvaluationReport) -> Verdict:
-    """Return what a report concludes, without its figures."""
-    return Verdict(report.verdict, report.costs_first_answers, report.sentence)

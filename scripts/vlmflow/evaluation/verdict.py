@@ -62,9 +62,8 @@ def falls_short(require: str, verdict: Verdict, figures: MarginFigures) -> str |
         uses = figures.uses_feedback
         if uses is None:
             return "its rows have no feedback"
-        low, high = uses.tuned.low, uses.tuned.high
-        if low is None or low <= 0.5:
-            ends = "" if low is None or high is None else f" [{low:.1%}, {high:.1%}]"
+        if uses.tuned.low is None or uses.tuned.low <= 0.5:
+            ends = uses.tuned.ends("{:.1%}".format)
             return f"it uses feedback in {uses.tuned.mean:.1%} of rows{ends}; the whole interval must be above 50%"
     if require == "not_worse" and verdict.name == WORSE:
         return f"the verdict is {verdict.name!r}"
@@ -151,12 +150,10 @@ def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
 
 def _in_rows(share: Compared) -> str:
     change, base, tuned = share.difference, share.base.mean, share.tuned.mean
-    ends = "" if change.low is None or change.high is None else f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+    ends = change.ends(lambda end: f"{100 * end:+.1f}")
     chance = ", which may be chance" if ends and not (change.below_zero or change.above_zero) else ""
     return f"in {tuned:.1%} of rows, the base in {base:.1%}: {100 * change.mean:+.1f} points{ends}{chance}"
 
 
 def _in_words(interval: Interval) -> str:
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:+.3f}"
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
+    return f"{interval.mean:+.3f}{interval.ends('{:+.3f}'.format)}"

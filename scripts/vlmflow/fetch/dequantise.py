@@ -4,14 +4,11 @@ transformers does the same where it cannot compute in FP8 (5.19, Fp8Dequantize i
 the base has the same bits. It needs no torch, which the image that fetches models does not have.
 """
 
-import fcntl
 import json
-import logging
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,7 +19,7 @@ from numpy.typing import NDArray
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import BUFFER, json_bytes, read_json, require_free_disk, whole_folder
+from vlmflow.core.files import BUFFER, json_bytes, locked, read_json, require_free_disk, whole_folder
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import CONFIG, INDEX
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
@@ -47,8 +44,6 @@ PIECE = 1 << 19
 
 LARGEST = 0x7F7F
 """The bits of the largest number in bfloat16; those above are infinity and NaN."""
-
-logger = logging.getLogger(__name__)
 
 OTHER_MODEL = "use the files that the model's owner published, or the unquantised model"
 
@@ -102,37 +97,19 @@ def dequantised(
     Raises VlmflowError with file and tensor if weights and scales do not fit together, PassingError without disk.
     """
     made = store / DEQUANTISED / digest_of(files)[:16]
-    with _alone(made):
-        return _made_once(made, folder, files, threads)
-
-
-@contextmanager
-def _alone(made: Path) -> Iterator[None]:
-    """Wait for other processes that make the same base: several models of a configuration may be made of one in FP8."""
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with made.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            logger.info("%s: another process makes this base; waiting for it", made)
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _made_once(
-    made: Path, folder: Path, files: Mapping[str, FileRecord], threads: int
-) -> tuple[Path, dict[str, FileRecord]]:
-    if (made / RECORD).is_file():
-        recorded = read_account(made / RECORD, dict[str, FileRecord])
-        there = hash_files(made, [name for name in recorded if (made / name).is_file()], threads)
-        if there == recorded:
-            return made, there
-    weights = read_model_weights(folder, files.keys(), dequantize=True)
-    tensors = _checked(weights, block_of(folder / CONFIG))
-    with whole_folder(made) as part:
-        names = _write(weights, tensors, part, folder.name, threads)
-        records = hash_files(part, names, threads)
-        write_account(part / RECORD, records)
+    # Several models of a configuration may be made of one in FP8.
+    with locked(made.with_suffix(".lock"), f"{made}: another process makes this base; waiting for it"):
+        if (made / RECORD).is_file():
+            recorded = read_account(made / RECORD, dict[str, FileRecord])
+            there = hash_files(made, [name for name in recorded if (made / name).is_file()], threads)
+            if there == recorded:
+                return made, there
+        weights = read_model_weights(folder, files.keys(), dequantize=True)
+        tensors = _checked(weights, block_of(folder / CONFIG))
+        with whole_folder(made) as part:
+            names = _write(weights, tensors, part, folder.name, threads)
+            records = hash_files(part, names, threads)
+            write_account(part / RECORD, records)
     return made, records
 
 

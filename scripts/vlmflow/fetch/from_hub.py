@@ -10,7 +10,7 @@ from vlmflow.config.source import HubSource
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_json
-from vlmflow.core.patience import Patience
+from vlmflow.core.patience import patiently
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.model_files import INDEX, SINGLE, refuse_code, require_weights, sort_names
 from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
@@ -48,7 +48,7 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
     if target.is_file() and pin.size in (None, target.stat().st_size) and pin.sha256 in (None, sha256_of(target)):
         logger.info("%s: already in the store, %s", source, target)
         return target
-    file, _ = Patience(str(source)).call(lambda: hub.look_up(source, revision, path))
+    file, _ = patiently(str(source), lambda: hub.look_up(source, revision, path))
     require_pinned(source, pin, size=file.size, sha256=file.sha256)
     received = bring({target: file}, f"fetching {source.name}", threads=1)
     require_pinned(source, pin, sha256=received[target])
@@ -184,8 +184,7 @@ def pinned_revision(source: HubSource, pin: Pin | None) -> str:
         raise VlmflowError(
             f"{source} is not in pins.yaml",
             f"add a line '{source}:' there, run `make pins`, review the result and run the same command again; or "
-            "put the "
-            "commit in the address (config: …/NAME@COMMIT)",
+            "put the commit in the address (config: …/NAME@COMMIT)",
         )
     if pin.revision is None:
         raise VlmflowError(

@@ -66,6 +66,10 @@ PLAIN_COPY = (
     "use a model that transformers supports without it; or remove it from a local copy of the model and use that"
 )
 
+FETCH_AGAIN = (
+    "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
+)
+
 logger = logging.getLogger(__name__)
 
 
@@ -224,7 +228,9 @@ def _refuse_keys(file: Path) -> None:
         # A number belongs to a token of a vocabulary; null and {} name nothing.
         found.extend((key, value) for key, value in pairs if key in REFUSED_KEYS and value and type(value) is not int)
         found.extend((key, value) for key, value in pairs if key in KERNEL_KEYS and "/" in json.dumps(value))
-        found.extend((key, value) for key, value in pairs if key in COUNTED_KEYS and _is_large(value))
+        found.extend(
+            (key, value) for key, value in pairs if key in COUNTED_KEYS and type(value) is int and value > MOST_COUNTED
+        )
         return dict(pairs)
 
     _read(file, look)
@@ -237,10 +243,6 @@ def _refuse_keys(file: Path) -> None:
         )
 
 
-def _is_large(value: Any) -> bool:
-    return type(value) is int and value > MOST_COUNTED
-
-
 def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:
     content = _read(index, dict)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
@@ -248,21 +250,15 @@ def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:
         raise VlmflowError(f"{index}: has no weight_map", "use a complete revision of the model")
     for tensor, shard in weight_map.items():
         entry = f"{index}: weight_map: {shown(tensor)[:MOST_SHOWN]} = {json.dumps(shard)[:MOST_SHOWN]}"
-        if not isinstance(shard, str) or "/" in shard or "\\" in shard or ".." in shard:
+        outside = not isinstance(shard, str) or "/" in shard or "\\" in shard or ".." in shard
+        if outside or (not shard.endswith(".safetensors") and shard in names):
+            must = "in the model's own folder" if outside else "a safetensors file"
             raise VlmflowError(
-                f"{entry}: a shard must be in the model's own folder",
-                "use a revision that contains its own shards; do not use one that points to other files",
-            )
-        if not shard.endswith(".safetensors") and shard in names:
-            raise VlmflowError(
-                f"{entry}: a shard must be a safetensors file",
+                f"{entry}: a shard must be {must}",
                 "use a revision that contains its own shards; do not use one that points to other files",
             )
         if shard not in names and weights:
-            raise VlmflowError(
-                f"{entry}, which is missing",
-                "use a complete revision of the model",
-            )
+            raise VlmflowError(f"{entry}, which is missing", "use a complete revision of the model")
 
 
 def _read(file: Path, look: Callable[[list[tuple[str, Any]]], Any]) -> Any:

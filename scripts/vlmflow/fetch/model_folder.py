@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
-from vlmflow.core.account import read_account, write_account
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of, whole_folder
 from vlmflow.core.integrity import refuse_changed
@@ -94,7 +94,7 @@ def link_files(
     *,
     of_target: bool = False,
 ) -> tuple[Path, dict[str, FileRecord]]:
-    """Make the folder that stages see, with links only to the files of a model; returns its path and its files.
+    """Make the folder that stages see, with links only to the files of a model; returns its path and its sorted files.
 
     store: the folder that keeps models. model: its name in the configuration. folder: the folder of the files.
     own: files in place of the model's (`chat_templates.own_files`).
@@ -104,7 +104,8 @@ def link_files(
     The name changes with the bytes and with the place, so that the files of a running stage never change.
     """
     folder = folder.resolve()
-    seen = {**files, **{name: FileRecord(len(text), hashlib.sha256(text).hexdigest()) for name, text in own.items()}}
+    written = {name: FileRecord(len(text), hashlib.sha256(text).hexdigest()) for name, text in own.items()}
+    seen = dict(sorted({**files, **written}.items()))
     key = hashlib.sha256(json.dumps([str(folder), digest_of(seen)]).encode()).hexdigest()[:16]
     view = store / VIEWS / f"{model}-{key}"
     with whole_folder(view) as part:
@@ -117,30 +118,6 @@ def link_files(
             else:
                 (part / name).symlink_to((folder / name).resolve())
     return view.resolve(), seen
-
-
-def write_model_manifest(
-    model: Path,
-    name: str,
-    source: str,
-    revision: str | None,
-    folder: Path,
-    files: Mapping[str, FileRecord],
-    left_out: Sequence[str] = (),
-    dequantized_from: InFp8 | msgspec.UnsetType = msgspec.UNSET,
-) -> None:
-    """Write a manifest into the folder `model`; the other parameters are its fields."""
-    manifest = ModelManifest(
-        name=name,
-        source=source,
-        revision=revision,
-        folder=folder.resolve(),
-        files=dict(sorted(files.items())),
-        left_out=sorted(left_out),
-        digest=digest_of(files),
-        dequantized_from=dequantized_from,
-    )
-    write_account(model / MANIFEST, manifest)
 
 
 def read_model_manifest(model: Path) -> ModelManifest:
@@ -161,8 +138,7 @@ def read_model_manifest(model: Path) -> ModelManifest:
         if size != record.bytes:
             state = "is missing" if size is None else f"has {size:,} bytes; it had {record.bytes:,} when it was fetched"
             raise VlmflowError(f"model {manifest.name}: {file.resolve()} {state}", next_step)
-    others = _names(manifest.folder) - manifest.files.keys()
-    if others:
+    if others := file_names(manifest.folder) - manifest.files.keys():
         raise VlmflowError(
             f"model {manifest.name}: {manifest.folder} holds {shown(min(others))}, which vlmflow did not put there",
             f"remove it, because transformers and ms-swift would read it; or {next_step}",
@@ -185,7 +161,7 @@ def model_with(models: Path, digest: str) -> tuple[Path, ModelManifest] | None:
     return None
 
 
-def _names(folder: Path) -> set[str]:
+def file_names(folder: Path) -> set[str]:
     """Return the files in a folder, without those that file systems and desktops put anywhere (.nfs…, .DS_Store)."""
     names = (
         os.path.relpath(os.path.join(place, name), folder) for place, _, files in os.walk(folder) for name in files

@@ -7,7 +7,7 @@ from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE
+from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE
 from vlmflow.fetch.quantised import refuse_quantised
 from vlmflow.fetch.safetensors_header import SafetensorsFile, TensorEntry, read_header
 
@@ -26,10 +26,6 @@ WEIGHT_SUFFIXES = (
     ".tflite",
 )
 """Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
-
-FETCH_AGAIN = (
-    "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
-)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 They are all that counting tokens and estimating a training need, so that neither waits for the weights.
 """
 
-import os
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,8 +14,8 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.core.integrity import refuse_changed
-from vlmflow.fetch.model_files import INDEX, SINGLE, is_housekeeping, shown
-from vlmflow.fetch.model_folder import MANIFEST, FileRecord
+from vlmflow.fetch.model_files import INDEX, SINGLE, shown
+from vlmflow.fetch.model_folder import MANIFEST, FileRecord, file_names
 
 FILES = "files"
 """The folder of the copies, beside the manifest."""
@@ -87,10 +86,7 @@ def read_small_files(target: Path) -> Path:
     folder = (target / FILES).absolute()
     digests = {name: record.sha256 for name, record in manifest.files.items()}
     refuse_changed("model files", folder, digests, f"model_files/{target.name}", next_step)
-    found = (
-        os.path.relpath(os.path.join(place, name), folder) for place, _, names in os.walk(folder) for name in names
-    )
-    if others := [name for name in found if name not in digests and not is_housekeeping(name)]:
+    if others := file_names(folder) - digests.keys():
         raise VlmflowError(f"{folder} holds {shown(min(others))}, which vlmflow did not put there", next_step)
     return folder
 

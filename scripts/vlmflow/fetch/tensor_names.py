@@ -7,8 +7,8 @@ from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.fetch.model_files import INDEX, SINGLE, shown
-from vlmflow.fetch.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES
+from vlmflow.fetch.model_files import FETCH_AGAIN, INDEX, SINGLE, shown
+from vlmflow.fetch.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES, WHOLE_AGAIN
 
 Read = Callable[[int, int], bytes]
 """Returns a file's bytes from one place up to another one, exclusive."""
@@ -49,10 +49,7 @@ def read_names(read: Read, size: int, what: str) -> list[str]:
         header: dict[str, Any] = json.loads(read(LENGTH_BYTES, LENGTH_BYTES + length))
         return sorted(header.keys() - {"__metadata__"})
     except (ValueError, AttributeError, RecursionError) as error:
-        raise VlmflowError(
-            f"{what}: its header cannot be read: {error}",
-            "fetch or write the file again; a full disk or a killed process can leave such files",
-        ) from None
+        raise VlmflowError(f"{what}: its header cannot be read: {error}", WHOLE_AGAIN) from None
 
 
 def refuse_other_tensors(folder: Path, names: Collection[str]) -> None:
@@ -66,8 +63,4 @@ def refuse_other_tensors(folder: Path, names: Collection[str]) -> None:
     stored = {tensor for shard in set(weight_map.values()) for tensor in names_in_header(folder / shard)}
     for tensor in sorted(stored ^ weight_map.keys()):
         which = "no file has it" if tensor in weight_map else "the index does not name it"
-        raise VlmflowError(
-            f"{folder / INDEX}: tensor {shown(tensor)}: {which}: index and shards disagree",
-            "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole "
-            "folder",
-        )
+        raise VlmflowError(f"{folder / INDEX}: tensor {shown(tensor)}: {which}: index and shards disagree", FETCH_AGAIN)

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from tokenizers import Tokenizer
 
+from vlmflow.core.account import read_lines
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.printable import counted
@@ -79,17 +80,11 @@ class Counter(Protocol):
 
 
 def read_lengths(file: Path) -> Iterator[RowLength]:
-    """Yield the lines of a lengths file, in the order of the rows.
+    """Return the lines of a lengths file, in the order of the rows.
 
-    Raises VlmflowError if a line is damaged.
+    Raises VlmflowError if the file is missing, or a line is damaged.
     """
-    decoder = msgspec.json.Decoder(RowLength)
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                yield decoder.decode(line)
-            except ValueError as error:
-                raise VlmflowError(f"{file}, line {number}: {error}", make_again(file)) from None
+    return read_lines(file, RowLength, make_again(file))
 
 
 def make_again(lengths: Path) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json
-from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE
-from vlmflow.fetch.model_weights import FETCH_AGAIN, WEIGHT_SUFFIXES
+from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE
+from vlmflow.fetch.model_weights import WEIGHT_SUFFIXES
 from vlmflow.fetch.safetensors_header import LENGTH_BYTES, MAX_HEADER_BYTES
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 

@@ -1,18 +1,21 @@
 """The table of perceptual hashes of a split's pictures, computed on all cores, by the pictures' SHA-256."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from vlmflow.core.account import read_lines
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.core.parallel import ordered_map
 from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.formats import open_picture
-from vlmflow.pictures.image_manifest import MAKE_AGAIN, PictureEntry, name_and_digest, read_picture_manifest
+from vlmflow.pictures.image_manifest import PictureEntry, name_and_digest, read_picture_manifest
 from vlmflow.pictures.perceptual_hash import SIDE, perceptual_hash
 from vlmflow.pictures.store import refuse_changed_pictures
 
@@ -23,8 +26,8 @@ CHUNK = 16
 class PictureHash(msgspec.Struct):
     """One line of the table. sha256: of the original file. hash: 16 hexadecimal digits; null for a plain colour."""
 
-    sha256: str
-    hash: str | None
+    sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$")] | None
 
 
 def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part: Part = UNDIVIDED) -> None:
@@ -37,12 +40,13 @@ def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part
     usable = {entry.sha256: entry for entry in read_picture_manifest(manifest) if entry.reason is None}
     entries = list(items_of(part, usable.values()))
     refuse_changed_pictures(store, entries)
+    chunks = (entries[first : first + CHUNK] for first in range(0, len(entries), CHUNK))
     encoder = msgspec.json.Encoder()
     with (
         whole_file(table) as file,
         Progress(f"hash_pictures {table}", len(entries), "pictures") as progress,
     ):
-        for hashes in ordered_map(partial(_hash_chunk, store), _chunks(entries), processes):
+        for hashes in ordered_map(partial(_hash_chunk, store), chunks, processes):
             file.write(encoder.encode_lines(hashes))
             progress.advance(len(hashes))
 
@@ -52,23 +56,8 @@ def read_hashes(tables: Iterable[Path]) -> dict[bytes, int]:
 
     Raises VlmflowError if a line is damaged.
     """
-    decoder = msgspec.json.Decoder(PictureHash)
-    hashes: dict[bytes, int] = {}
-    for table in tables:
-        with table.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                try:
-                    entry = decoder.decode(line)
-                    if entry.hash is not None:
-                        hashes[bytes.fromhex(entry.sha256)] = int(entry.hash, 16)
-                except ValueError as error:
-                    raise VlmflowError(f"{table}, line {number}: {error}", MAKE_AGAIN) from None
-    return hashes
-
-
-def _chunks(entries: list[PictureEntry]) -> Iterator[list[PictureEntry]]:
-    for first in range(0, len(entries), CHUNK):
-        yield entries[first : first + CHUNK]
+    lines = chain.from_iterable(read_lines(table, PictureHash) for table in tables)
+    return {bytes.fromhex(line.sha256): int(line.hash, 16) for line in lines if line.hash is not None}
 
 
 def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 
 import msgspec
 
+from vlmflow.core.account import MAKE_AGAIN, read_lines
 from vlmflow.core.errors import VlmflowError
 
 REASONS = {
@@ -26,9 +27,6 @@ REASONS = {
     "undecodable": "not every pixel can be decoded: the file is cut, damaged or hostile",
 }
 """All reasons why a picture cannot be used. Its rows are rejected as `picture_` + reason."""
-
-
-MAKE_AGAIN = "remove it and run the same command again"
 
 
 class Unusable(msgspec.Struct, frozen=True):
@@ -93,24 +91,13 @@ def read_picture_manifest(manifest: Path) -> Iterator[PictureEntry]: ...
 @overload
 def read_picture_manifest(manifest: Path, form: type[Entry]) -> Iterator[Entry]: ...
 def read_picture_manifest(manifest: Path, form: type[Any] = PictureEntry) -> Iterator[Any]:
-    """Yield the entries of an image manifest, in the order in which the rows first name the paths.
+    """Return the entries of an image manifest, in the order in which the rows first name the paths.
 
     form: the type of the entries; only its fields are read.
 
     Raises VlmflowError if the file is missing or a line is not an entry.
     """
-    decoder = msgspec.json.Decoder(form)
-    try:
-        lines = manifest.open("rb")
-    except OSError as error:
-        raise VlmflowError(f"{manifest}: {error.strerror}", MAKE_AGAIN) from None
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                entry = decoder.decode(line)
-            except ValueError as error:
-                raise VlmflowError(f"{manifest}, line {number}: {error}", MAKE_AGAIN) from None
-            yield entry
+    return read_lines(manifest, form)
 
 
 def name_and_digest(entry: PictureEntry | KnownPicture) -> tuple[str, str]:

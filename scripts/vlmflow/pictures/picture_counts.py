@@ -68,16 +68,8 @@ def picture_counts(pictures: Iterable[PictureEntry]) -> PictureCounts:
         if picture.reason == "missing":
             folder, slash, _ = picture.path.replace("\\", "/").partition("/")
             _charge(counts.missing_by_source, folder if slash else NO_FOLDER, picture)
-    return PictureCounts(
-        counts.named,
-        counts.usable,
-        dict(sorted(counts.formats.items())),
-        dict(sorted(counts.rewritten.items())),
-        dict(sorted(counts.unusable.items())),
-        dict(sorted(counts.missing_by_source.items())),
-        dict(sorted(counts.other_names.items())),
-        dict(sorted(counts.first_frames.items())),
-    )
+    named, usable, *tables = msgspec.structs.astuple(counts)
+    return PictureCounts(named, usable, *(dict(sorted(table.items())) for table in tables))
 
 
 def _count(table: dict[str, int], key: str) -> None:

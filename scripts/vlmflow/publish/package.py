@@ -15,8 +15,9 @@ from vlmflow.core.files import FOLDER_MARK, read_json, sha256_of
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.fetch.published_run import PROVENANCE
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
-from vlmflow.publish.adapter_card import adapter_card
 from vlmflow.reports.accounts import Provenance
+from vlmflow.reports.licences import hub_datasets
+from vlmflow.reports.page import render
 from vlmflow.reports.provenance import model_card
 from vlmflow.supervisor.accounts import TrainingReport
 from vlmflow.supervisor.released import read_release
@@ -55,6 +56,20 @@ class Package:
         return sum(file.size for file in self.files.values())
 
 
+@dataclass(frozen=True)
+class AdapterCard:
+    """The card's facts. base: the base's name on the hub; None for a local one. datasets: the hub's names of the data.
+
+    pipeline: the task, as the hub names it. sha256: of the adapter's weights.
+    """
+
+    facts: Provenance
+    base: str | None
+    datasets: list[str]
+    pipeline: str
+    sha256: str
+
+
 def read_provenance(merged: Path) -> Provenance:
     """Return the provenance of a run's folder `merged/RUN`.
 
@@ -88,9 +103,7 @@ def merged_package(merged: Path, facts: Provenance) -> Package:
             f"{merged / CARD} is not the card that provenance.json gives: it was edited, or another version wrote it",
             again,
         )
-    files = {
-        name: OutgoingFile(merged / name, (merged / name).stat().st_size, sha) for name, sha in facts.merged.items()
-    }
+    files = {name: _on_disk(merged / name, sha256) for name, sha256 in facts.merged.items()}
     written = {CARD: card, PROVENANCE: (merged / PROVENANCE).read_bytes()}
     return _package(merged, files, written, facts)
 
@@ -119,6 +132,15 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
     config = json.dumps(_for_others(read_json(full / ADAPTER_CONFIG), facts), indent=2).encode() + b"\n"
     written = {ADAPTER_CONFIG: config, CARD: adapter_card(facts, sha256).encode()}
     return _package(merged, {ADAPTER_WEIGHTS: weights}, written, facts)
+
+
+def adapter_card(facts: Provenance, sha256: str) -> str:
+    """Return the README.md of an adapter, with the hub's metadata block on top. sha256: of its weights."""
+    source = parse_source(facts.base_model.source)
+    base = source.repo if isinstance(source, HubSource) else None
+    pipeline = "image-text-to-text" if facts.sees_pictures else "text-generation"
+    datasets = hub_datasets(*(one.rights for one in facts.rounds))
+    return render("publish/adapter.md.jinja", AdapterCard(facts, base, datasets, pipeline, sha256))
 
 
 def _for_others(config: dict[str, Any], facts: Provenance) -> dict[str, Any]:

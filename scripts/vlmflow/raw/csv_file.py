@@ -125,8 +125,7 @@ class CsvRows(TableRows):
             parted = "tabs" if self._dialect == "excel-tab" else "commas"
             raise VlmflowError(
                 f"{self.path}: the header {names[0]!r} is one field with semicolons; the separator of "
-                f"{self.path.suffix} is "
-                f"{parted}",
+                f"{self.path.suffix} is {parted}",
                 f"save the table with {parted} between its fields",
             )
         return dict.fromkeys(names, TEXT)

@@ -17,7 +17,6 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from operator import add
 from pathlib import Path
-from types import TracebackType
 from typing import IO, NoReturn, Self
 
 import msgspec
@@ -75,9 +74,7 @@ class JsonRows:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -170,19 +167,15 @@ class JsonRows:
 
     def _lengths(self, start: int, end: int) -> "array[int] | None":
         """Return the bytes of each row of the array between two brackets; None if the array is not sound."""
-        view = memoryview(self._map)
-        content = view[start : end + 1]
-        try:
-            rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+        with memoryview(self._map) as view, view[start : end + 1] as content:
+            try:
+                rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+            except (msgspec.DecodeError, RecursionError):
+                return None
             views: Iterable[memoryview] = map(memoryview, rows)
             lengths = array("q", map(len, views))
             del rows, views
             return lengths
-        except (msgspec.DecodeError, RecursionError):
-            return None
-        finally:
-            content.release()
-            view.release()
 
     def _sound(self, start: int, lengths: "array[int]") -> Places:
         starts = array("q")

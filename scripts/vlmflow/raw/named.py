@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,22 +24,7 @@ class Named(NamedTuple):
     source: str
 
 
-class Said(NamedTuple):
-    """The pictures that the turns of a row name, and their source, if they have one."""
-
-    pictures: Sequence[str] = ()
-    source: str | None = None
-
-
-NOTHING = Said()
-
-
-class _NamedInRow(Protocol):
-    """What is read from a row: the keys of ANY_ROW."""
-
-    image: PictureNames
-    images: PictureNames
-    source: Any
+NOTHING = Named([], "")
 
 
 def pictures_of(image: PictureNames, images: PictureNames) -> list[str]:
@@ -94,7 +79,7 @@ def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
     read = [(key, holds, None) for key, holds in ANY_ROW.items() if key in names]
     absent = dict.fromkeys(ANY_ROW.keys() - names.keys())
     made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
-    decode: Callable[[bytes], _NamedInRow] = msgspec.json.Decoder(made).decode
+    decode = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
     any_of = b"|".join(re.escape(name.encode()) for name in own)
     in_other_case = re.compile(b'"(?!(?:%s)")(?i:%s)"' % (any_of, any_of))
@@ -111,7 +96,7 @@ def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
             said = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING
-            pictures = pictures or list(said.pictures)
+            pictures = pictures or said.pictures
         except (ValueError, RecursionError):
             return None
         return Named(pictures, source_of(said.source or found.source, pictures))
@@ -119,13 +104,13 @@ def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
     return named
 
 
-def _in_turns(form: RawForm, names: Mapping[str, str], take: Take) -> Callable[[bytes], Said]:
-    """Return the function that reads what a row's turns name, as the conversion does."""
+def _in_turns(form: RawForm, names: Mapping[str, str], take: Take) -> Callable[[bytes], Named]:
+    """Return the function that reads what a row's turns name, as the conversion does; "" if they have no source."""
     decode, read = msgspec.json.Decoder(raw_type(form.all_keys, names)).decode, form.read
     rewritten = rewriter(form, names, take)
     assert read is not None, "only a form with `read` has pictures in turns"
 
-    def said(row: bytes) -> Said:
+    def said(row: bytes) -> Named:
         if take:
             row = rewritten(row)
         try:
@@ -134,7 +119,7 @@ def _in_turns(form: RawForm, names: Mapping[str, str], take: Take) -> Callable[[
             if (again := rewritten(row)) is row:
                 raise
             found = read(decode(again), None)
-        return Said(getattr(found, "pictures", ()), getattr(found, "source", None))  # a Reject has none
+        return Named(list(getattr(found, "pictures", ())), getattr(found, "source", None) or "")  # a Reject has none
 
     return said
 

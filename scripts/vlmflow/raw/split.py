@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, chain
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, Self
 from zlib import crc32
 
@@ -62,9 +61,7 @@ class RawRows:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self.files:
             file.close()
 

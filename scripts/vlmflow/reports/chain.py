@@ -261,7 +261,9 @@ def _published(folder: Path, record: Record) -> Link:
     wrong = link.differences + [
         Difference(name, record.merged[os.path.relpath(name, folder)], "is missing") for name in link.missing
     ]
-    there = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if _is_published(file)}
+    # A publication would have files, and links, which may lead to a folder of somebody else.
+    published = (file for file in folder.rglob("*") if file.is_symlink() or not file.is_dir())
+    there = {file.relative_to(folder).as_posix() for file in published}
     more = {name for name in there - record.merged.keys() - WRITTEN_AFTERWARDS if not is_housekeeping(name)}
     wrong += [
         Difference(str(folder / name), "no such file", "is there; the provenance does not name it")
@@ -270,11 +272,6 @@ def _published(folder: Path, record: Record) -> Link:
     if not any(name.endswith(".safetensors") for name in record.merged):
         wrong.append(Difference(str(folder / PROVENANCE), "the digests of the weights", "names no weights"))
     return Link(link.name, link.detail, True, wrong)
-
-
-def _is_published(file: Path) -> bool:
-    """Return whether a publication would have it: a file, or a link, which may lead to a folder of somebody else."""
-    return file.is_symlink() or not file.is_dir()
 
 
 def _from_base(folder: Path, record: Record, model: Path | None) -> Link:

@@ -1,13 +1,12 @@
 """The data page: one HTML file with a data set's content, its lost rows, and the reasons."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vlmflow.config.row_settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import read_account
-from vlmflow.pictures.picture_counts import PictureCost, PictureCounts
-from vlmflow.reports.chart import Chart, chart
+from vlmflow.pictures.picture_counts import PictureCounts
 from vlmflow.reports.data_facts import (
     FILES,
     REJECTS_PER_REASON,
@@ -17,7 +16,7 @@ from vlmflow.reports.data_facts import (
     longer_sides,
     row_facts,
 )
-from vlmflow.reports.histogram import Histogram, integer_bins, wide_bins
+from vlmflow.reports.histogram import Chart, Histogram, chart, integer_bins, wide_bins
 from vlmflow.reports.look_alikes_section import LookAlikes, look_alikes
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import Counted, Loss, RowAccount, account_tiles, ranked, row_account
@@ -212,18 +211,10 @@ def _picture_charts(sides: dict[str, Histogram]) -> list[Chart]:
 
 
 def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
-    def pictures_of(costs: dict[str, PictureCost]) -> Iterable[tuple[str, int]]:
-        return ((name, cost.pictures) for name, cost in costs.items())
-
-    lists = (
-        counts.formats.items(),
-        counts.rewritten.items(),
-        counts.first_frames.items(),
-        counts.other_names.items(),
-        pictures_of(counts.unusable),
-        pictures_of(counts.missing_by_source),
-    )
-    ordered = (sorted(found, key=lambda one: (-one[1], one[0])) for found in lists)
+    usable = (counts.formats, counts.rewritten, counts.first_frames, counts.other_names)
+    costs = (counts.unusable, counts.missing_by_source)
+    others = ({name: cost.pictures for name, cost in some.items()} for some in costs)
+    ordered = (sorted(found.items(), key=lambda one: (-one[1], one[0])) for found in (*usable, *others))
     return SplitPictures(split, counts.named, counts.usable, *ordered)
 
 

@@ -9,16 +9,14 @@ from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, R
 from vlmflow.estimate.changes import FITS, REFUSED
 from vlmflow.estimate.verdict import GB, parts_of, spread_of
 from vlmflow.lengths.steps import schedule_in_words
-from vlmflow.reports.page import Tile, render
+from vlmflow.reports.page import Tile, gb_or_mb, render
 
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the memory. share: of the whole bar, 0 to 1."""
-
-    name: str
-    size: str
-    share: float
+STATES = {
+    "good": ("fits", "It fits", ""),
+    "maybe": ("may fit", "It may not fit", " The run starts, with a warning."),
+    "bad": ("does not fit", "It does not fit", " The run stops before it asks for a GPU."),
+}
+"""Of each state of a product: a word, the beginning of a sentence, and what follows for the run that names it."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +35,23 @@ class Product:
 
 
 @dataclass(frozen=True)
-class ChangeRow:
-    """A row of the table of changes."""
-
-    what: str
-    costs: str
-    memory: str
-    fits: bool
-    gpu: str
-    gpu_hours: str
-
-
-@dataclass(frozen=True)
 class EstimatePage:
-    """The page's facts. verdict: one sentence; state: of that ("good", "maybe", "bad"), empty without a product."""
+    """The page's facts. verdict: one sentence; state: of that ("good", "maybe", "bad"), empty without a product.
+
+    parts: of the memory, each with its bytes; memory: their sum. disk: what is kept there, each with its bytes.
+    """
 
     title: str
     subtitle: str
     verdict: str
     state: str
     tiles: list[Tile] = field(default_factory=list)
-    parts: list[Part] = field(default_factory=list)
+    memory: int = 0
+    parts: list[tuple[str, int]] = field(default_factory=list)
     between: str = ""
     products: list[Product] = field(default_factory=list)
-    changes: list[ChangeRow] = field(default_factory=list)
-    disk: list[tuple[str, str]] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    disk: list[tuple[str, int]] = field(default_factory=list)
 
 
 def estimate_page(run: str, found: Result, settings: EstimateBlock) -> str:
@@ -86,15 +76,16 @@ def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
         verdict,
         state,
         _tiles(found),
-        [Part(name, _gb(size), size / found.memory.total) for name, size in parts_of(found.memory)],
-        f"Main memory for offload: {_gb(host)} for each process." if host else "",
+        found.memory.total,
+        parts_of(found.memory),
+        f"Main memory for offload: {gb_or_mb(host)} for each process." if host else "",
         [_product(one, found) for one in found.products],
-        [_change(one) for one in sorted(found.changes, key=lambda one: not one.fits)],
+        sorted(found.changes, key=lambda one: not one.fits),
         [
-            ("base model", _gb(found.disk.model)),
-            ("merged model", _gb(found.disk.merged)),
-            ("one checkpoint", _gb(found.disk.checkpoint)),
-            ("all checkpoints at a time, with one being written", _gb(found.disk.checkpoints)),
+            ("base model", found.disk.model),
+            ("merged model", found.disk.merged),
+            ("one checkpoint", found.disk.checkpoint),
+            ("all checkpoints at a time, with one being written", found.disk.checkpoints),
         ],
     )
 
@@ -102,7 +93,7 @@ def _page(run: str, found: Estimate, settings: EstimateBlock) -> EstimatePage:
 def _tiles(found: Estimate) -> list[Tile]:
     on = found.on(found.gpu)
     tiles = [
-        Tile("memory of one GPU", _gb(found.memory.total), "at the worst moment of a step"),
+        Tile("memory of one GPU", gb_or_mb(found.memory.total), "at the worst moment of a step"),
         Tile("optimizer steps", f"{found.steps:,}", f"{found.rows:,} rows, {found.tokens:,} tokens"),
         Tile("longest row", f"{found.longest:,}", "tokens, of those that fit max_length"),
         Tile("operations", f"{found.flops:.2g}", "floating-point, evaluations included"),
@@ -133,48 +124,32 @@ def _verdict(found: Estimate, settings: EstimateBlock) -> tuple[str, str]:
     if on is None:
         return "", "The run names no GPU product (gpu): the table shows on which ones it fits."
     gpu = GPUS[on.gpu]
-    state, _ = _state(on.memory_share)
-    outcome = {"good": "It fits", "maybe": "It may not fit", "bad": "It does not fit"}[state]
+    state = _state(on.memory_share)
+    _, outcome, follows = STATES[state]
     needed = f"{outcome} {gpu.title}: {on.memory_share:.0%} of its {gpu.memory / GB:.0f} GB."
-    follows = {
-        "good": "",
-        "maybe": " The run starts, with a warning.",
-        "bad": " The run stops before it asks for a GPU.",
-    }
     ignored = state != "good" and settings.estimate == "ignore"
-    return state, needed + (" It starts in any case (estimate: ignore)." if ignored else follows[state])
+    return state, needed + (" It starts in any case (estimate: ignore)." if ignored else follows)
 
 
-def _state(share: float) -> tuple[str, str]:
-    if share <= FITS:
-        return "good", "fits"
-    return ("maybe", "may fit") if share <= REFUSED else ("bad", "does not fit")
+def _state(share: float) -> str:
+    return "good" if share <= FITS else "maybe" if share <= REFUSED else "bad"
 
 
 def _product(one: OnProduct, found: Estimate) -> Product:
-    state, verdict = _state(one.memory_share)
+    state = _state(one.memory_share)
     gpu = GPUS[one.gpu]
     nodes = f"{found.nodes} × " if found.nodes > 1 else ""
     return Product(
         title=f"{nodes}{found.processes // found.nodes} × {gpu.title}",
-        memory=_gb(gpu.memory),
+        memory=gb_or_mb(gpu.memory),
         share=one.memory_share,
         state=state,
-        verdict=verdict,
+        verdict=STATES[state][0],
         hours=_hours(one.fast.seconds, one.slow.seconds),
         shares=f"{100 * gpu.shares[1]:.0f} to {100 * gpu.shares[0]:.0f} %{'' if gpu.measured else ', not measured'}",
         price=_price(one) if one.fast_price is not None else "",
         chosen=one.gpu == found.gpu,
     )
-
-
-def _change(one: Change) -> ChangeRow:
-    hours = "" if one.gpu_hours is None else f"{one.gpu_hours:,.1f}"
-    return ChangeRow(one.what, one.costs, _gb(one.memory), one.fits, GPUS[one.gpu].title if one.gpu else "", hours)
-
-
-def _gb(size: int) -> str:
-    return f"{size / GB:.1f} GB" if size >= GB / 10 else f"{size / 1e6:.1f} MB"
 
 
 def _hours(fast: float, slow: float) -> str:

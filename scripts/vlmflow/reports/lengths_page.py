@@ -8,8 +8,7 @@ import msgspec
 
 from vlmflow.core.account import read_account
 from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, ShownText
-from vlmflow.reports.chart import Chart, chart
-from vlmflow.reports.histogram import Histogram, wide_bins
+from vlmflow.reports.histogram import Chart, Histogram, chart, wide_bins
 from vlmflow.reports.longest_rows import LongRow, long_rows, with_looks
 from vlmflow.reports.page import Tile, render
 from vlmflow.rows.data_rows import lines_of

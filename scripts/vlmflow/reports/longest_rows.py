@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.core.account import MAKE_AGAIN
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.accounts import SplitLengths
-from vlmflow.pictures.image_manifest import MAKE_AGAIN
 from vlmflow.rows.chat import said, without_tags
 from vlmflow.rows.sharegpt import ShareGptRow
 

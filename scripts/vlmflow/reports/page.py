@@ -40,6 +40,11 @@ def _as_code(text: str) -> str:
     return f"`{PIPE.sub(lambda _: chr(92) + '|', _in_one_line(text)).replace('`', chr(39))}`"
 
 
+def gb_or_mb(size: int) -> str:
+    """Format bytes for people: in GB, or in MB below a tenth of one."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
 ENVIRONMENT = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=select_autoescape(disabled_extensions=["md.jinja"], default=True),
@@ -52,14 +57,15 @@ ENVIRONMENT.filters |= {
     "n": "{:,}".format,
     "counted": counted,
     "share": "{:.1%}".format,
+    "gb": gb_or_mb,
     "css": lambda share: f"{100 * share:.2f}%",
     "json": json.dumps,
     "text": _as_text,
     "code": _as_code,
 }
-"""n: a count with thousands separators. counted: the same with its unit. share: a share of 1 for people. css: it as a
-length in a style. json: a value as JSON. text: a text from outside as Markdown within a line or a cell, where it
-shows itself and does nothing. code: the same as code, with ' for `."""
+"""n: a count with thousands separators. counted: the same with its unit. share: a share of 1 for people. gb: bytes for
+people. css: a share as a length in a style. json: a value as JSON. text: a text from outside as Markdown within a line
+or a cell, where it shows itself and does nothing. code: the same as code, with ' for `."""
 
 
 @dataclass(frozen=True)

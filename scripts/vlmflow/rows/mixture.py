@@ -46,13 +46,15 @@ class _Counts:
     sources: Counter[str] = field(default_factory=Counter)
     attempts: Counter[int] = field(default_factory=Counter)
 
-    def of_split(self) -> SplitCounts:
-        return SplitCounts(self.rows_in, self.kept, _summed([self.rejected]))
-
 
 def _summed(tables: Iterable[Counter[Key]]) -> dict[Key, int]:
     """Return the sum of some tables, sorted by key."""
     return dict(sorted(sum(tables, Counter[Key]()).items()))
+
+
+def _split_counts(of: Sequence[_Counts]) -> SplitCounts:
+    rejected = _summed(one.rejected for one in of)
+    return SplitCounts(sum(one.rows_in for one in of), sum(one.kept for one in of), rejected)
 
 
 def mix_rows(members: Sequence[Member], folder: Path, manifests: Mapping[str, Path], seed: int) -> Stats:
@@ -105,7 +107,8 @@ def _take(
 ) -> None:
     """Write the rows of one split of a data set. held: the parts that earlier splits have. own: gets those of this."""
     copies = _copies(member, held, seed) if split == "train" else lambda row: 1
-    for copy in range(1, _most_copies(member) + 1 if split == "train" else 2):
+    most = math.ceil(amount_of(member.drawn).share or 1) if split == "train" else 1
+    for copy in range(1, most + 1):
         for number, row in enumerate(member.rows(split)):
             parts = member.parts_of(row)
             reject = _shared(member, row, parts, held)
@@ -167,10 +170,6 @@ def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callab
     return lambda row: int(place(row) <= last)
 
 
-def _most_copies(member: Member) -> int:
-    return math.ceil(amount_of(member.drawn).share or 1)
-
-
 def _stats(
     members: Sequence[Member],
     folder: Path,
@@ -182,11 +181,6 @@ def _stats(
 ) -> Stats:
     def of_all(split: str) -> list[_Counts]:
         return [counts[member.name][split] for member in members]
-
-    def sum_of(split: str) -> SplitCounts:
-        kept = sum(one.kept for one in of_all(split))
-        rejected = _summed(one.rejected for one in of_all(split))
-        return SplitCounts(sum(one.rows_in for one in of_all(split)), kept, rejected)
 
     named = [f"{name}.jsonl" for name in (*SPLITS, "quarantine")]
     limits = [member.stats.settings.row_limits for member in members]
@@ -208,9 +202,9 @@ def _stats(
             train_on="last" if writer.last_answer_only and not timestep else "all",
         ),
         members={member.name: _of_member(member, counts[member.name]) for member in members},
-        train=sum_of("train"),
-        val=sum_of("val"),
-        test=sum_of("test"),
+        train=_split_counts(of_all("train")),
+        val=_split_counts(of_all("val")),
+        test=_split_counts(of_all("test")),
         examples={split: sum(one.written for one in of_all(split)) for split in SPLITS},
         kept_by_source={split: _summed(one.sources for one in of_all(split)) for split in SPLITS},
         kept_by_attempts={split: _summed(one.attempts for one in of_all(split)) for split in SPLITS},
@@ -230,7 +224,7 @@ def _of_member(member: Member, counts: Mapping[str, _Counts]) -> MemberStats:
         kind=member.stats.kind,
         form=member.stats.form,
         train_on=member.stats.settings.train_on,
-        **{split: counts[split].of_split() for split in SPLITS},
+        **{split: _split_counts([counts[split]]) for split in SPLITS},
         examples={split: counts[split].written for split in SPLITS},
         digests={f"{split}.jsonl": member.stats.digests[f"{split}.jsonl"] for split in SPLITS},
         mended=member.stats.mended,
@@ -239,8 +233,5 @@ def _of_member(member: Member, counts: Mapping[str, _Counts]) -> MemberStats:
 
 def _raw_files(members: Sequence[Member]) -> dict[str, list[RawFile]]:
     """Return the raw files of all data sets by their raw split."""
-    found: dict[str, list[RawFile]] = {}
-    for member in members:
-        for split, files in member.stats.raw.items():
-            found.setdefault(split, []).extend(files)
-    return found
+    splits = dict.fromkeys(split for member in members for split in member.stats.raw)
+    return {split: [file for member in members for file in member.stats.raw.get(split, ())] for split in splits}

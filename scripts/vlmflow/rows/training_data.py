@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.core.account import read_account
+from vlmflow.core.account import read_account, read_lines
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
@@ -100,13 +100,7 @@ def with_pictures(
 
 def pictures_in(*files: Path) -> set[str]:
     """Return the names of all pictures in the rows of some files."""
-    decoder = msgspec.json.Decoder(_Images)
-    names: set[str] = set()
-    for file in files:
-        with file.open("rb") as lines:
-            for line in lines:
-                names.update(decoder.decode(line).images)
-    return names
+    return {name for file in files for row in read_lines(file, _Images) for name in row.images}
 
 
 def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, KnownPicture]:
@@ -117,6 +111,4 @@ def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, Known
 
 def first_rows(rows: Path, count: int) -> list[ShareGptRow]:
     """Return the first `count` rows of a data file."""
-    decoder = msgspec.json.Decoder(ShareGptRow)
-    with rows.open("rb") as lines:
-        return [decoder.decode(line) for line in islice(lines, count)]
+    return list(islice(read_lines(rows, ShareGptRow), count))

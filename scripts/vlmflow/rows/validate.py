@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,10 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-import msgspec
-
 from vlmflow.config.row_settings import RowLimits
-from vlmflow.core.account import read_account
+from vlmflow.core.account import read_account, read_lines
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
 from vlmflow.core.printable import counted
@@ -223,7 +221,7 @@ def _take(
     checked: the verdicts on the split, in the order of its rows.
     """
     seen: set[bytes] = set()
-    for rejected in _converter_rejects(files.rejects):
+    for rejected in read_lines(files.rejects, RejectedRow):
         account.reject(rejected.raw_row, Reject(rejected.reason, rejected.detail))
     with Progress(f"validate_sharegpt {files.converted}", len(account.rows), "rows") as progress:
         progress.start_at(account.rejected.total())
@@ -258,12 +256,6 @@ def _judge(verdicts: list[Verdict], seen: set[bytes], place: Place) -> str | Rej
         return Reject("duplicate", f"{what} with this conversation is already in an earlier row")
     seen.add(content)
     return target
-
-
-def _converter_rejects(path: Path) -> Iterator[RejectedRow]:
-    decoder = msgspec.json.Decoder(RejectedRow)
-    with path.open("rb") as lines:
-        yield from map(decoder.decode, lines)
 
 
 def _stats(files: dict[str, SplitFiles], accounts: dict[str, Account], writer: DatasetWriter, folder: Path) -> RowStats:

@@ -84,11 +84,7 @@ def _sentence(objective: Objective, best: int, compared: Compared, chose_nothing
     else:
         what, unit, factor = "the share of rows in which feedback helps", "points", 100
     figure = ".4f" if factor == 1 else ".1f"
-    ends = (
-        ""
-        if change.low is None or change.high is None
-        else f" [{factor * change.low:+{figure}}, {factor * change.high:+{figure}}]"
-    )
+    ends = change.ends(lambda end: f"{factor * end:+{figure}}")
     said = [
         f"Trial {best} has the best {NAMES[objective]}, but is not shown to beat the run's own settings (trial {OWN}): "
         "keep them."

@@ -1,7 +1,7 @@
 """The account of a search (`study.json`): every trial's results so far. It needs no Optuna to read."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -174,12 +174,7 @@ def _after(trial: StudyTrial | None, asked: Asked, result: TrialResult, *, last:
         mem_mb=max(known, default=None),
         hours=(trial.hours if trial else 0) + result.hours,
         gpu_hours=(trial.gpu_hours if trial else 0) + result.gpu_hours,
-        curve=_joined(trial.curve if trial else [], result.curve),
+        # A result may have the curve from the start, or only its own rung's part.
+        curve=sorted((dict(trial.curve if trial else []) | dict(result.curve)).items()),
         rungs=[*(trial.rungs if trial else []), *reached],
     )
-
-
-def _joined(before: Sequence[tuple[int, float]], more: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return two parts of a curve as one; a result may have the curve from the start, or only its own rung's part."""
-    both: Mapping[int, float] = {**dict(before), **dict(more)}
-    return sorted(both.items())

@@ -18,7 +18,10 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
 
     Raises VlmflowError if the model has no config.json, or the adapter lacks a file.
     """
-    sources = {file.relative_to(model): file for file in sorted(model.rglob("*")) if file.is_file() and _is_of(file)}
+    # Snakemake's mark and desktops' files begin with a dot.
+    sources = {
+        file.relative_to(model): file for file in sorted(model.rglob("*")) if file.is_file() and file.name[0] != "."
+    }
     if Path("config.json") not in sources:
         raise VlmflowError(f"{model}: has no config.json, so it is not a model", "name the folder of a whole model")
     if adapter is not None:
@@ -34,8 +37,3 @@ def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | Non
                 (part / name).write_bytes(processor.limited(limits))
             else:
                 (part / name).symlink_to(source.resolve())
-
-
-def _is_of(file: Path) -> bool:
-    """Return whether a file belongs to the model; Snakemake's mark and desktops' files begin with a dot."""
-    return not file.name.startswith(".")

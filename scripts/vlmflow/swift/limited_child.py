@@ -21,6 +21,8 @@ SECONDS = 60
 WAIT = 20 * SECONDS
 """Seconds until a child that computes nothing is given up; on a busy machine it may wait for long."""
 
+TOO_MUCH = {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
+
 MOST_CHARS = 500
 """Characters that are kept of an error."""
 
@@ -45,7 +47,7 @@ def limited(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         if child.exitcode == -signal.SIGXCPU:
             return {"failed": f"not done after {SECONDS} s of processor time"}
         if child.exitcode in (0, 1):  # Python's own end, without a word: not even its error could be told
-            return {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
+            return TOO_MUCH
         return {"failed": f"its process ended with code {child.exitcode}"}
     finally:
         child.kill()
@@ -65,6 +67,8 @@ def _work(bind: Callable[[], None], sender: Connection, work: Callable[[], dict[
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     try:
         found = work()
+    except MemoryError:
+        found = TOO_MUCH
     except Exception as error:  # whatever their text does
         found = failure(error)
     sender.send_bytes(json.dumps(found).encode())

@@ -28,6 +28,10 @@ OF_TRAINING = ("loss", "learning_rate", "grad_norm", "epoch", "tokens", "waited"
 """The figures of a step (`trainer.events.Log`) that trackers get as train/NAME."""
 
 
+OF_REPORT = ("steps", "target", "sessions", "seconds", "tokens")
+"""The figures of a whole training that its report has by these names."""
+
+
 class _Tuned(msgspec.Struct, frozen=True):
     """The used part of both reports: which weights were evaluated, or asked."""
 
@@ -203,11 +207,7 @@ def _results(report: TrainingReport) -> dict[str, float]:
     results = {
         "best/step": float(report.best.step),
         "best/eval_loss": report.best.eval_loss,
-        "steps": float(report.steps),
-        "target": float(report.target),
-        "sessions": float(report.sessions),
-        "seconds": report.seconds,
-        "tokens": float(report.tokens),
+        **{name: float(getattr(report, name)) for name in OF_REPORT},
     }
     if report.tokens_per_second is not None:
         results["tokens_per_second"] = report.tokens_per_second

@@ -103,12 +103,9 @@ def send(question: dict[str, Any]) -> dict[str, Any]:
     metrics = metrics_of(client, run, story)
     tags = [RunTag(key, cut(key, value, LONGEST_TAG)) for key, value in story["facts"].items()]
     params = [Param(key, cut(key, str(value), LONGEST_PARAM)) for key, value in story["settings"].items()]
-    for at in range(0, len(params), PARAMS):
-        client.log_batch(name, params=params[at : at + PARAMS])
-    for at in range(0, len(tags), PARAMS):
-        client.log_batch(name, tags=tags[at : at + PARAMS])
-    for at in range(0, len(metrics), METRICS):
-        client.log_batch(name, metrics=metrics[at : at + METRICS])
+    for kind, given, most in (("params", params, PARAMS), ("tags", tags, PARAMS), ("metrics", metrics, METRICS)):
+        for at in range(0, len(given), most):
+            client.log_batch(name, **{kind: given[at : at + most]})
     client.set_terminated(name, "FINISHED", end_time=run.info.start_time + round(1000 * story["seconds"]))
     client.set_tag(name, "vlmflow.content", story["content"])
     return {"name": name, "new": True, "figures": figures}

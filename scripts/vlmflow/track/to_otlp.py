@@ -13,6 +13,7 @@ output is what the model said, and nothing else.
 import hashlib
 import os
 import time
+from functools import partial
 from typing import Any
 
 import requests
@@ -24,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
+from opentelemetry.trace import SpanContext, TraceFlags
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import without_keys
@@ -158,7 +159,9 @@ def spans_of(trace: dict[str, Any], resource: Resource) -> list[ReadableSpan]:
     ends = {"input.value": trace["turns"][0]["prompt"], **({"output.value": said[-1]} if said else {})}
     scores = {key: value for turn in trace["turns"] for key, value in _scores(turn).items()}
     whole = about | {"openinference.span.kind": "CHAIN"} | ends | scores
-    spans = [_span(name, row, None, resource, whole, [], begin, begin + len(trace["turns"]) * 10**6)]
+    span = partial(ReadableSpan, resource=resource, instrumentation_scope=InstrumentationScope("vlmflow"))
+    end = begin + len(trace["turns"]) * 10**6
+    spans = [span(name, row, attributes=whole, start_time=begin, end_time=end)]
     for number, turn in enumerate(trace["turns"]):
         own = hashlib.sha256(digest + str(number).encode()).digest()
         context = SpanContext(identity, int.from_bytes(own[:8]), is_remote=False, trace_flags=TraceFlags(1))
@@ -184,37 +187,15 @@ def spans_of(trace: dict[str, Any], resource: Resource) -> list[ReadableSpan]:
             )
             for name, value in turn["scores"].items()
         ]
-        spans.append(_span(turn["name"], context, row, resource, attributes, events, at, at + 10**6))
+        spans.append(
+            span(turn["name"], context, row, attributes=attributes, events=events, start_time=at, end_time=at + 10**6)
+        )
     return spans
 
 
 def _scores(turn: dict[str, Any]) -> dict[str, float]:
     """Return a turn's scores as attributes."""
     return {f"vlmflow.score.{name}": value for name, value in turn["scores"].items()}
-
-
-def _span(
-    name: str,
-    context: SpanContext,
-    parent: SpanContext | None,
-    resource: Resource,
-    attributes: dict[str, Any],
-    events: list[Event],
-    begin: int,
-    end: int,
-) -> ReadableSpan:
-    return ReadableSpan(
-        name=name,
-        context=context,
-        parent=parent,
-        resource=resource,
-        attributes=attributes,
-        events=events,
-        kind=SpanKind.INTERNAL,
-        start_time=begin,
-        end_time=end,
-        instrumentation_scope=InstrumentationScope("vlmflow"),
-    )
 
 
 if __name__ == "__main__":

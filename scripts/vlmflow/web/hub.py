@@ -26,7 +26,7 @@ from huggingface_hub.utils._http import default_client_factory
 from vlmflow.config.source import HubSource
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import UNFINISHED
-from vlmflow.core.patience import PASSING_STATUS, PassingFault, Patience, asked_wait
+from vlmflow.core.patience import PASSING_STATUS, PassingFault, asked_wait, patiently
 from vlmflow.web.missing import Refused
 from vlmflow.web.small_answers import limit_answers
 from vlmflow.web.transport import host_of
@@ -118,7 +118,7 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
         files = [_checked(source, commit, *entry) for entry in entries]
         return commit, sorted(files, key=lambda file: file.path)
 
-    return Patience(str(repo)).call(ask)
+    return patiently(str(repo), ask)
 
 
 def broken_off(error: Exception, address: str) -> PassingFault:

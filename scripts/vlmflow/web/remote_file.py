@@ -68,14 +68,11 @@ class RemoteFile:
 
     def _learn(self, answer: Answer) -> None:
         self.takes_ranges = answer.status == 206
-        if self.takes_ranges:
-            found = re.fullmatch(r"bytes 0-0/([0-9]{1,19})", answer.headers.get("content-range", ""))
-            size = int(found[1]) if found else None
-        else:
-            found = re.fullmatch(r"[0-9]{1,19}", answer.headers.get("content-length", ""))
-            size = int(found[0]) if found else None
-        if size is None:
+        header, begins = ("content-range", "bytes 0-0/") if self.takes_ranges else ("content-length", "")
+        found = re.fullmatch(rf"{begins}([0-9]{{1,19}})", answer.headers.get(header, ""))
+        if found is None:
             raise Refused("refused", f"{answer.host} does not report its size")
+        size = int(found[1])
         if self.size not in (None, size):
             raise VlmflowError(
                 f"{self.name}: {answer.host} has {size:,} bytes under this name, {self.size:,} are expected",

@@ -20,7 +20,7 @@ import certifi
 import pycurl
 
 from vlmflow.core import patience
-from vlmflow.core.patience import AGAIN, NO_CONNECTION, PASSING_STATUS, PassingFault, Patience, asked_wait
+from vlmflow.core.patience import AGAIN, NO_CONNECTION, PASSING_STATUS, PassingFault, asked_wait, patiently
 from vlmflow.core.progress import Progress
 from vlmflow.web.missing import Refused
 
@@ -132,8 +132,8 @@ class Transport:
             self._idle.put(handle)
 
     def patiently(self, what: str, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
-        """Call `attempt` as `Patience.call` does, with waits that `stop` ends. Raises Stopped too."""
-        return Patience(what, self.pause).call(attempt, received)
+        """Call `attempt` as `patience.patiently` does, with waits that `stop` ends. Raises Stopped too."""
+        return patiently(what, attempt, received, self.pause)
 
     def count(self, received: int) -> None:
         """Count bytes of content; raises Stopped."""

@@ -9,8 +9,9 @@ from harness import stale_lock
 from made_accounts import leave_training, some_report
 from vlmflow.cleaning.leftovers import find_leftovers, of_trainings, of_trials
 from vlmflow.config.model import Config, check_config
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import FileRecord, link_files, write_model_manifest
+from vlmflow.fetch.model_folder import MANIFEST, FileRecord, ModelManifest, digest_of, link_files
 from vlmflow.supervisor.accounts import TrainingDigests
 
 
@@ -69,7 +70,9 @@ def test_a_bfloat16_copy_that_no_base_uses_is_listed(tmp_path: Path) -> None:
     files = {"file": FileRecord(1, "")}
     view, _ = link_files(store, "mine", store / "bfloat16" / "used", files)
     source = f"hf://o/m@{'0' * 40}"
-    write_model_manifest(tmp_path / "models" / "mine", "mine", source, None, view, files)
+    write_account(
+        tmp_path / "models" / "mine" / MANIFEST, ModelManifest("mine", source, None, view, files, [], digest_of(files))
+    )
     assert listed(tmp_path, settings_with()) == ["stores/models/bfloat16/old"]
 
 

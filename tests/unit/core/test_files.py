@@ -1,9 +1,11 @@
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from vlmflow.core import files, progress
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
+from vlmflow.core.files import locked, read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
 from vlmflow.core.parallel import SLOT_BYTES, ordered_map
 from vlmflow.core.progress import LOG_INTERVAL, Progress, amount, clock
 from workflow_runs import ROOT
@@ -158,3 +160,24 @@ def test_long_work_says_that_it_goes_on(capsys: pytest.CaptureFixture[str], monk
     assert set(said) == {"the comparison: running for 0:00"}
     time.sleep(0.05)
     assert not capsys.readouterr().err, "it ends with the work"
+
+
+def test_who_waits_for_a_lock_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vlmflow")
+    lock = tmp_path / "a" / "x.lock"
+    order = []
+
+    def other() -> None:
+        with locked(lock, "another has it; waiting"):
+            order.append("the other")
+
+    with ThreadPoolExecutor(1) as pool:
+        with locked(lock, "free, so never said"):
+            waiting = pool.submit(other)
+            while not caplog.messages:
+                assert not waiting.done()
+                time.sleep(0.01)
+            order.append("the first")
+        waiting.result(60)
+    assert caplog.messages == ["another has it; waiting"]
+    assert order == ["the first", "the other"]

@@ -17,7 +17,7 @@ from tools import make_sample
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
-from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site, exif_rotated
+from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site
 from vlmflow.demo.sample_scenes import shapes_scene
 from vlmflow.evaluation.accounts import FEWEST_GROUPS
 from vlmflow.evaluation.evaluate import choose_rows
@@ -240,7 +240,7 @@ def test_the_misnamed_paths_have_their_pictures(folder, splits, record):
 def test_an_upright_exif_picture_shows_what_was_drawn(tmp_path):
     scene = shapes_scene(Random(3))
     file = tmp_path / "x.jpg"
-    exif_rotated(Site({}, file, scene, {}, None))
+    FAULTS["exif_rotated"].put_in(Site({}, file, scene, {}, None))
     upright = ImageOps.exif_transpose(Image.open(file))
     assert upright.size == scene.size
     for thing in scene.things:

@@ -13,10 +13,9 @@ from msgspec import structs
 from made_inputs import ROWS, TEXT, settings_of, shape_8b, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
 from vlmflow.estimate.changes import DATA, FITS, changes, longest_that_fits, share
-from vlmflow.estimate.disk import disk
-from vlmflow.estimate.estimate import estimate
+from vlmflow.estimate.estimate import disk, estimate
 from vlmflow.estimate.estimate_input import EstimateInput
-from vlmflow.estimate.memory import largest_micro_batch, memory
+from vlmflow.estimate.memory import memory
 from vlmflow.estimate.parameters import PARTS
 from vlmflow.estimate.row_lengths import RowLengths
 from vlmflow.estimate.shape import Files, ModelShape
@@ -115,19 +114,6 @@ def test_the_dearest_micro_batch_has_the_densest_tokens_or_a_long_row_alone() ->
     assert (trained.tokens, trained.logits, trained.pictures) == (4_000, 2_400, 1_600)
     assert (pictures.tokens, pictures.logits, pictures.pictures) == (4_000, 800, 3_200)
     assert trained.rows * trained.longest >= 4_000
-
-
-def test_the_largest_micro_batch_fits_and_a_larger_one_does_not() -> None:
-    inputs, room = some_inputs(rows=[(300, 256)] * 40), 40 * 10**9
-    most = largest_micro_batch(inputs, room)
-    assert most is not None
-    assert most % 1_024 == 0
-    fits, more = (needed(replace(inputs, micro_batch_tokens=tokens)) for tokens in (most, most + 1_024))
-    assert fits <= room < more
-    assert largest_micro_batch(inputs, 10**12) == 131_072
-    assert largest_micro_batch(inputs, 15 * 10**9) is None, "the weights alone take more"
-    with_long_row = some_inputs({"max_length": 65_536}, rows=[(300, 256)] * 40 + [(60_000, 0)])
-    assert largest_micro_batch(with_long_row, room) is None, "a row cannot be cut"
 
 
 def test_only_rows_that_fit_max_length_count() -> None:

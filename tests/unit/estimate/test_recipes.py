@@ -3,14 +3,17 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from made_inputs import some_inputs
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.model import check_config
 from vlmflow.estimate.changes import FITS, share
+from vlmflow.estimate.memory import memory
 from workflow_runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -49,6 +52,19 @@ def test_a_recipe_is_complete(file: Path) -> None:
     assert f"RUN={name} CONFIG=recipes/{file.name}" in file.read_text()
     each = settings.train.per_device_batch_size * settings.train.gradient_accumulation_steps
     assert run["processes"] * each == 32
+
+
+def test_the_largest_micro_batch_fits_and_a_larger_one_does_not(costs: object) -> None:
+    inputs, room = some_inputs(rows=[(300, 256)] * 40), 40 * 10**9
+    most = costs.largest_micro_batch(inputs, room)
+    assert most is not None
+    assert most % 1_024 == 0
+    fits, more = (memory(replace(inputs, micro_batch_tokens=tokens)).total for tokens in (most, most + 1_024))
+    assert fits <= room < more
+    assert costs.largest_micro_batch(inputs, 10**12) == 131_072
+    assert costs.largest_micro_batch(inputs, 15 * 10**9) is None, "the weights alone take more"
+    with_long_row = some_inputs({"max_length": 65_536}, rows=[(300, 256)] * 40 + [(60_000, 0)])
+    assert costs.largest_micro_batch(with_long_row, room) is None, "a row cannot be cut"
 
 
 def test_each_way_has_a_recipe() -> None:

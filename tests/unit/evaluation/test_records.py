@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,10 +14,10 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation import measure
 from vlmflow.evaluation.accounts import EvaluatedModel, Loss
 from vlmflow.evaluation.answer_losses import Measured
+from vlmflow.evaluation.kept_lines import KeptLines
 from vlmflow.evaluation.looks import LOG, read_looks, record_look
 from vlmflow.evaluation.measure import Measurement, ScoredModel
 from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
-from vlmflow.evaluation.store import LossStore
 from vlmflow.merging.proof import Proof, ProvenFile, proven_digest
 from workflow_runs import ROOT
 
@@ -25,24 +26,28 @@ def measured(key: str) -> Measured:
     return Measured(key, {"own right": Loss(1.5, 3)}, {"own right": "ab"}, {"own right": "cd"}, 9)
 
 
+def losses_in(store: Path, meaning: dict[str, Any]) -> KeptLines[Measured]:
+    return KeptLines(store, "losses", meaning, Measured)
+
+
 def test_losses_are_kept_by_model_and_cut_lines_are_left_out(tmp_path: Path) -> None:
-    store = LossStore(tmp_path, {"model": "a", "dtype": "float32"})
+    store = losses_in(tmp_path, {"model": "a", "dtype": "float32"})
     assert store.read() == {}
     lines = [msgspec.json.encode(measured(key)) for key in ("one", "two", "three")]
     store.new_file().write_bytes(lines[0] + b"\n" + lines[1][:20])
     store.new_file().write_bytes(lines[2] + b"\n" + lines[1])
     assert store.read() == {"one": measured("one"), "three": measured("three")}
-    assert LossStore(tmp_path, {"dtype": "float32", "model": "a"}).read().keys() == {"one", "three"}
-    assert LossStore(tmp_path, {"model": "b", "dtype": "float32"}).read() == {}
+    assert losses_in(tmp_path, {"dtype": "float32", "model": "a"}).read().keys() == {"one", "three"}
+    assert losses_in(tmp_path, {"model": "b", "dtype": "float32"}).read() == {}
 
 
 def test_losses_of_another_way_of_measuring_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     how = Measurement("qwen3", {}, "last_round", tmp_path, 64, 512, "cpu", "float32", 1, 1)
     model = ScoredModel("it", tmp_path, "digest")
-    LossStore(tmp_path, how.meaning(model)).new_file().write_bytes(msgspec.json.encode(measured("one")) + b"\n")
-    assert LossStore(tmp_path, how.meaning(model)).read().keys() == {"one"}
+    losses_in(tmp_path, how.meaning(model)).new_file().write_bytes(msgspec.json.encode(measured("one")) + b"\n")
+    assert losses_in(tmp_path, how.meaning(model)).read().keys() == {"one"}
     monkeypatch.setattr(measure, "MEASURING", measure.MEASURING + 1)
-    assert LossStore(tmp_path, how.meaning(model)).read() == {}
+    assert losses_in(tmp_path, how.meaning(model)).read() == {}
 
 
 def test_every_look_at_test_is_counted(tmp_path: Path) -> None:

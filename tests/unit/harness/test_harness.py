@@ -368,13 +368,13 @@ def test_a_base_waits_for_the_run_that_makes_it_and_its_small_files_do_not(
 @pytest.mark.parametrize(
     ("test", "near", "files", "distance"),
     [
-        ("b.json", {}, 0, 0),
-        ("b.json", {"picture_distance": 6}, 0, 0),
+        ("b.json", {}, 2, 0),
+        ("b.json", {"picture_distance": 6}, 2, 0),
         ("b.json", {"picture_distance": 6, "drop": True}, 2, 6),
         (None, {"drop": True}, 1, 4),
     ],
 )
-def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test, near, files, distance):
+def test_a_data_set_has_hashes_of_its_splits_and_validation_a_distance_if_it_drops_by_them(test, near, files, distance):
     block = {"kind": "fire", "train": "a.json", "test": test, "near_duplicates": near}
     settings = check_config(
         {
@@ -388,7 +388,7 @@ def test_validation_waits_for_hashes_only_where_near_duplicates_are_dropped(test
     expected = ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl"][:files]
     named = SimpleNamespace(config_settings=SimpleNamespace(overwrite_config={"stores": {}}))
     inputs = RuleInputs(named, settings)
-    assert inputs.hashes_to_drop_by(wildcards) == expected
+    assert inputs.hashes(wildcards) == expected
     given = RuleParams(settings).dataset(near_duplicates="near_duplicates_to_drop")(wildcards)
     assert given["picture_distance"] == distance
     pages = ["data-fire", *(f"{page}-{run}" for run in ("r", "s") for page in ("lengths", "estimate", "run"))]
@@ -418,8 +418,6 @@ def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
     assert inputs.member_pictures(blend) == ["images/fire/train.jsonl", "images/fire/test.jsonl"]
     assert inputs.hashes(blend) == ["images/fire/train.hashes.jsonl", "images/fire/test.hashes.jsonl"]
     assert inputs.manifests(blend) == [f"images/blend/{split}.jsonl" for split in ("train", "val", "test")]
-    assert inputs.searched(blend) == "data/blend/train.jsonl"
-    assert inputs.searched(SimpleNamespace(dataset="fire")) == "converted/fire/train.jsonl"
     run, texts = SimpleNamespace(run="r"), SimpleNamespace(run="t")
     assert inputs.train_pictures(run) == ["images/blend/train.jsonl", "images/blend/val.jsonl"]
     assert inputs.run_pictures(texts) == []

@@ -8,8 +8,7 @@ from made_accounts import MADE_OF, leave_training, some_gate, some_report
 from made_inputs import some_inputs
 from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate
-from vlmflow.reports.compared import Compared, comparisons
-from vlmflow.reports.run_page import run_page
+from vlmflow.reports.run_page import Compared, comparisons, run_page
 from vlmflow.supervisor.accounts import Best, TrainingReport
 
 

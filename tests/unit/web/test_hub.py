@@ -14,7 +14,7 @@ from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, blob_id, served_hu
 from vlmflow.config.source import HubSource
 from vlmflow.core import patience
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.patience import PROGRESS_BYTES, PassingFault, Patience, asked_wait
+from vlmflow.core.patience import PROGRESS_BYTES, PassingFault, asked_wait, patiently
 from vlmflow.web import hub
 
 DATA = HubSource("dataset", "o/d", "big.json")
@@ -182,13 +182,14 @@ def test_a_servers_requested_wait_is_obeyed():
     assert asked_wait({"retry-after": later}) == pytest.approx(90, abs=2)
     assert asked_wait({"retry-after": "soon"}) is None
     waits: list[float] = []
-    waiting = Patience("x", waits.append)
-    waiting.wait(PassingFault("busy", 7.0))
-    waiting.wait(PassingFault("busy"))
-    waiting.wait(PassingFault("busy", 0.0))
-    assert waits == [7.0, 2 * patience.FIRST_WAIT, 4 * patience.FIRST_WAIT]
+    asked = iter([7.0, None, 0.0, 3600.0])
+
+    def attempt() -> None:
+        raise PassingFault("busy", next(asked))
+
     with pytest.raises(VlmflowError, match="asks to wait 3,600 s"):
-        waiting.wait(PassingFault("busy", 3600.0))
+        patiently("x", attempt, pause=waits.append)
+    assert waits == [7.0, 2 * patience.FIRST_WAIT, 4 * patience.FIRST_WAIT]
 
 
 def test_short_waits_are_only_in_the_log(caplog: pytest.LogCaptureFixture):
@@ -202,7 +203,7 @@ def test_short_waits_are_only_in_the_log(caplog: pytest.LogCaptureFixture):
             received += PROGRESS_BYTES * (len(caplog.records) == 4)  # the fifth attempt gets more bytes
             raise PassingFault("busy", seconds)
 
-    Patience("x", lambda _: None).call(attempt, lambda: received)
+    patiently("x", attempt, lambda: received, lambda _: None)
     said = [(record.levelname, record.message.rpartition(" in ")[2]) for record in caplog.records]
     told, kept = "WARNING", "DEBUG"
     assert said == [(kept, "1 s"), (kept, "2 s"), (told, "4 s"), (told, "30 s"), (kept, "1 s"), (told, "30 s")]
@@ -219,7 +220,7 @@ def test_a_connection_that_trickles_is_given_up():
         raise PassingFault("broke")
 
     with pytest.raises(VlmflowError, match="broke, 8 times in a row"):
-        Patience("x", lambda _: None).call(attempt, lambda: attempts * (PROGRESS_BYTES // patience.TRIES - 1))
+        patiently("x", attempt, lambda: attempts * (PROGRESS_BYTES // patience.TRIES - 1), lambda _: None)
 
 
 def test_nothing_secret_is_logged(server: HubServer, caplog: pytest.LogCaptureFixture):

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from operator import attrgetter
 from statistics import fmean
 
 import numpy as np
@@ -27,6 +28,9 @@ from vlmflow.evaluation.intervals import (
 
 Pick = Callable[[AnsweredTurn], ModelAnswer]
 """Takes the answer of one of the models."""
+
+BASE: Pick = attrgetter("base")
+TUNED: Pick = attrgetter("tuned")
 
 Kind = Callable[[Values, Groups], Bounds]
 """Computes an interval (`intervals`)."""
@@ -54,14 +58,14 @@ def figures_by(
 
 def _after(rounds: int, rows: Sequence[AnsweredRow], feedback: bool) -> AfterRounds:
     groups = [row.group for row in rows]
-    base, tuned = ([pick(row.turns[rounds]) for row in rows] for pick in (_base, _tuned))
+    base, tuned = ([pick(row.turns[rounds]) for row in rows] for pick in (BASE, TUNED))
     pairs = list(zip(base, tuned, strict=True))
     return AfterRounds(
         rounds=rounds,
         rows=len(rows),
         groups=len(set(groups)),
-        base=_figures(rounds, rows, _base, feedback),
-        tuned=_figures(rounds, rows, _tuned, feedback),
+        base=_figures(rounds, rows, BASE, feedback),
+        tuned=_figures(rounds, rows, TUNED, feedback),
         right=_mean(difference_interval, [float(ours.right) - float(theirs.right) for theirs, ours in pairs], groups),
         anls=_mean(mean_interval, [ours.anls - theirs.anls for theirs, ours in pairs], groups),
     )
@@ -94,11 +98,3 @@ def _change(rounds: int, rows: Sequence[AnsweredRow], pick: Pick, right_first: b
 
 def _mean(kind: Kind, values: Sequence[float], groups: Sequence[str]) -> Interval:
     return intervals_of(kind(np.array(values)[:, None], Groups(groups)))[0]
-
-
-def _base(turn: AnsweredTurn) -> ModelAnswer:
-    return turn.base
-
-
-def _tuned(turn: AnsweredTurn) -> ModelAnswer:
-    return turn.tuned

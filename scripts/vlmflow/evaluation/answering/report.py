@@ -1,4 +1,4 @@
-"""Asks both models about chosen rows, and reports how often they are right."""
+"""Asks both models about chosen rows, scores their answers, and reports how often they are right."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from vlmflow.evaluation.answering.accounts import AfterRounds, AnsweredRow, AskedModel
+import msgspec
+
+from vlmflow.evaluation.answering.accounts import AfterRounds, AnsweredRow, AnsweredTurn, AskedModel, ModelAnswer
 from vlmflow.evaluation.answering.asking import KeptAnswer, answers_to
 from vlmflow.evaluation.answering.dialogues import Question, questions_of
 from vlmflow.evaluation.answering.figures import figures_after_rounds, figures_by
 from vlmflow.evaluation.answering.models import Model
-from vlmflow.evaluation.answering.rows import answered_row, overlap_of
 from vlmflow.evaluation.choice import Case
+from vlmflow.evaluation.scoring.answer_text import answer_in
+from vlmflow.evaluation.scoring.judge import holds, judge, rule_of
+from vlmflow.evaluation.scoring.overlap import overlap
+from vlmflow.evaluation.scoring.results import Overlap
+from vlmflow.rows.chat import without_tags
 from vlmflow.rows.mixture_names import sources_of
 
 log = logging.getLogger("vlmflow")
+
+Answers = Mapping[str, KeptAnswer]
+"""A model's answers by the questions' keys."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +57,55 @@ def ask_both(
     every = list(chain.from_iterable(questions))
     of_base, of_tuned = (_asked(every, model, how) for model in (base, tuned))
     rows = [
-        answered_row(case, some, of_base, of_tuned, how.feedback) for case, some in zip(cases, questions, strict=True)
+        _answered_row(case, some, of_base, of_tuned, how.feedback) for case, some in zip(cases, questions, strict=True)
     ]
     return (
         rows,
-        AskedModel(base.digest, overlap_of(every, of_base)),
-        AskedModel(tuned.digest, overlap_of(every, of_tuned)),
+        AskedModel(base.digest, _overlap_of(every, of_base)),
+        AskedModel(tuned.digest, _overlap_of(every, of_tuned)),
     )
 
 
-def _asked(questions: Sequence[Question], model: Model, how: Asking) -> Mapping[str, KeptAnswer]:
+def _asked(questions: Sequence[Question], model: Model, how: Asking) -> Answers:
     found, new = answers_to(questions, model, how.pictures, how.max_tokens, how.store)
     log.info(f"answers of {model.name}: {new} of {len(found)} were asked for now, the others before")
     return found
+
+
+def _answered_row(
+    case: Case, questions: Sequence[Question], base: Answers, tuned: Answers, feedback: bool
+) -> AnsweredRow:
+    """Return a row with both models' answers, scored. feedback: whether its later human turns are feedback."""
+    shown = [question.turns[-1].value for question in questions[1:]]
+    return AnsweredRow(
+        id=case.row.id,
+        source=case.row.source,
+        images=case.row.images,
+        group=case.group,
+        holds_gold=any(holds(text, questions[0].gold) for text in shown) if feedback and shown else None,
+        turns=[
+            AnsweredTurn(
+                rounds=question.rounds,
+                prompt=without_tags(question.turns[-1].value).strip(),
+                reference=question.reference,
+                gold=question.gold,
+                rule=rule_of(question.gold),
+                base=_scored(base[question.key], question.gold),
+                tuned=_scored(tuned[question.key], question.gold),
+            )
+            for question in questions
+        ],
+    )
+
+
+def _overlap_of(questions: Sequence[Question], answers: Answers) -> Overlap:
+    """Return FIRE's measures of a model's answers in the rows' own dialogues, over all turns."""
+    return overlap([answers[question.key].text for question in questions], [each.reference for each in questions])
+
+
+def _scored(kept: KeptAnswer, gold: str) -> ModelAnswer:
+    answer = answer_in(kept.text)
+    return ModelAnswer(kept.text, answer, kept.cut, **msgspec.structs.asdict(judge(answer, gold)))
 
 
 def figures(rows: Sequence[AnsweredRow], how: Asking) -> Mapping[str, Any]:

@@ -40,28 +40,28 @@ def cluster(server: BadMinutes, said: list[str]) -> Namespace:
 
 
 @pytest.fixture
-def sight(cluster: Namespace, said: list[str]) -> PatientWatch:
+def watcher(cluster: Namespace, said: list[str]) -> PatientWatch:
     """Return a watch on one Job."""
     watch = Watch(cluster, "", said.append)
     watch.follow("j", RuleJob("train_model", {}), None)
     return PatientWatch(watch, said.append)
 
 
-def test_an_unreadable_answer_ends_no_call(server: BadMinutes, sight: PatientWatch) -> None:
+def test_an_unreadable_answer_ends_no_call(server: BadMinutes, watcher: PatientWatch) -> None:
     server.answers = [(200, {"items": [{"metadata": {}}]}, {}), (200, {"kind": "Status"}, {})]
-    assert sight.look(["j"]) == {}
-    assert sight.look(["j"]) == {}
-    assert sight.look(["j"])["j"].state == "failed"  # it is not among the existing Jobs
+    assert watcher.look(["j"]) == {}
+    assert watcher.look(["j"]) == {}
+    assert watcher.look(["j"])["j"].state == "failed"  # it is not among the existing Jobs
 
 
 def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
-    server: BadMinutes, sight: PatientWatch, monkeypatch: pytest.MonkeyPatch
+    server: BadMinutes, watcher: PatientWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers = [refusal(403, "Forbidden")] * 2
-    assert sight.look(["j"]) == {}
+    assert watcher.look(["j"]) == {}
     monkeypatch.setattr("remote.kubernetes.watch.BLIND_SECONDS", 0.0)
     with pytest.raises(VlmflowError, match=r"has not shown the Jobs for .*: said Forbidden"):
-        sight.look(["j"])
+        watcher.look(["j"])
 
 
 def test_forbidden_nodes_are_requested_once(cluster: Namespace, server: BadMinutes) -> None:
