@@ -28,11 +28,11 @@ LIBRARIES = ("ms-swift", "transformers", "peft", "torch")
 HEAD = """\
 # Models that were tried
 
-For people who choose a base model. Each of these models went from rows to `merged/RUN` through the workflow's own rules,
-on the CPU: lengths, smoke run, training, merge, the proof of every tensor and of the logits. They are small models, with
-the architecture, the layout on disk, the special tokens and the processor of published ones. `make test-slow` writes the
-table. `code` is the digest of the code that makes the small model; a test fails if this code has changed since. `make
-test` and `make demo` train models of Qwen3-VL.
+For people who choose a base model. Each of these models went from rows to `merged/RUN` through the workflow's own
+rules, on the CPU: lengths, smoke run, training, merge, the proof of every tensor and of the logits. They are small
+models, with the architecture, the layout on disk, the special tokens and the processor of published ones.
+`make test-slow` writes the table. `code` is the digest of the code that makes the small model; a test fails if this
+code has changed since. `make test` and `make demo` train models of Qwen3-VL.
 
 | model | model_type | template | ways | on | with | code |
 |---|---|---|---|---|---|---|
