@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from vlmflow.config.strategies import strategy_of
-from vlmflow.in_trainer.engine import begin
+from vlmflow.in_trainer.engine import refuse_another_engine
 from vlmflow.in_trainer.fsdp2 import gathered, keep_random_states, replace_checkpoints
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
@@ -132,12 +132,12 @@ def test_recomputed_layers_draw_the_same_dropout_again() -> None:
 def test_a_strategy_that_is_not_at_work_is_refused() -> None:
     """On the CPU accelerate trains plain DDP in place of FSDP2."""
     plain = SimpleNamespace(model_wrapped=DistributedDataParallel(base()))
-    begin(strategy_of("ddp"), plain)
+    refuse_another_engine(strategy_of("ddp"), plain)
     for name in ("fsdp2", "zero2", "deepspeed"):
         with pytest.raises(RuntimeError, match=f"strategy {name} is not at work: the model is a DistributedDataPar"):
-            begin(strategy_of(name), plain)
+            refuse_another_engine(strategy_of(name), plain)
     with pytest.raises(RuntimeError, match="strategy ddp is not at work: the model is a FSDPQwen3"):
-        begin(strategy_of("ddp"), SimpleNamespace(model_wrapped=sharded(base())))
+        refuse_another_engine(strategy_of("ddp"), SimpleNamespace(model_wrapped=sharded(base())))
 
 
 def trainer(model: Any, processes: int = 1) -> Any:

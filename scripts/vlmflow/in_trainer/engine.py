@@ -57,7 +57,7 @@ class Ranks(TrainerCallback):
             raise RuntimeError(f"not really distributed: world size {args.world_size} of {processes}, mode {mode}")
         if processes > int(os.environ["LOCAL_WORLD_SIZE"]) and len(products := set(gather(device_name()))) > 1:
             raise RuntimeError(f"not the same GPUs on all nodes: {', '.join(sorted(products))}")
-        _refuse_another_engine(self._strategy, self._trainer)
+        refuse_another_engine(self._strategy, self._trainer)
         if self._strategy.engine == "fsdp2":
             fsdp2.keep_random_states(self._trainer.model_wrapped)
         if self._strategy.engine == "deepspeed":
@@ -70,7 +70,7 @@ class Ranks(TrainerCallback):
         self.told = {name: [told[name] for told in of_ranks] for name in self.tell}
 
 
-def _refuse_another_engine(strategy: Strategy, trainer: Any) -> None:
+def refuse_another_engine(strategy: Strategy, trainer: Any) -> None:
     """Raise RuntimeError if the model is not wrapped as the strategy asks.
 
     With `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.

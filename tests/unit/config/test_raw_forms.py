@@ -66,7 +66,7 @@ def test_a_changed_form_makes_only_rows_of_its_own_kind_stale(tmp_path: Path) ->
 
     def digests() -> dict[str, str]:
         modules, of_script = RuleParams(settings).form_modules, code_digest.of_scripts(scripts)
-        return {kind: of_script("stages.convert_rows", *modules(SimpleNamespace(dataset=kind))) for kind in kinds()}
+        return {kind: of_script("stages.convert_rows", *modules({"dataset": kind})) for kind in kinds()}
 
     def others() -> dict[str, str]:
         of_script = code_digest.of_scripts(scripts)
