@@ -26,7 +26,7 @@ class SearchInputs:
     def of_search(self, files: Files | str) -> Files:
         """The files of the run of wildcard `search`: those of an input function, or of a name with `{run}`.
 
-        So for the functions of its params and resources.
+        Functions of params and resources are asked in the same way.
         """
 
         def of_its_run(wildcards: Any) -> Any:

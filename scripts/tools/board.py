@@ -65,5 +65,5 @@ if __name__ == "__main__":
     parser = tool_parser(__doc__)
     parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
     given = parser.parse_args()
-    with errors_in_words():
+    with errors_in_words(interrupted=0):
         main(given.configfile, given.directory, given.port)

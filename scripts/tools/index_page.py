@@ -5,6 +5,7 @@ make index ARGS="--directory runs/demo"        those of another one
 make index CONFIG=my-run.yaml                also the runs of that file which have not begun, and its stores.runs
 """
 
+import sys
 import time
 from pathlib import Path
 
@@ -48,4 +49,7 @@ if __name__ == "__main__":
     parser = tool_parser(__doc__)
     given = parser.parse_args()
     with errors_in_words():
-        main(given.configfile, given.directory)
+        try:
+            main(given.configfile, given.directory)
+        except OSError as error:
+            sys.exit(str(error))

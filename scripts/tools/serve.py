@@ -109,5 +109,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
-    with errors_in_words():
+    with errors_in_words(interrupted=0):
         main(given.run, given.directory, given.port, given.gpus, given.what)

@@ -90,5 +90,5 @@ if __name__ == "__main__":
     parser.add_argument("--most-tokens", type=int, default=256, help="of an answer (256)")
     given = parser.parse_args()
     about = (given.picture, given.ask, given.feedback)
-    with errors_in_words():
+    with errors_in_words(interrupted=0):
         main(given.run, given.configfile, given.directory, *about, given.most_tokens)

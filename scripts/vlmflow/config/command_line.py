@@ -39,11 +39,15 @@ def settings_of(files: list[Path]) -> Config:
 
 
 @contextmanager
-def errors_in_words() -> Iterator[None]:
-    """End the process with an error's cause and next step instead of a traceback, and on Ctrl-C without one."""
+def errors_in_words(interrupted: int = 130) -> Iterator[None]:
+    """End the process with the cause and the next step of an error that is not a bug, and on Ctrl-C without words.
+
+    interrupted: the exit code after Ctrl-C; 0 for what nothing else ends.
+    """
     try:
         yield
     except KeyboardInterrupt:
         print()
-    except (VlmflowError, OSError) as error:
+        sys.exit(interrupted)
+    except VlmflowError as error:
         sys.exit(printable_lines(str(error)))

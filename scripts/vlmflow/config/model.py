@@ -257,8 +257,9 @@ class Config(Settings):
                 if Path(root).expanduser().resolve().is_relative_to(store):
                     raise ValueError(f"datasets.{name}.image_roots.{number}: {root!r} is inside stores.pictures")
             for file in dataset.fixed_row_files:
-                if not isinstance(_file(f"datasets.{name}.fixed_rows", file), Path):
-                    raise ValueError(f"datasets.{name}.fixed_rows: {file!r} is not a file on this machine")
+                key = f"datasets.{name}.{'fixed_rows' if dataset.mended is None else 'mended'}"
+                if not isinstance(_file(key, file), Path):
+                    raise ValueError(f"{key}: {file!r} is not a file on this machine")
             files: dict[str, str] = {}
             for split in RAW_SPLITS:
                 for address in dataset.addresses(split):

@@ -25,7 +25,7 @@ from vlmflow.supervisor.accounts import TrainingReport
 from vlmflow.track.accounts import Point, Story
 
 OF_TRAINING = ("loss", "learning_rate", "grad_norm", "epoch", "tokens", "waited", "memory")
-"""The figures of a step (`trainer.events.Log`) that trackers get as train/NAME."""
+"""The figures of a step (`in_trainer.messages.Log`) that trackers get as train/NAME."""
 
 
 OF_REPORT = ("steps", "target", "sessions", "seconds", "tokens")
