@@ -139,7 +139,7 @@ class RuleParams:
         return _state(self._settings.models[wildcards.model].source, naming_files)
 
     def good_run(self, wildcards: Any) -> str | None:
-        """A run that trains only good attempts of wildcard `dataset`, or of the run's data set; null if there is none."""
+        """A run that trains only good attempts of wildcard `dataset` or of the run's data set; null if none does."""
         return self._settings.good_run(self._dataset_of(wildcards))
 
     def _dataset_of(self, wildcards: Any) -> str:

@@ -193,7 +193,7 @@ def read_events(progress: Path) -> list[Event]:
 
 
 BAD_STEP = "bad_step.json"
-"""The file of a run folder with a `BadStep`, by which the same training is not started again: it would come to the same step."""
+"""The file of a run folder with a `BadStep`. The same training is not started again: it would come to the same step."""
 
 
 class Fault(StrEnum):
