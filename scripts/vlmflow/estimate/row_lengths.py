@@ -85,7 +85,7 @@ class RowLengths:
         return type(self)(self.text[chosen], self.pictures[chosen], self.trained[chosen], self.shown[chosen])
 
     def with_pictures_of(self, most: int) -> Self:
-        """Return the rows with pictures of at most so many tokens; a row whose pictures differ in size may have fewer."""
+        """Return the rows with pictures of at most so many tokens; those of several sizes may have fewer."""
         return replace(self, pictures=np.minimum(self.pictures, self.shown * most))
 
     def extremes(self) -> list[Row]:
