@@ -248,7 +248,7 @@ def test_the_executor_deletes_a_group_that_runs_on() -> None:
     executor, deleted = object.__new__(HardenedExecutor), []
     outcome = Outcome("ending", "p", runs_on=True)
     executor._disruptions = SimpleNamespace(resting=lambda name: False, create_due=lambda name: name)
-    executor._sight = SimpleNamespace(look=lambda names: dict.fromkeys(names, outcome))
+    executor._watcher = SimpleNamespace(look=lambda names: dict.fromkeys(names, outcome))
     executor.cluster = SimpleNamespace(delete_job=deleted.append)
     info = SimpleNamespace(external_jobid="j")
 
