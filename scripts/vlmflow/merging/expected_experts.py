@@ -15,9 +15,25 @@ from peft.tuners.lora.layer import ParamWrapper
 from transformers.core_model_loading import revert_weight_conversion
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.expected_tensors import OfExperts
 from vlmflow.swift.limited_child import limited
 from vlmflow.swift.meta_model import meta_model
+
+
+class OfExperts(msgspec.Struct, frozen=True):
+    """What a tensor of the files has of an adapted parameter of experts, W (experts by rows by columns) in memory.
+
+    layer: the name of its factors in the adapter, without `.lora_A.weight`. scale: of the update. out_by_in: whether
+    each matrix of W is out by in. shape: W's. expert: the matrix; None for all of them. first: its first row in W.
+    rows: how many.
+    """
+
+    layer: str
+    scale: float
+    out_by_in: bool
+    shape: tuple[int, int, int]
+    expert: int | None
+    first: int
+    rows: int
 
 
 def expected_experts(base: Path, adapter: Path) -> dict[str, OfExperts]:

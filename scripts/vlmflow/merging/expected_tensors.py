@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 from peft import LoraConfig
 from peft.utils.other import get_pattern_key
@@ -19,6 +18,7 @@ from safetensors import safe_open
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import TRAINED
+from vlmflow.merging.expected_experts import OfExperts, expected_experts
 
 OF_PEFT = re.compile(r"\.(?:base_layer\.\w+|lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|weight|bias)$")
 """What stands behind the name of a layer in an adapter."""
@@ -43,23 +43,6 @@ class Expected:
     matrices: "list[Expected] | None" = None
 
 
-class OfExperts(msgspec.Struct, frozen=True):
-    """What a tensor of the files has of an adapted parameter of experts, W (experts by rows by columns) in memory.
-
-    layer: the name of its factors in the adapter, without `.lora_A.weight`. scale: of the update. out_by_in: whether
-    each matrix of W is out by in. shape: W's. expert: the matrix; None for all of them. first: its first row in W.
-    rows: how many.
-    """
-
-    layer: str
-    scale: float
-    out_by_in: bool
-    shape: tuple[int, int, int]
-    expert: int | None
-    first: int
-    rows: int
-
-
 class Updates:
     """The adapter's tensors by the base's names; `unused` are those not requested yet."""
 
@@ -69,7 +52,7 @@ class Updates:
         self.config = LoraConfig.from_pretrained(str(folder))
         self._file = safe_open(self.path, framework="pt")
         self.unused = set(self._file.keys())
-        self._experts = self._adapted_experts(folder, base)
+        self._experts = expected_experts(base, folder) if self.config.target_parameters else {}
         self._names = _names_in_memory(self.unused, base, tensors, self._experts)
 
     def expected(self, name: str, weight: torch.Tensor) -> Expected | None:
@@ -96,13 +79,6 @@ class Updates:
             scale=self._scale(module),
             magnitude=(self._take(f"{module}.lora_magnitude_vector") or [None])[0],
         )
-
-    def _adapted_experts(self, folder: Path, base: Path) -> dict[str, OfExperts]:
-        if not self.config.target_parameters:
-            return {}
-        from vlmflow.merging.expected_experts import expected_experts  # most adapters need no import of transformers
-
-        return expected_experts(base, folder)
 
     def _of_experts(self, of: OfExperts, weight: torch.Tensor) -> Expected:
         """Return the required value of a tensor with matrices of experts. weight: the base's."""
