@@ -63,7 +63,7 @@ def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
     found = needed()
     (file,) = cache.glob("fake_pass-*")
     whole = file.read_bytes()
-    for damaged in (b"", whole[:-9], b'{"kept": [1, 1, 1, 1], "layers": [], "loss": []}', b"[" * 100_000):
+    for damaged in (whole[:-9], b'{"kept": [1, 1, 1, 1], "layers": [], "loss": []}', b"[" * 100_000):
         file.write_bytes(damaged)
         kept._measured.cache_clear()
         assert needed() == found

@@ -170,10 +170,9 @@ rule all:
 TOLD = "patches.on_sigterm(lambda: print('the workflow hears of it'))\n"
 
 
-@pytest.mark.parametrize("patched", [False, True])
-def test_nobody_hears_of_sigterm(tmp_path: Path, patched: bool) -> None:
+def test_no_job_hears_of_sigterm(tmp_path: Path) -> None:
     """`on_sigterm`. A shell runs its trap when `sleep` has ended."""
-    write(tmp_path, (TOLD if patched else "") + WAITS)
+    write(tmp_path, TOLD + WAITS)
     with subprocess.Popen(
         [sys.executable, "-m", "snakemake", "--cores", "1"],
         cwd=tmp_path,
@@ -187,4 +186,4 @@ def test_nobody_hears_of_sigterm(tmp_path: Path, patched: bool) -> None:
         said = process.communicate()[0]
     assert (tmp_path / "all.txt").exists()
     assert "the job hears of it" not in said
-    assert ("the workflow hears of it" in said) == patched
+    assert "the workflow hears of it" in said
