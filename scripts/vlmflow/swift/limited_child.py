@@ -67,8 +67,6 @@ def _work(bind: Callable[[], None], sender: Connection, work: Callable[[], dict[
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     try:
         found = work()
-    except MemoryError:
-        found = TOO_MUCH
-    except Exception as error:  # whatever their text does
-        found = failure(error)
+    except Exception as error:  # whatever their text does; PyTorch raises a RuntimeError where its C++ has no memory
+        found = TOO_MUCH if isinstance(error, MemoryError) or "bad_alloc" in str(error) else failure(error)
     sender.send_bytes(json.dumps(found).encode())
