@@ -30,8 +30,9 @@ import psutil
 
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.lease import Sign, newest
 from vlmflow.core.printable import counted
-from vlmflow.supervisor.run_folder import RunFolder, Sign, newest
+from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.trainers import Place, end, let_them_save, ranks_of, start
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.training_json import from_data

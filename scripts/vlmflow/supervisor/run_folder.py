@@ -4,25 +4,19 @@ It is not an output of a rule, because Snakemake deletes the outputs of a failed
 """
 
 import fcntl
-import json
 import logging
 import os
-import re
-import signal
 import socket
-import threading
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-import psutil
-
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import write_json
+from vlmflow.core.lease import Lease
 from vlmflow.core.printable import printable
 from vlmflow.in_trainer.messages import PROGRESS
 
@@ -36,17 +30,6 @@ PATIENCE = 120.0
 
 HOLDER = 200
 """Bytes of a lock that messages show; a holder writes its process and its host's name there."""
-
-BEAT = 2.0
-"""Seconds between two counts of a lease."""
-
-SILENCE = 20.0
-"""Seconds without a count after which a lease's holder counts as dead."""
-
-LENGTH = 512
-"""Bytes of a lease file: each count overwrites the last one, so a full disk does not stop it."""
-
-LEASE = re.compile(r"lease-([1-9][0-9]{0,8})\.json")
 
 
 @dataclass(frozen=True)
@@ -167,152 +150,3 @@ class RunFolder:
                 log.info(f"{self.path}: waiting for {holder} to end its training")
                 said = True
             time.sleep(0.5)
-
-
-@dataclass(frozen=True)
-class Sign:
-    """The content of a lease file; a file that is being written and cannot be parsed has an empty token."""
-
-    number: int
-    holder: str
-    machine: str
-    token: str
-    count: int
-    released: bool
-
-
-class Lease:
-    """A lease on a folder, for volumes on which one machine does not see the locks of another (flock on some NFS).
-
-    The holder increases a count in `lease-NUMBER.json`. Whoever finds a lease watches it: while the count changes, the
-    holder lives. If it stops for SILENCE seconds by the watcher's own clock, the watcher takes over by creating the
-    next number, which only one can do. The highest number holds. A holder that finds a higher one (it was frozen, or
-    cut off) ends at once: its writes would mix with another trainer's files.
-
-    filelock's SoftFileLease is similar, but gives up its claim when the volume is unreachable for longer than its
-    duration, although nobody can take over then: a training of days would end.
-    """
-
-    def __init__(self, folder: Path, machine: str | None = None, beat: float = BEAT, silence: float = SILENCE) -> None:
-        """Describe a lease, without taking it.
-
-        machine: the name within which locks work; a lease from our own machine is free, since we hold the folder's
-        lock. beat, silence: see BEAT and SILENCE.
-        """
-        self.folder = folder
-        self.machine = machine or this_machine()
-        self.beat = beat
-        self.silence = silence
-        self.token = uuid.uuid4().hex
-
-    @contextmanager
-    def held(self, patience: float) -> Iterator[None]:
-        """Hold the lease while the block runs.
-
-        Raises PassingError with the holder's name if another one lives and does not end within `patience` seconds.
-        """
-        number = self._win(patience)
-        ended = threading.Event()
-        counting = threading.Thread(target=self._count, args=(number, ended), daemon=True)
-        counting.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            counting.join()
-            self._write(number, count=-1, released=True)
-
-    def _win(self, patience: float) -> int:
-        give_up = time.monotonic() + patience
-        seen, since, lives = newest(self.folder), time.monotonic(), False
-        while True:
-            found = newest(self.folder)
-            if found != seen:
-                seen, since, lives = found, time.monotonic(), True
-            silent = found is not None and time.monotonic() - since > self.silence
-            if found is None or found.released or found.machine == self.machine or silent:
-                if silent and found is not None:
-                    log.info(f"{self.folder}: {found.holder} has been silent for {self.silence:.0f} s; taking over")
-                if self._create(number := found.number + 1 if found else 1):
-                    return number
-            elif lives and found.token and time.monotonic() > give_up:
-                raise PassingError(
-                    f"{self.folder}: {found.holder} is training here",
-                    "wait for it to end, or stop it; then run the same command again",
-                )
-            time.sleep(min(0.5, self.beat / 4))
-
-    def _create(self, number: int) -> bool:
-        """Create the lease of a number, and remove older ones; returns whether we were the first."""
-        try:
-            self._file(number).open("xb").close()
-        except FileExistsError:
-            return False
-        self._write(number, count=0)
-        for older in numbers(self.folder):
-            if older < number:
-                self._file(older).unlink(missing_ok=True)
-        return True
-
-    def _count(self, number: int, ended: threading.Event) -> None:
-        count = 0
-        while not ended.wait(self.beat):
-            count += 1
-            try:
-                found = newest(self.folder)
-                if found is None or found.number != number or found.token != self.token:
-                    _end_at_once(
-                        f"{self.folder}: {found.holder if found else 'another process'} took over this run folder"
-                    )
-                self._write(number, count)
-            except OSError as error:  # while the volume is unreachable, nobody can write to it or take over
-                log.debug(f"{self._file(number)}: {error}")
-
-    def _write(self, number: int, count: int, released: bool = False) -> None:
-        says = {
-            "holder": f"process {os.getpid()} on {socket.gethostname()}",
-            "machine": self.machine,
-            "token": self.token,
-            "count": count,
-            "released": released,
-        }
-        with self._file(number).open("r+b") as file:  # closed each time: only then others see it over NFS
-            file.write(json.dumps(says).encode().ljust(LENGTH))
-
-    def _file(self, number: int) -> Path:
-        return self.folder / f"lease-{number}.json"
-
-
-def this_machine() -> str:
-    """Return a name for the machine or pod that is unique until it restarts."""
-    return f"{socket.gethostname()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-
-
-def newest(folder: Path) -> Sign | None:
-    """Return the lease with the highest number; None if there is none."""
-    while number := max(numbers(folder), default=0):
-        try:
-            says = json.loads((folder / f"lease-{number}.json").read_bytes())
-            return Sign(number, **says)
-        except FileNotFoundError:  # taken over meanwhile
-            continue
-        except (ValueError, TypeError, RecursionError):
-            return Sign(number, "another process", "", "", 0, False)
-    return None
-
-
-def numbers(folder: Path) -> list[int]:
-    """Return the numbers of the leases in a run folder."""
-    names = (LEASE.fullmatch(place.name) for place in folder.iterdir())
-    return [int(found[1]) for found in names if found]
-
-
-def _end_at_once(why: str) -> None:
-    """Kill the trainers and this process; after SIGTERM the trainers would still save a checkpoint."""
-    log.error(f"{why}; ending at once, so that only one trainer writes to it")
-    for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from test_run_folder import SCRIPTS
 
 from storage_runs import other_file_system
 from vlmflow.core.errors import VlmflowError
-from vlmflow.supervisor.run_folder import Lease, newest
+from vlmflow.core.lease import Lease, newest
 
 SILENCE = 4.0
 """Seconds after which these holders take over: much longer than a busy machine delays one of them."""
@@ -22,7 +22,7 @@ SILENCE = 4.0
 HOLD = f"""
 import subprocess, sys, time
 from pathlib import Path
-from vlmflow.supervisor.run_folder import Lease
+from vlmflow.core.lease import Lease
 folder, machine = Path(sys.argv[1]), sys.argv[2]
 with Lease(folder, machine, beat=0.1, silence={SILENCE}).held(patience=float(sys.argv[3])):
     child = subprocess.Popen(["sleep", "60"])
