@@ -2,7 +2,7 @@
 
 Snakemake compares the set of all params' values without their names: it misses two values that change places, and for
 a block of settings it prints the whole block, old and new. So every rule with a script has one more param, `recorded`:
-a text for each setting, `settings.train.learning_rate=0.0001`, and the digest of the code that the script imports.
+a text for each setting, `settings.train.learning_rate=0.0001`, and the digest of the code that the script reaches.
 
 A params function that returns a block takes `output` (`harness.params`). Snakemake leaves out what derives from a job's
 files: of a block it would also compare the order of the keys.
@@ -12,11 +12,12 @@ import ast
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from harness import code_digest
+from harness.code_digest import Code
+from vlmflow.core.files import user_cache
 
 NOT_RECORDED = {"recorded", "processes"}
 """Params that make nothing stale: the results of the scripts that read `processes` do not depend on it."""
@@ -25,18 +26,19 @@ NOT_RECORDED = {"recorded", "processes"}
 def install(workflow: Any) -> Callable[[], None]:
     """Add `recorded` to the params of every rule. Call it before Snakemake plans.
 
-    A rule names in its params what the imports of its script do not show: `modules`, a list of modules that it loads
-    while it runs, and `reads`, a folder of other files in scripts/ (see `code_digest`).
+    A rule names in its params what the names in its script do not show: `modules`, a list of modules that it loads by
+    computed names, and `reads`, a folder of other files in scripts/ (see `code_digest`).
 
     Returns a function to call after planning, before jobs run: it computes the digests of all jobs, so that a change
     during a stage does not enter the record of what this stage used.
     """
-    digest = code_digest.of_scripts(Path(workflow.basedir) / "scripts")
+    code = Code(Path(workflow.basedir) / "scripts", kept_in=user_cache() / "code.msgpack")
+    digest = cache(code.digest)
 
     def recorded(rule: Any, wildcards: Any) -> tuple[str, ...]:
         params = settings_of(rule, wildcards)
-        code = digest(f"stages.{Path(rule.script).stem}", *params.get("modules", []), reads=params.get("reads"))
-        return tuple(sorted(texts_of({**params, "code": code})))
+        read = digest(f"stages.{Path(rule.script).stem}", *params.get("modules", []), reads=params.get("reads"))
+        return tuple(sorted(texts_of({**params, "code": read})))
 
     for rule in workflow.rules:
         if rule.script:
@@ -46,6 +48,7 @@ def install(workflow: Any) -> Callable[[], None]:
         for job in workflow.dag.jobs:
             if job.rule.script:
                 recorded(job.rule, job.wildcards)
+        code.keep()
 
     return look_at_code
 

@@ -8,12 +8,12 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.in_trainer.messages import PROGRESS
+from vlmflow.reports.live_page import LivePage
 from vlmflow.supervisor.accounts import Gate
 from vlmflow.supervisor.gate import refuse_failed, with_passes
 from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.released import release
 from vlmflow.supervisor.train import draw_losses, report, train
-from vlmflow.supervisor.watch import page_of
 from vlmflow.swift.arguments import Training
 
 
@@ -47,7 +47,7 @@ def main(
         return with_passes(full, gate, run)
 
     training = look()
-    page = page_of(run, "full", training.settings)
+    page = LivePage(run, "full", training.settings).refresh
     trained = train(training, run_store / run / "full", threads, f"train_model {run}", onlooker=page)
     with trained.folder.set_aside_where_refused(f"train_model {run}"):
         look()  # check again: trainers read pictures for days

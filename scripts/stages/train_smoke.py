@@ -15,13 +15,13 @@ from vlmflow.in_trainer.messages import read_events
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.reports.gate_page import gate_page
+from vlmflow.reports.live_page import LivePage
 from vlmflow.reports.made_of import to_train
 from vlmflow.supervisor.accounts import TrainingReport
 from vlmflow.supervisor.gate import judge, refuse_failed
 from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows, find_passes, gpu_memory, smoke_training
 from vlmflow.supervisor.train import Trained, draw_losses, report, train
-from vlmflow.supervisor.watch import page_of
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.quick_imports import quick_imports
 
@@ -63,7 +63,7 @@ def main(
     def smoke_of(full: Training) -> tuple[SmokeRows, TrainingReport, Trained]:
         chosen = choose_rows(train_lengths, val_lengths, full, smoke_settings)
         training = smoke_training(full, chosen, smoke_settings, folder)
-        page = page_of(run, "smoke", training.settings)
+        page = LivePage(run, "smoke", training.settings).refresh
         trained = train(training, folder, threads, f"train_smoke {run}", resumes=False, onlooker=page)
         return chosen, report(training, trained), trained
 

@@ -18,7 +18,6 @@ from vlmflow.reports import live_page
 from vlmflow.supervisor.progress import LocalRun, local_runs
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train
-from vlmflow.supervisor.watch import page_of
 
 
 @contextmanager
@@ -79,7 +78,7 @@ def test_the_page_shows_a_training_as_it_goes_and_its_end(tmp_path: Path, monkey
     assert local_runs(tmp_path / "runs") == []
 
     with followed(folder.page) as pages:
-        train(training, runs, 2, "train_model r", onlooker=page_of("r", "full", training.settings))
+        train(training, runs, 2, "train_model r", onlooker=live_page.LivePage("r", "full", training.settings).refresh)
     assert states(pages)[:2] == ["interrupted", "starting"]
     assert states(pages)[-1] == "ended"
     with Browser(tmp_path / "profile") as browser:
@@ -97,6 +96,12 @@ def test_a_training_ends_well_although_its_page_cannot_be_written(
     training = job(tmp_path, 4, 2, 1, max_steps=2)
     folder = RunFolder(tmp_path / "runs" / training.digest())
     folder.page.mkdir(parents=True)
-    trained = train(training, tmp_path / "runs", 2, "train_model r", onlooker=page_of("r", "full", training.settings))
+    trained = train(
+        training,
+        tmp_path / "runs",
+        2,
+        "train_model r",
+        onlooker=live_page.LivePage("r", "full", training.settings).refresh,
+    )
     assert trained.last.step == 2
     assert len([said for said in caplog.messages if "run.html cannot be written" in said]) == 1

@@ -109,6 +109,14 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         edit("scripts/vlmflow/estimate/pass_memory.py", "def assumed(", "def as_assumed("),
         ESTIMATE,
     ),
+    "another docstring": (
+        edit("scripts/vlmflow/rows/trajectories.py", '"""Trajectories:', '"""Some trajectories:'),
+        set(),
+    ),
+    "a comment in the code that trains": (
+        edit("scripts/vlmflow/in_trainer/stop.py", "def ends_here(", "# A comment.\ndef ends_here("),
+        set(),
+    ),
     "another text of the model card": (
         edit("scripts/vlmflow/reports/templates/card/card.md.jinja", "## Verification", "## What was verified"),
         PUBLISHING,

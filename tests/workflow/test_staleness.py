@@ -50,12 +50,19 @@ def test_swapped_values_are_a_change(finished: Path) -> None:
     assert set(now.split(",")) == {"settings.val_share=0.2", "settings.test_share=0.1"}
 
 
-@pytest.mark.parametrize("file", ["rows/holdout.py", "rows/forms/prompt_completion.py"])
-def test_changed_code_is_shown_as_such(finished: Path, tmp_path: Path, file: str) -> None:
-    """A module that a script imports indirectly, and one that no import statement names. No rule names its code."""
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("rows/questions.py", "casefold()", "lower()"),
+        ("rows/forms/prompt_completion.py", "completion: str", "completion: int | str"),
+    ],
+)
+def test_changed_code_is_shown_as_such(finished: Path, tmp_path: Path, file: str, old: str, new: str) -> None:
+    """A module that a script reaches indirectly, and one that no import statement names. No rule names its code."""
     root = clone(tmp_path / "clone")
     module = root / "scripts" / "vlmflow" / file
-    module.write_text(module.read_text() + "\n")
+    assert old in module.read_text()
+    module.write_text(module.read_text().replace(old, new))
     ((before, now),) = changes(finished, root)
     assert re.fullmatch('code="[0-9a-f]{16}"', before)
     assert re.fullmatch('code="[0-9a-f]{16}"', now)

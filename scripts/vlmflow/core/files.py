@@ -32,6 +32,11 @@ BUFFER = 1 << 20
 """Bytes read or written at a time; rows are a few KB each."""
 
 
+def user_cache() -> Path:
+    """Return the folder for what this user's next calls can use again (XDG Base Directory Specification)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmflow"
+
+
 def unfinished(path: Path) -> Path:
     """Return the name of `path` until it is whole; it is in the same folder, so that a rename suffices."""
     return path.with_name(path.name + UNFINISHED)

@@ -5,7 +5,6 @@ An estimate that finds it there needs no torch.
 
 import hashlib
 import logging
-import os
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import user_cache, whole_file
 from vlmflow.swift.quick_imports import quick_imports
 
 log = logging.getLogger("vlmflow")
@@ -29,9 +28,9 @@ CODE = ("fake_pass.py", "meta_shape.py", "picture_pass.py", "../swift/meta_model
 
 
 def measured(by: str, given: msgspec.Struct, kind: type[Found]) -> Found:
-    """Return what the function `measure` of a module of this folder returns: from the user's cache, or measured now.
+    """Return what the function `measure` of a module returns: from the user's cache, or measured now.
 
-    given: its argument. kind: the type of its result.
+    by: the module's name. given: the function's argument. kind: the type of its result.
 
     Raises VlmflowError if it fails: with the sizes of a foreign file, in foreign code.
     """
@@ -41,15 +40,16 @@ def measured(by: str, given: msgspec.Struct, kind: type[Found]) -> Found:
 
 @cache
 def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
-    file = _folder() / f"{by}-{hashlib.sha256(given + _made_by()).hexdigest()}.json"
+    name = by.rpartition(".")[2]
+    file = user_cache() / "passes" / f"{name}-{hashlib.sha256(given + _made_by()).hexdigest()}.json"
     try:
         return msgspec.json.decode(file.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, RecursionError):
-        log.info(f"measuring the model ({by}) on tensors without data; once for a model and a training mode")
+        log.info(f"measuring the model ({name}) on tensors without data; once for a model and a training mode")
     with quick_imports():
         from vlmflow.swift.limited_child import limited
 
-        measure = import_module(f"vlmflow.estimate.{by}").measure  # imports torch, which takes seconds
+        measure = import_module(by).measure  # imports torch, which takes seconds
     found = limited(lambda: dict(msgspec.to_builtins(measure(msgspec.json.decode(given, type=type_of_given)))))
     try:
         if why := found.get("failed"):
@@ -67,11 +67,6 @@ def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
     except OSError as error:
         log.info(f"it is not kept for the next estimate: {error}")
     return checked
-
-
-def _folder() -> Path:
-    """Return the folder in the user's cache (XDG Base Directory Specification)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmflow" / "passes"
 
 
 @cache

@@ -149,7 +149,7 @@ def language_activations(shape: ModelShape, mode: TrainingMode, batch: Batch) ->
     """
     one = pass_of(shape, mode, padded=batch.padded, windowed=batch.windowed)
     try:
-        return measured("fake_pass", one, PassMemory).of(batch)
+        return measured("vlmflow.estimate.fake_pass", one, PassMemory).of(batch)
     except VlmflowError as error:
         raise UnknownModelError(error.cause, WITHOUT) from None
 
@@ -210,6 +210,6 @@ def pictures_of(shape: ModelShape, mode: TrainingMode) -> PictureMemory | str:
 @cache
 def _pictures_of(one: bytes) -> PictureMemory | str:
     try:
-        return measured("picture_pass", msgspec.json.decode(one, type=Pass), PictureMemory)
+        return measured("vlmflow.estimate.picture_pass", msgspec.json.decode(one, type=Pass), PictureMemory)
     except VlmflowError as error:
         return error.cause

@@ -120,7 +120,7 @@ def read_shape(model: Path) -> ModelShape:
 def shape_of(files: Files, name: str = CONFIG) -> ModelShape:
     """Return a model's sizes by its files. name: of its config.json, for people; raises as `read_shape` does."""
     try:
-        found: Shape | Unknown = measured("meta_shape", files, Shape | Unknown)  # type: ignore[arg-type]
+        found: Shape | Unknown = measured("vlmflow.estimate.meta_shape", files, Shape | Unknown)  # type: ignore[arg-type]
     except VlmflowError as error:
         raise VlmflowError(f"{name}: {error.cause}", error.next_step) from None
     if isinstance(found, Unknown):

@@ -1,8 +1,8 @@
 """Summarizes the lengths of many rows: sums, quantiles, the longest, and the max_length that covers them."""
 
+import collections
 import heapq
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import accumulate
 from typing import Self
@@ -32,7 +32,7 @@ class LengthAccount:
         self.most_of_picture = 0
         self.rows = 0
         self._longest: list[tuple[int, int, RowLength]] = []  # a heap; among rows of one length it keeps the first
-        self._rows_by_tokens: Counter[int] = Counter()
+        self._rows_by_tokens: collections.Counter[int] = collections.Counter()
 
     @classmethod
     def of(cls, lengths: Iterable[RowLength]) -> Self:

@@ -1,8 +1,8 @@
 """The rows of a file of objects one behind the other, each over several lines, as `jq` and `json.dump` write them."""
 
+import mmap
 import re
 from collections.abc import Iterator
-from mmap import mmap
 from pathlib import Path
 
 from vlmflow.core.progress import Progress
@@ -13,7 +13,7 @@ NEXT_ROW = re.compile(rb"\n\}?(?=\{)")
 """What is before a row behind a broken one: rows begin at the margin, and what is inside them is indented."""
 
 
-def is_long(content: mmap, start: int, line: int) -> bool:
+def is_long(content: mmap.mmap, start: int, line: int) -> bool:
     """Return whether the object at `start` goes on behind its first line, as no row of JSON lines does.
 
     line: the end of that line. An object that is broken goes on if the line has only its brace.
@@ -24,7 +24,7 @@ def is_long(content: mmap, start: int, line: int) -> bool:
     return stop is not None and without_white(content, start, stop) > line
 
 
-def long_objects(content: mmap, path: Path, start: int) -> Iterator[tuple[int, int]]:
+def long_objects(content: mmap.mmap, path: Path, start: int) -> Iterator[tuple[int, int]]:
     """Yield each row's first byte and the byte after its last.
 
     A broken row costs the text up to the next line that begins with a brace.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import replace as replace_fields
 
 from vlmflow.core.account import read_account, write_account
 from vlmflow.in_trainer.messages import read_events
@@ -77,7 +77,7 @@ def starts_of(step: Step) -> Starts:
     if found.since is not None:
         found = _ended(found, step.folder)
     reached = Newest.of(read_events(step.folder.progress)).step
-    return replace(found, tries=0, reached=reached) if reached > found.reached else found
+    return replace_fields(found, tries=0, reached=reached) if reached > found.reached else found
 
 
 @contextmanager
@@ -89,11 +89,11 @@ def one_start(step: Step) -> Iterator[None]:
     step.file.parent.mkdir(parents=True, exist_ok=True)
     _close_all(step.folder)
     before = starts_of(step)
-    write_account(step.file, replace(before, tries=before.tries + 1, since=time.time()))
+    write_account(step.file, replace_fields(before, tries=before.tries + 1, since=time.time()))
     began = time.monotonic()
 
     def end(died: bool) -> None:
-        ended = replace(before, tries=before.tries + died, seconds=before.seconds + time.monotonic() - began)
+        ended = replace_fields(before, tries=before.tries + died, seconds=before.seconds + time.monotonic() - began)
         with suppress(OSError):  # its own failure must not hide the one that ended the training
             write_account(step.file, ended)
 
@@ -127,12 +127,12 @@ def _ended(found: Starts, folder: RunFolder) -> Starts:
     """Return the account of a start that ended without a word: it took until its trainers' last sign of life."""
     assert found.since is not None
     silent = max(0.0, min(_last_sign(folder), time.time()) - found.since)
-    return replace(found, seconds=found.seconds + silent, since=None)
+    return replace_fields(found, seconds=found.seconds + silent, since=None)
 
 
 def forget_tries(step: Step) -> None:
     """Let the step be tried again, by whoever removes the answer that its tries gave."""
-    write_account(step.file, replace(starts_of(step), tries=0))
+    write_account(step.file, replace_fields(starts_of(step), tries=0))
 
 
 def _last_sign(folder: RunFolder) -> float:

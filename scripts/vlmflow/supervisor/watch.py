@@ -13,12 +13,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 
 import psutil
 
-from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.in_trainer.heartbeat import FOLDER, Doing, beats_of, innermost_frames, stacks_of
@@ -36,22 +34,9 @@ log = logging.getLogger("vlmflow")
 Onlooker = Callable[[RunFolder, bool], None]
 """Called several times a second while trainers run, with their run folder and True; with False when they ended."""
 
-PAGE = "vlmflow.reports.live_page"
-"""The module that writes a run's page. It is loaded by its name: as an import it would be part of the digest of what
-trains (harness/code_digest.py), and a new layout is no reason to train again."""
-
 
 def nobody(folder: RunFolder, runs: bool) -> None:
     """Look at nothing."""
-
-
-def page_of(run: str, stage: str, settings: TrainSettings) -> Onlooker:
-    """Return the onlooker that writes the page `run.html` into the run folder.
-
-    run: the run's name. stage: "smoke" or "full". settings: those of the training.
-    """
-    onlooker: Onlooker = import_module(PAGE).LivePage(run, stage, settings).refresh
-    return onlooker
 
 
 LONGER = 60.0

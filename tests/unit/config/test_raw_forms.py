@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import code_digest
+from harness.code_digest import Code
 from harness.params import RuleParams
 from vlmflow.config import raw_forms
 from vlmflow.config.raw_forms import form_of, kinds, kinds_with, modules_of
@@ -65,16 +65,16 @@ def test_a_changed_form_makes_only_rows_of_its_own_kind_stale(tmp_path: Path) ->
     settings = SimpleNamespace(datasets={kind: SimpleNamespace(kinds=[kind]) for kind in kinds()})
 
     def digests() -> dict[str, str]:
-        modules, of_script = RuleParams(settings).form_modules, code_digest.of_scripts(scripts)
+        modules, of_script = RuleParams(settings).form_modules, Code(scripts).digest
         return {kind: of_script("stages.convert_rows", *modules({"dataset": kind})) for kind in kinds()}
 
     def others() -> dict[str, str]:
-        of_script = code_digest.of_scripts(scripts)
+        of_script = Code(scripts).digest
         return {file.stem: of_script(f"stages.{file.stem}") for file in scripts.glob("stages/*.py")}
 
     kinds_before, others_before = digests(), others()
     form = scripts / "vlmflow" / "rows" / "forms" / "conversations.py"
-    form.write_text(f"{form.read_text()}\n# another\n")
+    form.write_text(f"{form.read_text()}\nMORE = 1\n")
     kinds_after, others_after = digests(), others()
     assert {kind for kind in kinds() if kinds_before[kind] != kinds_after[kind]} == {"auto", "sharegpt", "volcano"}
     assert others_before == others_after

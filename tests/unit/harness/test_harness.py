@@ -2,7 +2,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import code_digest, stale_lock
+from harness import stale_lock
 from harness.inputs import RuleInputs, splits_of
 from harness.params import RuleParams
 from harness.volume_inputs import as_inputs
@@ -40,107 +39,10 @@ if __name__ == "__main__":
 SCRIPTS = ROOT / "scripts"
 
 
-@pytest.fixture
-def scripts(tmp_path: Path) -> Path:
-    (tmp_path / "pack").mkdir()
-    for name, text in {
-        "pack/__init__.py": "",
-        "pack/a.py": "from pack.b import f\n",
-        "pack/b.py": "def f(): return 1\n",
-        "pack/c.py": "",
-        "one.py": "import os\nfrom pack.a import f\n",
-        "two.py": "import pack.c\n",
-        "three.py": "from pack import b\n",
-    }.items():
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
-
-def test_a_changed_module_changes_the_digest_of_the_scripts_that_import_it(scripts: Path) -> None:
-    """Also through indirect imports; and of no other script."""
-    names = ["one", "two", "three"]
-    before = {name: code_digest.of_scripts(scripts)(name) for name in names}
-    (scripts / "pack" / "b.py").write_text("def f(): return 2\n")
-    after = {name: code_digest.of_scripts(scripts)(name) for name in names}
-    assert [name for name in names if before[name] != after[name]] == ["one", "three"]
-    (scripts / "pack" / "b.py").write_text("def f(): return 1\n")
-    assert {name: code_digest.of_scripts(scripts)(name) for name in names} == before
-
-
-def test_a_changed_strategy_or_tuner_fetches_no_model_again(tmp_path: Path) -> None:
-    """All that is made of a model would run again, too."""
-    folder = tmp_path / "scripts"
-    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    names = ["fetch_model", "fetch_model_files", "train_model"]
-    before = {name: code_digest.of_scripts(folder)(f"stages.{name}") for name in names}
-    for table in ("strategies.py", "tuners.py"):
-        with (folder / "vlmflow" / "config" / table).open("a") as file:
-            file.write("\n")
-    after = {name: code_digest.of_scripts(folder)(f"stages.{name}") for name in names}
-    assert [name for name in names if before[name] != after[name]] == ["train_model"]
-
-
-def test_declared_files_of_a_script_count_as_its_code(scripts: Path) -> None:
-    """Hidden files of editors do not count."""
-    (scripts / "pack" / "texts").mkdir()
-    page = scripts / "pack" / "texts" / "page.jinja"
-    page.write_text("one")
-
-    def digests() -> list[str]:
-        of_script = code_digest.of_scripts(scripts)
-        return [of_script("one"), of_script("one", reads="pack/texts")]
-
-    before = digests()
-    (scripts / "pack" / "texts" / ".page.jinja.swp").touch()
-    assert digests() == before
-    page.write_text("two")
-    after = digests()
-    assert [one == other for one, other in zip(before, after, strict=True)] == [True, False]
-    with pytest.raises(FileNotFoundError, match="pack/other"):
-        code_digest.of_scripts(scripts)("one", reads="pack/other")
-
-
-@pytest.mark.lengthy
-def test_rules_of_pages_depend_on_the_templates_and_no_costly_stage_does(tmp_path: Path) -> None:
-    """A new page cannot forget them: the test finds the scripts that draw pages by their code."""
-    folder = tmp_path / "scripts"
-    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    asked = {}
-    for file in (SCRIPTS.parent / "rules").glob("*.smk"):
-        for rule in file.read_text().split("\nrule ")[1:]:
-            reads = re.search(r'^        reads="(.*)",$', rule, re.MULTILINE)
-            asked[re.search(r'"\.\./scripts/stages/(\w+)\.py"', rule)[1]] = reads and reads[1]
-
-    def digests() -> dict[str, str]:
-        of_script = code_digest.of_scripts(folder)
-        return {name: of_script(f"stages.{name}", reads=reads) for name, reads in asked.items()}
-
-    def edited(name: str) -> set[str]:
-        before = digests()
-        with (folder / "vlmflow" / "reports" / name).open("a") as file:
-            file.write("\n")
-        after = digests()
-        return {name for name in asked if after[name] != before[name]}
-
-    pages = {"data_page", "estimate_page", "eval_page", "lengths_page", "run_page", "search_page"}
-    assert edited("page.py") == {*pages, "validate_sharegpt", "mix_rows", "train_smoke", "publish_merged"}
-    assert edited("live_page.py") == set()
-    for template in ("base.html.jinja", "style.css", "gate.html.jinja"):
-        assert edited(f"templates/{template}") == pages
-    for template in ("card", "rights", "ask", "evaluation"):
-        assert edited(f"templates/card/{template}.md.jinja") == {*pages, "publish_merged"}
-
-
 def test_no_line_of_a_rule_is_longer_than_120_characters() -> None:
     """Neither ruff nor snakefmt checks their comments and strings."""
     files = [SCRIPTS.parent / "Snakefile", *(SCRIPTS.parent / "rules").glob("*.smk")]
     assert [(file.name, line) for file in files for line in file.read_text().splitlines() if len(line) > 120] == []
-
-
-def test_every_script_of_a_rule_has_a_digest_over_the_library() -> None:
-    of_script = code_digest.of_scripts(SCRIPTS)
-    digests = {script.stem: of_script(f"stages.{script.stem}") for script in SCRIPTS.glob("stages/*.py")}
-    assert len(set(digests.values())) == len(digests)
 
 
 def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,12 +1,10 @@
 """Expensive modules that a start does not load because it does not need them."""
 
-import ast
 import subprocess
 import sys
 
 import pytest
 
-from harness import code_digest
 from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -50,30 +48,3 @@ def test_a_script_does_not_load_what_it_may_never_need(script: str, without: set
 
 def test_a_job_is_prepared_without_pandas_and_runs_without_a_search_for_plugins() -> None:
     subprocess.run([sys.executable, "-c", MAIN_PROCESS, STAGE], cwd=SCRIPTS, check=True)
-
-
-def test_the_digest_of_the_code_misses_no_import_of_the_project() -> None:
-    """The digest finds imports by the beginnings of lines; this test compares with Python's own parser."""
-    for file in SCRIPTS.rglob("*.py"):
-        code = file.read_bytes()
-        read: set[str] = set()
-        for node in ast.walk(ast.parse(code)):
-            if isinstance(node, ast.Import):
-                read.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                read.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
-        assert read - code_digest.imported_names(code) == set(), file
-
-
-@pytest.mark.parametrize(
-    ("code", "names"),
-    [
-        ("from a.b import (  # one (of two)\n    c,  # and\n    d as e,\n)\n", {"a.b", "a.b.c", "a.b.d"}),
-        ("import a, b as c; import d\n", {"a", "b", "d"}),
-        ("def f():\n    from a import \\\n        b\n", {"a", "a.b"}),
-        ("important = 1\nfrom_here = import_ = 2\n", set()),
-        ('"""\nimport the rows (all\nof them)\n"""\nimport a\n', {"a"}),
-    ],
-)
-def test_an_import_is_found_however_it_is_written(code: str, names: set[str]) -> None:
-    assert code_digest.imported_names(code.encode()) == names

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.code_digest import imported_names
+from harness.read_code import read_code
 from small_workflow import make_rows
 from workflow_runs import ROOT
 
@@ -24,10 +24,10 @@ LOADED = re.compile(r"^import '([\w.]+)' # ", re.MULTILINE)
 
 
 def ours(file: Path) -> set[str]:
-    """Return the modules of the project that a file names in an import statement, or by a text."""
-    code = file.read_bytes()
-    names = imported_names(code) | {text.decode() for text in re.findall(rb'"(remote\.[\w.]+)"', code)}
-    return {name for name in names if name.partition(".")[0] in ("harness", "remote", "vlmflow")}
+    """Return what a file imports of the project, and the modules of it that it names by a text."""
+    module = read_code(file.read_bytes())
+    uses = [use.lstrip("!'") for statement in module.statements for use in statement.uses]
+    return {name for name in [*module.loads, *uses] if name.partition(".")[0] in ("harness", "remote", "vlmflow")}
 
 
 def test_it_imports_the_core_and_the_configuration_and_nothing_else_of_the_project() -> None:
