@@ -7,6 +7,7 @@ override .SHELLFLAGS := -euo pipefail -c
 
 override BIN := .venv/bin
 override PROGRAM := PYTHONPATH=scripts$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python
+override TOOL = $(PROGRAM) -m vlmflow.tools
 PYTHON ?= python3
 FIRE ?=
 DATASET ?= fire
@@ -51,7 +52,7 @@ override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(
 override configured = $(call split,ARGS); $(call split,CONFIG); \
   if [ -n "$${CONFIG[*]}" ]; then case " $${ARGS[*]}" in *" --configfile"*) \
     echo "make: CONFIG and --configfile in ARGS: name all files by CONFIG=\"FIRST SECOND\"" >&2; exit 2;; esac; \
-    $(PROGRAM) scripts/tools/check_config.py --only-yaml "$${CONFIG[@]}"; \
+    $(TOOL).check_config --only-yaml "$${CONFIG[@]}"; \
     ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}"); fi
 
 .PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check gpu-pack pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
@@ -109,17 +110,17 @@ override GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
 demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
 	$(DEMO) --directory runs/demo "merged/$$RUN" $(PAGES)
 
-runs/demo/sample/faults.json: scripts/tools/make_sample.py $(GENERATOR) | .venv/train.stamp
+runs/demo/sample/faults.json: scripts/vlmflow/tools/make_sample.py $(GENERATOR) | .venv/train.stamp
 	@echo "The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures."
-	$(PROGRAM) scripts/tools/make_sample.py --folder runs/demo/sample
+	$(TOOL).make_sample --folder runs/demo/sample
 	@touch $@
 
-runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/tools/make_tiny_model.py | .venv/train.stamp
-	$(PROGRAM) scripts/tools/make_tiny_model.py --folder runs/demo/tiny-model --text '[runs/demo/sample/FIRE-train-100K.json]'
+runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/vlmflow/tools/make_tiny_model.py | .venv/train.stamp
+	$(TOOL).make_tiny_model --folder runs/demo/tiny-model --text '[runs/demo/sample/FIRE-train-100K.json]'
 	@touch $@
 
 fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
-	@$(PROGRAM) scripts/tools/make_fire_demo.py --fire "$$FIRE" --folder runs/fire-demo
+	@$(TOOL).make_fire_demo --fire "$$FIRE" --folder runs/fire-demo
 	$(DEMO) --directory runs/fire-demo \
 	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- "merged/$$RUN" $(PAGES)
 
@@ -128,7 +129,7 @@ run: .venv/train.stamp ## the whole pipeline on your rows, with its pages: make 
 	@$(configured); $(call split,TARGET); $(BIN)/snakemake "$${ARGS[@]}" -- "$${TARGET[@]}"
 
 check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG=my-run.yaml
-	@$(call split,CONFIG); $(PROGRAM) scripts/tools/check_config.py "$${CONFIG[@]}"
+	@$(call split,CONFIG); $(TOOL).check_config "$${CONFIG[@]}"
 
 estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run CONFIG=my-run.yaml
 	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" -- "reports/estimate-$$RUN.html"
@@ -137,13 +138,13 @@ refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make ref
 	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" --forcerun resolve_images -- "data/$$DATASET/stats.json"
 
 clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs CONFIG=my-run.yaml
-	@$(configured); $(PROGRAM) scripts/tools/clean_runs.py "$${ARGS[@]}"
+	@$(configured); $(TOOL).clean_runs "$${ARGS[@]}"
 
 board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
-	@$(configured); $(PROGRAM) scripts/tools/board.py $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
+	@$(configured); $(TOOL).board $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
 
 index: .venv/data.stamp ## write reports/index.html, all runs on one page: make index ARGS="--directory runs/demo"
-	@$(configured); $(PROGRAM) scripts/tools/index_page.py "$${ARGS[@]}"
+	@$(configured); $(TOOL).index_page "$${ARGS[@]}"
 
 notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine alone: make notebook FOLDER=runs/demo RUN=my-run
 	@$(call split,ARGS); folder="$$(realpath -- "$$FOLDER")"; cd notebooks; VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$$RUN" \
@@ -151,34 +152,34 @@ notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine al
 
 rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
 	@test -n "$$RUN" && test -n "$$STEP" || { echo 'say which: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml' >&2; exit 2; }
-	@$(configured); $(PROGRAM) scripts/tools/rows_of_step.py --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
+	@$(configured); $(TOOL).rows_of_step --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
 
 try: .venv/train.stamp ## base and tuned side by side, then your feedback: make try RUN=my-run [PICTURE=cat.jpg ASK="…"] [ARGS="--directory …"]
-	@$(configured); $(PROGRAM) scripts/tools/try_run.py --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
+	@$(configured); $(TOOL).try_run --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
 	  $${ASK:+--ask="$$ASK"} $${FEEDBACK:+--feedback="$$FEEDBACK"} "$${ARGS[@]}"
 
 serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
-	@$(call split,ARGS); $(PROGRAM) scripts/tools/serve.py --run "$$RUN" $${PORT:+--port="$$PORT"} \
+	@$(call split,ARGS); $(TOOL).serve --run "$$RUN" $${PORT:+--port="$$PORT"} \
 	  $${GPUS:+--gpus="$$GPUS"} $(if $(filter 1,$(ADAPTER)),--what adapter) "$${ARGS[@]}"
 
 verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
-	@$(call split,ARGS); $(PROGRAM) scripts/tools/check_provenance.py --run "$$RUN" "$${ARGS[@]}"
+	@$(call split,ARGS); $(TOOL).check_provenance --run "$$RUN" "$${ARGS[@]}"
 
 track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run CONFIG=my-run.yaml, or ARGS="--mlflow …"
-	@$(configured); $(PROGRAM) scripts/tools/track_run.py --run "$$RUN" "$${ARGS[@]}"
+	@$(configured); $(TOOL).track_run --run "$$RUN" "$${ARGS[@]}"
 
 publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
 	@test -n "$$TO" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
-	@$(call split,ARGS); $(PROGRAM) scripts/tools/publish_run.py --run "$$RUN" --to "$$TO" \
+	@$(call split,ARGS); $(TOOL).publish_run --run "$$RUN" --to "$$TO" \
 	  $(if $(filter 1,$(ADAPTER)),--adapter) $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) \
 	  "$${ARGS[@]}"
 
 pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
-	$(PROGRAM) scripts/tools/make_pins.py
+	$(TOOL).make_pins
 
 # --- on Kubernetes: docs/kubernetes.md ------------------------------------------------------------------------------
 
-override REMOTE := $(PROGRAM) -m remote
+override REMOTE := $(PROGRAM) -m vlmflow.remote
 override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
 
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor [ON=slurm] ARGS="--json"
@@ -187,7 +188,7 @@ doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: m
 	  *) echo "make: ON is kubernetes or slurm" >&2; exit 2;; esac
 
 status: .venv/data.stamp ## show what trains here and runs in Slurm or the cluster, with its progress or what it waits for
-	@$(configured); $(PROGRAM) scripts/tools/status.py $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
+	@$(configured); $(TOOL).status $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
 
 cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
 	@$(CLUSTER) token
@@ -214,13 +215,13 @@ cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save 
 
 # --- for development ---------------------------------------------------------------------------------------------
 
-check: .venv/dev.stamp env-track env-search ## lint, and the unit tests that import neither torch nor scripts/remote: run it while you work
+check: .venv/dev.stamp env-track env-search ## lint, and the unit tests that import neither torch nor scripts/vlmflow/remote: run it while you work
 	$(BIN)/python tests/run.py check
 
 test: .venv/dev.stamp env-track env-search ## lint, and all tests except those on a cluster and the slow ones
 	$(BIN)/python tests/run.py test
 
-test-remote: .venv/dev.stamp ## the unit tests of scripts/remote
+test-remote: .venv/dev.stamp ## the unit tests of scripts/vlmflow/remote
 	$(BIN)/python tests/run.py remote
 
 test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; Slurm's faults and operators on a cluster; all mutations; bench
@@ -245,7 +246,7 @@ lint: .venv/dev.stamp ## ruff, snakefmt, mypy and snakemake --lint only
 	$(BIN)/snakemake --lint
 
 docs: .venv/dev.stamp ## write the pages of docs/ that are generated from the code
-	$(PROGRAM) scripts/tools/make_docs.py
+	$(TOOL).make_docs
 
 bench: .venv/dev.stamp ## measure the figures of docs/benchmarks.md, side by side
 	$(BIN)/python tests/bench/bench.py

@@ -4,7 +4,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from harness import read_config, start
+from vlmflow.harness import read_config, start
 from vlmflow.config.run_blocks import EstimateBlock, EvaluationBlock, LengthBlock, TrainBlock
 
 

@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from harness.stage import run_stage
 from vlmflow.config.answer_settings import AnswerSettings
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
@@ -18,6 +17,7 @@ from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_n
 from vlmflow.evaluation.evaluate import counts_of, write_lines
 from vlmflow.evaluation.looks import record_look
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.pictures.budget import PictureBudget

@@ -3,11 +3,11 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_file
+from vlmflow.harness.stage import run_stage
 from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_results
 from vlmflow.search.study import Study
 

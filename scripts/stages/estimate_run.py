@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.tuners import tuner_of
 from vlmflow.core.account import write_account
@@ -11,6 +10,7 @@ from vlmflow.estimate.accounts import NoEstimate
 from vlmflow.estimate.estimate import estimate_of_run
 from vlmflow.estimate.verdict import judge
 from vlmflow.fetch.small_files import read_small_files
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.swift.adapter_targets import adapter_targets
 

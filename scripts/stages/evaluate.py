@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
@@ -17,6 +16,7 @@ from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, ve
 from vlmflow.evaluation.results import REPORT, also_chose, with_how_val_was_used
 from vlmflow.evaluation.verdict import judge
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.swift.template_texts import named

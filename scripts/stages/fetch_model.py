@@ -5,7 +5,6 @@ from pathlib import Path
 
 from msgspec import UNSET, UnsetType
 
-from harness.stage import run_stage
 from vlmflow.config.model_types import BaseChat, Day
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
@@ -17,6 +16,7 @@ from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_folder import MANIFEST, InFp8, ModelManifest, digest_of, hash_files, link_files
 from vlmflow.fetch.published_run import PROVENANCE, published_files
 from vlmflow.fetch.tensor_names import refuse_other_tensors
+from vlmflow.harness.stage import run_stage
 
 
 def main(

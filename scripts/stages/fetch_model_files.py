@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.model_types import BaseChat, Day
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
@@ -14,6 +13,7 @@ from vlmflow.fetch.model_files import list_files, refuse_code
 from vlmflow.fetch.model_folder import MANIFEST
 from vlmflow.fetch.small_files import SmallFiles, read_small_files, small_names, write_small_files
 from vlmflow.fetch.tensor_names import tensor_names
+from vlmflow.harness.stage import run_stage
 
 
 def main(

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
 from vlmflow.fetch.from_disk import copy, link_or_copy, write_raw_account
+from vlmflow.harness.stage import run_stage
 
 
 def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PINS) -> None:

@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.harness.stage import run_stage
 from vlmflow.rows.near_duplicates import find_near_duplicates
 
 log = logging.getLogger("vlmflow")

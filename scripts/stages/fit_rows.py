@@ -5,11 +5,11 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.small_files import read_small_files
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import Counter, TokenCounter

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.pod_shares import UNDIVIDED, Part
+from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.hash_table import hash_pictures
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.files import whole_file
 from vlmflow.core.pod_shares import joined_lines
+from vlmflow.harness.stage import run_stage
 
 
 def main(*, parts: list[Path], hashes: Path) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
+from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.resolve import join_picture_manifests
 
 

@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import Settings
@@ -12,6 +11,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.chosen_split import RawRows
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.search.accounts import AskedTrial
 from vlmflow.search.against_own import against_own

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.harness.stage import run_stage
 from vlmflow.reports.lengths_page import lengths_page
 
 

@@ -4,11 +4,11 @@ import logging
 from itertools import chain
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
 from vlmflow.fetch.chat_templates import require_chat_template
 from vlmflow.fetch.small_files import read_small_files, tensors_of
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.architecture import refuse_other_architecture
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter

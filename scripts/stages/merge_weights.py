@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.tuners import tuner_of
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.harness.stage import run_stage
 from vlmflow.supervisor.released import read_release
 from vlmflow.swift.quick_imports import quick_imports
 

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.store import PictureStore
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.mixture import mix_rows

@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from harness.stage import run_stage
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSettings
 from vlmflow.config.settings import Settings
@@ -12,6 +11,7 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import count_lines
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.core.printable import counted
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.fitted import ACCOUNT
 from vlmflow.search.budget import hours_of_run, refuse_too_much
 from vlmflow.search.propose import Schedule, propose, refuse_equal_rungs

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.stage import run_stage
 from vlmflow.config.chosen_by import ChosenBy
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
@@ -14,6 +13,7 @@ from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
 from vlmflow.fetch.model_folder import ModelManifest, digest_of_files, read_model_manifest
 from vlmflow.fetch.published_run import PROVENANCE
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import PROOF, read_proof, take_over
 from vlmflow.merging.published_limits import publish_limits

@@ -3,11 +3,11 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.row_settings import PictureLimits, RowChoice
 from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.resolve import (
     named_paths,
     resolve_pictures,

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_file
 from vlmflow.core.integrity import refuse_changed
 from vlmflow.estimate.accounts import read_estimate
 from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
+from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS, read_events
 from vlmflow.reports.made_of import trained
 from vlmflow.reports.run_page import run_page

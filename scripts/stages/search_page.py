@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_file
+from vlmflow.harness.stage import run_stage
 from vlmflow.reports.search_page import search_page
 from vlmflow.search.best import read_judged, refuse_other_results
 from vlmflow.search.study import Study

@@ -3,10 +3,10 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
+from vlmflow.harness.stage import run_stage
 from vlmflow.search.accounts import TrialResult, read_asked
 from vlmflow.search.study import STATES, Study
 from vlmflow.search.tell import tell

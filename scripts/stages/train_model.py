@@ -3,10 +3,10 @@
 import shutil
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
+from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS
 from vlmflow.reports.live_page import LivePage
 from vlmflow.supervisor.accounts import Gate

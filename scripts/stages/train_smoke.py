@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.account import write_account
@@ -11,6 +10,7 @@ from vlmflow.core.files import whole_folder
 from vlmflow.estimate.accounts import fits_by, read_estimate
 from vlmflow.estimate.compare import log_compared
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import read_events
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.fitted import fitted_rows

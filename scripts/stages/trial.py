@@ -5,7 +5,6 @@ from pathlib import Path
 
 from msgspec import structs
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.search_settings import Objective
 from vlmflow.config.settings import Settings
@@ -15,6 +14,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.core.printable import printable
 from vlmflow.evaluation.chosen_split import RawRows
 from vlmflow.evaluation.measure import MEASURING
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.fitted import fitted_rows
 from vlmflow.search.accounts import read_asked
 from vlmflow.search.judge import JUDGING, Judgement, judged

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 
-from harness.stage import run_stage
 from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.row_settings import NearDuplicates, RowLimits
 from vlmflow.config.settings import Settings
@@ -13,6 +12,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.harness.stage import run_stage
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.holdout import FindLookAlikes
 from vlmflow.rows.stats import EditedFile, RulesUsed, Stats

@@ -3,7 +3,6 @@
 import logging
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
 from vlmflow.config.tuners import tuner_of
@@ -11,6 +10,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
 from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.fitted import ACCOUNT, fitted_rows, pictures_of
 from vlmflow.merging.proof import Checks, VerifiedTensors, refuse_other_files, take_over, write_proof

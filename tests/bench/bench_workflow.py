@@ -59,7 +59,7 @@ def covered(intervals: list[tuple[float, float]]) -> float:
 
 def python(tool: str, *options: str) -> None:
     """Run a tool of the project."""
-    quietly(["env", f"PYTHONPATH={ROOT / 'scripts'}", sys.executable, "-m", f"tools.{tool}", *options])
+    quietly(["env", f"PYTHONPATH={ROOT / 'scripts'}", sys.executable, "-m", f"vlmflow.tools.{tool}", *options])
 
 
 def quietly(command: list[str]) -> str:

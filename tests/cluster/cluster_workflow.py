@@ -76,7 +76,7 @@ class ClusterWorkflow:
 
     def ask(self, *action: str) -> list[str]:
         """Return the command line of `make cluster-run` and its like; it needs our `environment`."""
-        return [sys.executable, "-m", "remote.cluster.controller", "--namespace", self.namespace, *action]
+        return [sys.executable, "-m", "vlmflow.remote.cluster.controller", "--namespace", self.namespace, *action]
 
     @property
     def environment(self) -> dict[str, str]:

@@ -12,8 +12,8 @@ import kubernetes
 from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
-from remote.cluster import client
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster import client
 
 
 def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:

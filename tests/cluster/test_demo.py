@@ -14,12 +14,12 @@ from cluster.cluster_workflow import TOKEN, TWO_CORES, ClusterWorkflow
 from cluster.deployment import in_namespace, with_component
 from cluster.images import project_image
 from cluster.paths import STATE
-from harness.resources import LOGS_MB, TRAINING_MB
-from remote.kubernetes.cluster_state import quantity
-from remote.kubernetes.job_shape import PULL_SECONDS
 from vlmflow.core.account import read_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.harness.resources import LOGS_MB, TRAINING_MB
+from vlmflow.remote.kubernetes.cluster_state import quantity
+from vlmflow.remote.kubernetes.job_shape import PULL_SECONDS
 from workflow_runs import ROOT, RUN, VERSION
 
 ONE_JOB_EACH = {

@@ -17,16 +17,16 @@ from cluster.deployment import deployed, having_given
 from cluster.kubectl import Kubectl, client_of
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from remote.cluster.api import Api
-from remote.cluster.pod_templates import pod_templates, template_in
-from remote.doctor import inside
-from remote.doctor.needs import Need
-from remote.doctor.rbac import EXECUTOR
-from remote.rule_job import RuleJob
+from vlmflow.remote.cluster.api import Api
+from vlmflow.remote.cluster.pod_templates import pod_templates, template_in
+from vlmflow.remote.doctor import inside
+from vlmflow.remote.doctor.needs import Need
+from vlmflow.remote.doctor.rbac import EXECUTOR
+from vlmflow.remote.rule_job import RuleJob
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
-DOCTOR = [sys.executable, "-m", "remote.doctor"]
+DOCTOR = [sys.executable, "-m", "vlmflow.remote.doctor"]
 GIVEN = {"ResourceQuota", "LimitRange"}
 """Objects that a namespace gets from the cluster's administrators, like the namespace itself."""
 

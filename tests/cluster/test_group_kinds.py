@@ -13,16 +13,16 @@ from cluster.images import project_image
 from cluster.kubectl import a_namespace, client_of
 from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
-from remote.cluster.api import Api
-from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
-from remote.cluster.pod_group import named, node_of, with_pods
-from remote.kubernetes.cluster_state import ClusterState
-from remote.kubernetes.namespace import Namespace
-from remote.kubernetes.outcome import Outcome
-from remote.kubernetes.shutdown import end_all
-from remote.kubernetes.waiting import explain
-from remote.kubernetes.watch import Watch
-from remote.rule_job import RuleJob
+from vlmflow.remote.cluster.api import Api
+from vlmflow.remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
+from vlmflow.remote.cluster.pod_group import named, node_of, with_pods
+from vlmflow.remote.kubernetes.cluster_state import ClusterState
+from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.outcome import Outcome
+from vlmflow.remote.kubernetes.shutdown import end_all
+from vlmflow.remote.kubernetes.waiting import explain
+from vlmflow.remote.kubernetes.watch import Watch
+from vlmflow.remote.rule_job import RuleJob
 
 pytestmark = pytest.mark.slow
 

@@ -89,7 +89,7 @@ def test_two_parallel_runs_use_only_their_own_objects(workflows: list[ClusterWor
 
 def test_each_sees_and_ends_what_is_theirs(workflows: list[ClusterWorkflow]) -> None:
     for workflow in workflows:
-        command = [sys.executable, ROOT / "scripts" / "tools" / "status.py", NAMESPACE]
+        command = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", NAMESPACE]
         done = subprocess.run(command, env=workflow.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         status = workflow.in_controller("python", "/opt/controller/controller.py", "status")

@@ -9,12 +9,12 @@ import pytest
 from cluster.deployment import K8S, rendered, with_component
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
-from remote.cluster.api import Api
-from remote.cluster.client import Refused
-from remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
-from remote.doctor import rbac
-from remote.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
-from remote.kubernetes.namespace import Namespace
+from vlmflow.remote.cluster.api import Api
+from vlmflow.remote.cluster.client import Refused
+from vlmflow.remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
+from vlmflow.remote.doctor import rbac
+from vlmflow.remote.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
+from vlmflow.remote.kubernetes.namespace import Namespace
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}

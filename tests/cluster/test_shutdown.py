@@ -8,8 +8,8 @@ import pytest
 from cluster import jobs
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
-from remote.kubernetes import shutdown
-from remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes import shutdown
+from vlmflow.remote.kubernetes.namespace import Namespace
 
 NAMESPACE = "test-clean-end"
 FINALIZER = "tests.vlmflow/kept"

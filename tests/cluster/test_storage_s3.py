@@ -23,10 +23,10 @@ from botocore.client import BaseClient
 
 from cluster.binaries import binary
 from interleavings import Process, content_of, explore, requests_in_turn
-from remote.storage import folder_manifest, s3_folder
-from remote.storage.s3_object import S3Object
 from storage_runs import SCRIPTS, StorageRun
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.storage import folder_manifest, s3_folder
+from vlmflow.remote.storage.s3_object import S3Object
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def test_a_killed_download_is_resumed(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
     address, to = f"s3://{tmp_path.name.replace('_', '-')}/run/merged/x", tmp_path / "to"
-    command = [sys.executable, "-m", "remote.storage.s3_get", address, to]
+    command = [sys.executable, "-m", "vlmflow.remote.storage.s3_get", address, to]
     first, second = (tmp_path / "to.part" / f"{number}.safetensors" for number in (0, 1))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while not second.exists():

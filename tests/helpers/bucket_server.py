@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlparse
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
-from remote.storage import folder_manifest
-from remote.storage.folder_manifest import Entry
+from vlmflow.remote.storage import folder_manifest
+from vlmflow.remote.storage.folder_manifest import Entry
 
 
 class BucketServer(FaultyServer):

@@ -20,7 +20,7 @@ import pytest
 from boto3.s3 import inject, transfer
 from botocore.client import BaseClient
 
-from remote.storage import in_place, s3_folder
+from vlmflow.remote.storage import in_place, s3_folder
 
 CALLS = ("rename", "unlink", "rmdir", "mkdir", "listdir", "scandir", "open", "stat", "lstat", "readlink", "symlink")
 CALLS += ("utime",)

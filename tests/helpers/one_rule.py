@@ -14,7 +14,7 @@ import os
 import sys
 from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/scripts")
-from harness import start
+from vlmflow.harness import start
 from vlmflow.config.model import check_config
 from vlmflow.core.process import import_path
 os.environ["PYTHONPATH"] = import_path()

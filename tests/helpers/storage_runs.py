@@ -19,8 +19,8 @@ SCRIPTS = ROOT / "scripts"
 HEAD = f"""
 import sys
 sys.path.insert(0, {str(SCRIPTS)!r})
-from harness import patches
-from remote.storage import plugins
+from vlmflow.harness import patches
+from vlmflow.remote.storage import plugins
 plugins.prepare(workflow)
 patches.store_by(*plugins.OBJECTS)
 """

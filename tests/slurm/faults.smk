@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(workflow.basedir, "scripts").resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from harness import read_config, start
+from vlmflow.harness import read_config, start
 
 
 configfile: ROOT / "config.yaml"

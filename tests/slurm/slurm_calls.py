@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.slurm.queue import QueuedJob, jobs
-from remote.slurm.request import folder_digest
 from vlmflow.core.process import bound_to_this_process
+from vlmflow.remote.slurm.queue import QueuedJob, jobs
+from vlmflow.remote.slurm.request import folder_digest
 from workflow_runs import ROOT
 
 

@@ -65,7 +65,7 @@ def test_a_job_sees_only_its_own_gpu_as_number_0(slurm: SlurmCluster, tmp_path: 
 def test_a_signal_before_the_limit_reaches_only_the_first_process_of_a_step(
     slurm: SlurmCluster, tmp_path: Path
 ) -> None:
-    """So the job's Snakemake has to pass it on (remote.slurm.in_job)."""
+    """So the job's Snakemake has to pass it on (vlmflow.remote.slurm.in_job)."""
     job = slurm.submit(python(tmp_path, TWO_PROCESSES), "--signal=TERM@50")
     slurm.wait_for_job(job, "COMPLETED", limit=90)
     assert "first was told" in slurm.said(job)

@@ -31,7 +31,7 @@ def work(tmp_path: Path) -> Path:
 def call(work: Path, *words: str) -> list[str]:
     files = [str(ROOT / "profiles/demo/run.yaml"), str(work / "changes.yaml")]
     own = ["--json", "--profile", str(work / "mine"), "--directory", str(work), "--run", "qwen3vl-fire"]
-    return [sys.executable, "-m", "remote.slurm.doctor", *own, "--configfile", *files, *words]
+    return [sys.executable, "-m", "vlmflow.remote.slurm.doctor", *own, "--configfile", *files, *words]
 
 
 def environment(cluster: SlurmCluster) -> dict[str, str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster.shell import wait_for
-from remote.slurm.waiting import will_not_start
 from slurm.slurm_cluster import SlurmCluster
+from vlmflow.remote.slurm.waiting import will_not_start
 from workflow_runs import ROOT
 
 PROGRESS = "mine · step 4/10 · loss 3.000 · 2.00 s/step · 0:12 left"
@@ -18,7 +18,7 @@ LONG = f"echo '{PROGRESS}'; echo a warning; sleep 60"
 
 def status(slurm: SlurmCluster, folder: Path) -> list[str]:
     """Return what it prints: of this machine, then of Slurm."""
-    words = [sys.executable, ROOT / "scripts" / "tools" / "status.py", "any", "--directory", folder]
+    words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", folder]
     habits = {"SQUEUE_PARTITION": "urgent", "SLURM_TIME_FORMAT": "relative"}
     environment = {**slurm.environment, **habits, "KUBECONFIG": str(folder / "none")}
     done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False)

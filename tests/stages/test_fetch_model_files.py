@@ -12,13 +12,13 @@ import yaml
 from safetensors.numpy import save
 
 from faulty_server import refuses
-from harness.params import RuleParams
 from hub_server import REVISION, HubServer, served_hub, sha256
 from stages import fetch_model, fetch_model_files
 from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX, SINGLE, local_files
 from vlmflow.fetch.small_files import read_small_files, tensors_of
+from vlmflow.harness.params import RuleParams
 from vlmflow.lengths.count import TOKENIZER
 
 SOURCE = "hf://o/m"

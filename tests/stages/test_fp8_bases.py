@@ -17,13 +17,13 @@ from forked_snakemake import called
 from fp8_models import in_fp8
 from text_run import TRAIN
 from tiny_models import file_names, write_base
-from tools.check_provenance import main as check_provenance
 from vlmflow.core.account import read_account
 from vlmflow.fetch.dequantise import E4M3, dequantised, to_bfloat16
 from vlmflow.fetch.model_files import CONFIG, INDEX
 from vlmflow.fetch.model_folder import ModelManifest, digest_of, hash_files
 from vlmflow.fetch.tensor_names import refuse_other_tensors
 from vlmflow.reports.accounts import Provenance
+from vlmflow.tools.check_provenance import main as check_provenance
 from workflow_runs import ROOT
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import smart_resize
 from swift.arguments.base_args.template_args import TemplateArguments
 
-from tools.make_swift_names import installed_names, installed_types
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
@@ -25,6 +24,7 @@ from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
+from vlmflow.tools.make_swift_names import installed_names, installed_types
 from workflow_runs import ROOT, RUN, copy_folder, snakemake, speeds
 
 side = st.integers(28, 8_000)

@@ -17,8 +17,6 @@ import torch
 from PIL import Image
 from transformers import AutoProcessor
 
-from tools.serve import main as serve
-from tools.try_run import main as try_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.loaded_model import load, logits_of
 from vlmflow.rows.messages import messages_of
@@ -27,6 +25,8 @@ from vlmflow.serving.client import Client, picture_part
 from vlmflow.serving.finished_run import finished_run
 from vlmflow.serving.loaded import LoadedModel
 from vlmflow.serving.served_folder import link_served
+from vlmflow.tools.serve import main as serve
+from vlmflow.tools.try_run import main as try_run
 from workflow_runs import ROOT, RUN, copy_folder
 
 TOKENS = 24
@@ -42,10 +42,10 @@ def picture(tmp_path: Path) -> Path:
 
 @contextmanager
 def served(folder: Path, *words: str) -> Iterator[tuple[str, str, str, subprocess.Popen[str]]]:
-    """Start scripts/tools/serve.py; yield the server's address, its model's name, its key, and the script's process."""
+    """Start tools/serve.py; yield the server's address, its model's name, its key, and the script's process."""
     script = [
         sys.executable,
-        str(ROOT / "scripts" / "tools" / "serve.py"),
+        str(ROOT / "scripts" / "vlmflow" / "tools" / "serve.py"),
         "--run",
         RUN,
         "--directory",

@@ -30,7 +30,7 @@ from workflow_runs import ROOT
 
 SMALL = TinyShape(hidden_size=32, layers=2, merges=100)
 TEXTS = ["Which shape is red?", "It is a circle."] * 10
-MAKE_TINY_MODEL = ROOT / "scripts" / "tools" / "make_tiny_model.py"
+MAKE_TINY_MODEL = ROOT / "scripts" / "vlmflow" / "tools" / "make_tiny_model.py"
 
 
 @pytest.fixture(scope="module")

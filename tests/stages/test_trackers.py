@@ -12,9 +12,9 @@ import pytest
 
 from mlflow_server import MlflowServer, fatal_proxy, mlflow_server
 from sent_run import send
-from tools.track_run import main as track_run
 from tracked_run import RUN, tracked_run
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.tools.track_run import main as track_run
 
 STEPS, ROWS = 1500, 300
 """Enough for several requests to each tracker, so that there is a middle."""

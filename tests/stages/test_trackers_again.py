@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.track_run import main as track_run
 from tracked_run import BEGAN, RUN, STEPS, tracked_run
 from vlmflow.core.files import sha256_of
+from vlmflow.tools.track_run import main as track_run
 
 
 def rows_of(database: Path, query: str) -> list[tuple]:

@@ -13,7 +13,7 @@ from workflow_runs import ROOT, RUN, copy_folder
 
 
 def verify(*words: object) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, str(ROOT / "scripts" / "tools" / "check_provenance.py"), *map(str, words)]
+    script = [sys.executable, str(ROOT / "scripts" / "vlmflow" / "tools" / "check_provenance.py"), *map(str, words)]
     return subprocess.run(script, capture_output=True, text=True, check=False)
 
 

@@ -38,14 +38,14 @@ def checkout(tmp_path: Path) -> Path:
     shutil.copytree(ROOT / "envs", tmp_path / "envs")
     for name in (
         "notebooks",
-        "scripts/tools",
+        "scripts/vlmflow/tools",
         "scripts/vlmflow/demo",
         "runs/demo/sample",
         "runs/demo/tiny-model",
         "home",
     ):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("scripts/tools/make_sample.py", "scripts/tools/make_tiny_model.py"):
+    for name in ("scripts/vlmflow/tools/make_sample.py", "scripts/vlmflow/tools/make_tiny_model.py"):
         (tmp_path / name).touch()
     for file in tmp_path.rglob("*"):
         os.utime(file, (1, 1))
@@ -115,8 +115,8 @@ def test_no_text_is_run(checkout: Path, how: str) -> None:
 def test_open_quotes_end_the_command(checkout: Path, how: str) -> None:
     words = words_of(checkout, dict.fromkeys(set(GIVEN) - SWITCHES, OPEN), how)
     assert f"merged/{OPEN}" in words
-    assert "scripts/tools/check_config.py" not in words
-    assert "scripts/tools/index_page.py" not in words
+    assert "vlmflow.tools.check_config" not in words
+    assert "vlmflow.tools.index_page" not in words
 
 
 def test_what_a_person_writes_reaches_the_programs(checkout: Path) -> None:
@@ -125,13 +125,13 @@ def test_what_a_person_writes_reaches_the_programs(checkout: Path) -> None:
     assert "merged/qwen3vl-fire" in plain
     given = {"RUN": "mine", "ARGS": "--directory 'my folder' --what base", "ADAPTER": "1", "CONFIG": "a.yaml b.yaml"}
     words = words_of(checkout, given, "command line")
-    at = words.index("scripts/tools/serve.py")
+    at = words.index("vlmflow.tools.serve")
     assert words[at : at + 9] == [
-        *("scripts/tools/serve.py", "--run", "mine", "--what", "adapter"),
+        *("vlmflow.tools.serve", "--run", "mine", "--what", "adapter"),
         *("--directory", "my folder", "--what", "base"),
     ]
-    assert "scripts/tools/check_config.py a.yaml b.yaml" in " ".join(words)
-    at = words.index("remote.cluster.controller")
+    assert "vlmflow.tools.check_config a.yaml b.yaml" in " ".join(words)
+    at = words.index("vlmflow.remote.cluster.controller")
     assert "merged/mine" in words
 
 
@@ -139,11 +139,13 @@ def test_every_program_with_a_configuration_gets_the_files(checkout: Path) -> No
     """No command names them in another way; what reads only what a run recorded has none."""
     given = {"CONFIG": "a.yaml 'my run.yaml'", "ARGS": "--directory x", "STEP": "1"}
     said = " ".join(words_of(checkout, given, "command line"))
-    takes = {file.name for file in (ROOT / "scripts" / "tools").glob("*.py") if ".configfile" in file.read_text()}
-    assert {"board.py", "try_run.py", "track_run.py"} < takes
+    takes = {
+        file.stem for file in (ROOT / "scripts" / "vlmflow" / "tools").glob("*.py") if ".configfile" in file.read_text()
+    }
+    assert {"board", "try_run", "track_run"} < takes
     files = "--configfile a.yaml my run.yaml --directory x"
     for name in takes:
-        assert files in said[said.index(f"scripts/tools/{name} ") :][:120], name
+        assert files in said[said.index(f"vlmflow.tools.{name} ") :][:120], name
     for end in ("reports/estimate-qwen3vl-fire.html", "merged/qwen3vl-fire"):
         assert f"{files} -- {end}" in said
     assert said.count(files) == len(takes) + len(
@@ -162,7 +164,8 @@ def test_the_files_are_read_before_snakemake_starts(checkout: Path) -> None:
         done = subprocess.run(words, cwd=checkout, env=os.environ | {"RECORD": str(record)}, check=False)
         assert done.returncode
         assert record.read_text().split("\0") == [
-            "scripts/tools/check_config.py",
+            "-m",
+            "vlmflow.tools.check_config",
             "--only-yaml",
             "a.yaml",
             "b.yaml",

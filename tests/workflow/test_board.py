@@ -17,7 +17,7 @@ import httpx
 from vlmflow.track.event_folders import EventFolders
 from workflow_runs import ROOT, RUN
 
-BOARD = [sys.executable, ROOT / "scripts" / "tools" / "board.py"]
+BOARD = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "board.py"]
 
 
 @contextmanager

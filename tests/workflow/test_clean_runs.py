@@ -20,7 +20,7 @@ def clean(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Call the script as make does, without a terminal."""
     call = [
         sys.executable,
-        str(ROOT / "scripts" / "tools" / "clean_runs.py"),
+        str(ROOT / "scripts" / "vlmflow" / "tools" / "clean_runs.py"),
         "--directory",
         str(folder),
         "--configfile",

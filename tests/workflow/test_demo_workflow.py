@@ -127,7 +127,7 @@ def test_make_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
     report = json.loads((demo_run / "checkpoints" / RUN / "full" / "report.json").read_text())
     call = [
         sys.executable,
-        str(ROOT / "scripts" / "tools" / "rows_of_step.py"),
+        str(ROOT / "scripts" / "vlmflow" / "tools" / "rows_of_step.py"),
         "--run",
         RUN,
         "--directory",

@@ -49,7 +49,9 @@ def with_addition(root: Path, exercise: str) -> list[str]:
     git(root, "apply", "--index", str(PATCHES / f"{exercise}.patch"))
     touched = git(root, "diff", "--cached", "--name-only").split()
     made = _plain() | {"PYTHONPATH": "scripts"}
-    subprocess.run([sys.executable, "-m", "tools.make_docs"], cwd=root, env=made, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-m", "vlmflow.tools.make_docs"], cwd=root, env=made, check=True, capture_output=True
+    )
     generated = git(root, "diff", "--name-only").split()
     assert len(touched) + bool(generated) <= FILES[exercise], touched
     return touched

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from forked_snakemake import called
-from harness import stage
+from vlmflow.harness import stage
 from workflow_runs import ROOT
 
 CAUSE = "the stage failed: raw/mine/rows.jsonl: the workflow does not read these keys, which change what rows mean:"

@@ -13,11 +13,11 @@ import pytest
 from pydantic import TypeAdapter
 from snakemake.iocontainers import Wildcards
 
-from harness.stage import PARAMS_FOR_SNAKEMAKE
-from harness.staleness import settings_of, texts_of
 from rules import read_rules
 from vlmflow.config.raw_forms import modules_of
 from vlmflow.config.settings import Settings
+from vlmflow.harness.stage import PARAMS_FOR_SNAKEMAKE
+from vlmflow.harness.staleness import settings_of, texts_of
 
 COMMIT = "0" * 40
 BASE: dict[str, Any] = {

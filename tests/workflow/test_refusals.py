@@ -86,7 +86,7 @@ def test_what_snakemake_would_accept_is_refused_by_line(tmp_path: Path, text: st
 
 
 def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "tools" / "check_config.py"), *map(str, files)]
+    command = [sys.executable, str(ROOT / "scripts" / "vlmflow" / "tools" / "check_config.py"), *map(str, files)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -371,7 +371,7 @@ def test_a_model_without_a_revision_is_named_before_the_first_job(tmp_path: Path
 TWO_JOBS = f"""
 import sys
 sys.path.insert(0, "{ROOT}/scripts")
-from harness import before_start, patches
+from vlmflow.harness import before_start, patches
 rule all:
     input: "one", "two"
 rule train:

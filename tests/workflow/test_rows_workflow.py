@@ -18,8 +18,8 @@ import yaml
 
 from fire_rows import fire_row, write_array, write_picture
 from forked_snakemake import called
-from harness.inputs import RuleInputs
 from vlmflow.config.model import check_config
+from vlmflow.harness.inputs import RuleInputs
 from vlmflow.rows.sharegpt import json_schema
 from vlmflow.rows.training_data import validated_data
 from workflow_runs import ROOT, SPEED, speeds

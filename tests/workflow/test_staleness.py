@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from harness.staleness import texts_of
 from small_workflow import make_rows, snakemake
+from vlmflow.harness.staleness import texts_of
 from workflow_runs import ROOT, clone
 
 SHARES = {"val_share": 0.1, "test_share": 0.2}

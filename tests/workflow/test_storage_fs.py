@@ -16,7 +16,7 @@ from vlmflow.core.account import write_account
 
 WORKFLOW = """
 from pathlib import Path
-from harness.volume_inputs import as_inputs
+from vlmflow.harness.volume_inputs import as_inputs
 
 rule all:
     input: "merged/x"
@@ -127,7 +127,7 @@ def test_a_pod_that_fails_leaves_no_target_of_an_earlier_call(tmp_path: Path) ->
 SLOW = """
 if config.get("slow"):
     import time
-    from remote.storage import in_place
+    from vlmflow.remote.storage import in_place
     sync = in_place.sync
     in_place.sync = lambda place: (time.sleep(0.5 if ".part" in str(place) else 0), sync(place))
 """
@@ -164,7 +164,7 @@ def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhe
 
 SAID = """
 onerror:
-    from remote.storage.stored_text import text_of
+    from vlmflow.remote.storage.stored_text import text_of
     for job in workflow.scheduler.failed:
         print([text_of(log) for log in job.log])
 """
@@ -179,7 +179,7 @@ def test_the_main_process_reads_the_log_of_a_failed_job(tmp_path: Path) -> None:
 
 FINISHED = """
 from types import SimpleNamespace
-from harness import start
+from vlmflow.harness import start
 
 rule publish_merged:
     input: "given/{run}"

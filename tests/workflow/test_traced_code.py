@@ -15,10 +15,10 @@ import pytest
 import yaml
 
 from bulk_rows import write_volcano_rows
-from harness.code_digest import Code
-from harness.read_code import _bound, _parts
 from rules import read_rules
 from vlmflow.config.raw_forms import modules_of
+from vlmflow.harness.code_digest import Code
+from vlmflow.harness.read_code import _bound, _parts
 from workflow_runs import ROOT, RUN, clone, make_demo_folder
 
 TRACED = ROOT / "tests" / "helpers" / "traced" / "traced_code.py"

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vlmflow import CHECKOUT
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.printable import printable_lines
 
-CONFIG = Path(__file__).resolve().parents[3] / "config.yaml"
+CONFIG = CHECKOUT / "config.yaml"
 
 
 def tool_parser(text: str | None, *, run: str | None = None, configured: bool = True) -> argparse.ArgumentParser:

@@ -1,7 +1,7 @@
 """ms-swift's kinds of models (`model_type`), from its own registry: architectures, parts, templates, published models.
 
-No other module names a kind of model, or a part of one. `scripts/tools/make_swift_names.py` writes the table, because
-an import of ms-swift takes seconds, and the data image does not have it.
+No other module names a kind of model, or a part of one. `tools/make_swift_names.py` writes the table, because an import
+of ms-swift takes seconds, and the data image does not have it.
 """
 
 import datetime

@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import Field, model_validator
 
+from vlmflow import CHECKOUT
 from vlmflow.config.settings import EXPONENT_FORM, Positive, Settings
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.table import read_table
 from vlmflow.core.errors import VlmflowError
 
-PICTURE_SOURCES = Path(__file__).absolute().parents[3] / "picture_sources.yaml"
+PICTURE_SOURCES = CHECKOUT / "picture_sources.yaml"
 """The repository's own table."""
 
 FORMS = {".zip": "zip", ".tar": "tar", ".tar.gz": "tar", ".tgz": "tar", ".parquet": "parquet"}

@@ -8,13 +8,14 @@ import pydantic
 import yaml
 from pydantic import BeforeValidator, Field
 
+from vlmflow import CHECKOUT
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import HubSource, files_of, parse_source
 from vlmflow.config.table import read_table
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 
-PINS = Path(__file__).absolute().parents[3] / "pins.yaml"
+PINS = CHECKOUT / "pins.yaml"
 """The repository's own table."""
 
 

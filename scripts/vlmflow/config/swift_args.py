@@ -13,7 +13,7 @@ from vlmflow.config.strategies import DEEPSPEED, FSDP2
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
-"""Names of the locked ms-swift, by kind: arguments, templates. `scripts/tools/make_swift_names.py` writes it."""
+"""Names of the locked ms-swift, by kind: arguments, templates. `tools/make_swift_names.py` writes it."""
 
 SET_BY_THE_WORKFLOW = {
     **dict.fromkeys(strategies.argument_names(), "runs.NAME.strategy"),

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from vlmflow import CHECKOUT
 from vlmflow.core.child_environment import child_environment
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.keys import without_keys
@@ -24,8 +25,6 @@ from vlmflow.core.printable import printable
 from vlmflow.core.process import bound_to_this_process, import_path
 
 EnvironmentName = Literal["track", "search"]
-
-CHECKOUT = Path(__file__).parents[3]
 
 
 def python_of(name: EnvironmentName) -> Path:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from vlmflow import SCRIPTS
+
 PR_SET_PDEATHSIG = 1
 """prctl(2), Linux: which signal the kernel sends to this process when the thread that started it ends."""
 
@@ -48,4 +50,4 @@ def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], N
 def import_path() -> str:
     """Return PYTHONPATH for a process of ours in another working directory: our modules, and no relative folder."""
     given = filter(os.path.isabs, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return os.pathsep.join(dict.fromkeys([str(Path(__file__).absolute().parents[2]), *given]))
+    return os.pathsep.join(dict.fromkeys([str(SCRIPTS), *given]))

@@ -2,7 +2,7 @@
 
 ms-swift knows both by the address of a model on the hub. For others, such as a folder, several kinds or templates may
 be for an architecture; the right one writes what the model's own chat template writes. What ms-swift's templates write
-of some conversations stands in a table, which `scripts/tools/make_swift_names.py` makes.
+of some conversations stands in a table, which `scripts/vlmflow/tools/make_swift_names.py` makes.
 """
 
 import functools

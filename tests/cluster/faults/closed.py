@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from harness.stage import run_stage
 from vlmflow.core.errors import VlmflowError
+from vlmflow.harness.stage import run_stage
 
 
 def main(*, target: Path) -> None:

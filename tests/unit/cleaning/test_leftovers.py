@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from harness import stale_lock
 from made_accounts import leave_training, some_report
 from vlmflow.cleaning.leftovers import find_leftovers, of_trainings, of_trials
 from vlmflow.config.model import Config, check_config
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_folder import MANIFEST, FileRecord, ModelManifest, digest_of, link_files
+from vlmflow.harness import stale_lock
 from vlmflow.supervisor.accounts import TrainingDigests
 
 

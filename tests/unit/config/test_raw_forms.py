@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.code_digest import Code
-from harness.params import RuleParams
 from vlmflow.config import raw_forms
 from vlmflow.config.raw_forms import form_of, kinds, kinds_with, modules_of
+from vlmflow.harness.code_digest import Code
+from vlmflow.harness.params import RuleParams
 from workflow_runs import clone
 
 FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"

@@ -13,7 +13,6 @@ from random import Random
 import pytest
 from PIL import Image, ImageOps
 
-from tools import make_sample
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import PATHS, write_sample
@@ -27,13 +26,14 @@ from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.holdout import hold_out
 from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import Trajectory, trajectory_row
+from vlmflow.tools import make_sample
 from workflow_runs import ROOT
 
 pytestmark = pytest.mark.lengthy
 
 TRAIN_ROWS, TEST_ROWS = 240, 48
 FILES = {"train": "FIRE-train-100K.json", "test": "FIRE-test.json"}
-MAKE_SAMPLE = ROOT / "scripts" / "tools" / "make_sample.py"
+MAKE_SAMPLE = ROOT / "scripts" / "vlmflow" / "tools" / "make_sample.py"
 
 
 @pytest.fixture(scope="module")

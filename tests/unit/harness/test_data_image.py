@@ -53,9 +53,14 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
 def test_commands_of_the_data_environment_import_no_package_of_training() -> None:
     scripts = set()
     for target in re.findall(r"^\w+: \.venv/data\.stamp.*(?:\n\t.*)+", (ROOT / "Makefile").read_text(), re.MULTILINE):
-        scripts |= {f"tools.{name}" for name in re.findall(r"scripts/tools/(\w+)\.py", target)}
-    scripts |= {"remote.doctor.__main__", "remote.slurm.doctor", "remote.cluster.controller", "remote.storage.s3_get"}
-    assert {"tools.status", "tools.track_run"} <= scripts
+        scripts |= {f"vlmflow.tools.{name}" for name in re.findall(r"\$\(TOOL\)\.(\w+)", target)}
+    scripts |= {
+        "vlmflow.remote.doctor.__main__",
+        "vlmflow.remote.slurm.doctor",
+        "vlmflow.remote.cluster.controller",
+        "vlmflow.remote.storage.s3_get",
+    }
+    assert {"vlmflow.tools.status", "vlmflow.tools.track_run"} <= scripts
     import_without_training(scripts)
 
 

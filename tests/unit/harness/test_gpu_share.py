@@ -12,7 +12,7 @@ from workflow_runs import ROOT
 
 JOB = """
 import os, sys, time
-from harness import gpu_share
+from vlmflow.harness import gpu_share
 gpu_share.take(int(sys.argv[1]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES", "all"), flush=True)
 sys.stdin.read()

@@ -11,16 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import stale_lock
-from harness.inputs import RuleInputs, splits_of
-from harness.params import RuleParams
-from harness.volume_inputs import as_inputs
 from vlmflow.config.model import check_config
+from vlmflow.harness import stale_lock
+from vlmflow.harness.inputs import RuleInputs, splits_of
+from vlmflow.harness.params import RuleParams
+from vlmflow.harness.volume_inputs import as_inputs
 from workflow_runs import ROOT
 
 STAGE = """
 from pathlib import Path
-from harness.stage import run_stage
+from vlmflow.harness.stage import run_stage
 from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
 
 def main(*, source: Path, target: Path, words: list[str], times: int = 2) -> None:

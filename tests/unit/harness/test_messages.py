@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from forked_snakemake import called
-from harness.messages import complete_commands
-from harness.stage_environment import tell_stages
 from vlmflow.config.model import Config
+from vlmflow.harness.messages import complete_commands
+from vlmflow.harness.stage_environment import tell_stages
 from workflow_runs import ROOT
 
 FILES = [ROOT / "profiles/kubernetes/stores.yaml", Path("/home/ann/my run.yaml")]
@@ -90,7 +90,7 @@ def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_p
     told(monkeypatch, "/outputs/targets", [FILES[0], mine], ['models={"a": {"source": "/m", "model_type": "qwen3"}}'])
     words = shlex.split(complete_commands(REFRESH))
     done = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
-    *_, said = done.stdout.splitlines()[-1].partition("remote.cluster.controller --namespace vlmflow run -- ")
+    *_, said = done.stdout.splitlines()[-1].partition("vlmflow.remote.cluster.controller --namespace vlmflow run -- ")
     call = [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "-n", *shlex.split(said)]
     planned = called(call, ROOT)
     assert planned.returncode == 0, planned.stderr[-2000:]

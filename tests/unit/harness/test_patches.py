@@ -10,8 +10,8 @@ import snakemake_storage_plugin_fs
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from snakemake_interface_storage_plugins.storage_provider import StorageProviderBase
 
-from harness import patches
-from remote.storage.fs_object import FsObject
+from vlmflow.harness import patches
+from vlmflow.remote.storage.fs_object import FsObject
 from workflow_runs import ROOT
 
 

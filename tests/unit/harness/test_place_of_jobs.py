@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from forked_snakemake import called
-from harness import place
-from harness.light_stages import KINDS, arrange
 from slurm_commands import SlurmCommands
 from small_workflow import make_rows
+from vlmflow.harness import place
+from vlmflow.harness.light_stages import KINDS, arrange
 from workflow_runs import ROOT
 
 ALONE = {

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness import screen
 from small_workflow import make_rows, snakemake
+from vlmflow.harness import screen
 
 ABOUT_ITSELF = (
     "Assuming unrestricted",

@@ -11,7 +11,7 @@ from workflow_runs import ROOT
 WATCHED = """
 import sys, time
 from types import SimpleNamespace
-from harness import sign_of_life
+from vlmflow.harness import sign_of_life
 from snakemake.logging import logger
 
 sign_of_life.SILENCE = 2

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.temporary_folder import LONGEST, refuse_long_temporary_folder
 from vlmflow.core.errors import VlmflowError
+from vlmflow.harness.temporary_folder import LONGEST, refuse_long_temporary_folder
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ import pytest
 from hub_server import TOKEN, HubServer, Repo, command, served_hub, sha256
 from made_accounts import some_provenance
 from published_run import ADAPTER, MERGED, RUN, finished_run, rights
-from tools import publish_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.reports.accounts import BaseModelFiles, Fp8Files
+from vlmflow.tools import publish_run
 
 TO = "ann/mine"
 FIRST, SECOND = (sha256(MERGED[f"model-0000{number}-of-00002.safetensors"]) for number in (1, 2))

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.read_code import read_code
 from small_workflow import make_rows
+from vlmflow.harness.read_code import read_code
 from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
-DOORS = {"harness/start.py", "tools/status.py"}
+DOORS = {"vlmflow/harness/start.py", "vlmflow/tools/status.py"}
 """The only files outside that name one of its modules."""
 
-CLIENTS = re.compile(r"(remote|kubernetes|boto3|s3transfer|botocore\.(client|session))(\.|$)")
+CLIENTS = re.compile(r"(vlmflow\.remote|kubernetes|boto3|s3transfer|botocore\.(client|session))(\.|$)")
 """Of S3's client only the classes of its exceptions may be there, which take a hundredth of a second."""
 
 LOADED = re.compile(r"^import '([\w.]+)' # ", re.MULTILINE)
@@ -27,19 +27,19 @@ def ours(file: Path) -> set[str]:
     """Return what a file imports of the project, and the modules of it that it names by a text."""
     module = read_code(file.read_bytes())
     uses = [use.lstrip("!'") for statement in module.statements for use in statement.uses]
-    return {name for name in [*module.loads, *uses] if name.partition(".")[0] in ("harness", "remote", "vlmflow")}
+    return {name for name in [*module.loads, *uses] if name.startswith("vlmflow.")}
 
 
 def test_it_imports_the_core_and_the_configuration_and_nothing_else_of_the_project() -> None:
-    for file in (SCRIPTS / "remote").rglob("*.py"):
-        allowed = ("remote", "vlmflow.core", "vlmflow.config")
+    for file in (SCRIPTS / "vlmflow" / "remote").rglob("*.py"):
+        allowed = ("vlmflow.remote", "vlmflow.core", "vlmflow.config", "vlmflow.CHECKOUT", "vlmflow.SCRIPTS")
         assert {name for name in ours(file) if not f"{name}.".startswith(tuple(f"{one}." for one in allowed))} == set()
 
 
 def test_two_files_outside_know_it_and_none_of_the_library() -> None:
-    files = [file for file in SCRIPTS.rglob("*.py") if not file.is_relative_to(SCRIPTS / "remote")]
-    knowing = {file.relative_to(SCRIPTS).as_posix() for file in files if any("remote." in name for name in ours(file))}
-    assert knowing == DOORS
+    files = [file for file in SCRIPTS.rglob("*.py") if not file.is_relative_to(SCRIPTS / "vlmflow" / "remote")]
+    knowing = {file for file in files if any(name.startswith("vlmflow.remote.") for name in ours(file))}
+    assert {file.relative_to(SCRIPTS).as_posix() for file in knowing} == DOORS
     for rule in (ROOT / "rules").glob("*.smk"):
         assert "remote" not in rule.read_text(), rule
 
@@ -69,8 +69,10 @@ def test_a_dry_run_and_a_job_on_this_machine_load_nothing_of_it(folder: Path) ->
     target = "raw/x/rows.jsonl"
     for words, processes in ((["-n", "--", target], 1), (["--", target], 2)):
         names = loaded(folder, *words)
-        assert names.count("harness.stage") == processes, "the stage was looked at, too"
-        assert {"snakemake_executor_plugin_kubernetes", "snakemake_storage_plugin_s3", "harness.start"} <= set(names)
+        assert names.count("vlmflow.harness.stage") == processes, "the stage was looked at, too"
+        assert {"snakemake_executor_plugin_kubernetes", "snakemake_storage_plugin_s3", "vlmflow.harness.start"} <= set(
+            names
+        )
         assert list(filter(CLIENTS.match, names)) == []
     assert (folder / target).exists()
 
@@ -78,8 +80,11 @@ def test_a_dry_run_and_a_job_on_this_machine_load_nothing_of_it(folder: Path) ->
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["--default-storage-provider", "fs", "--default-storage-prefix", "targets"], "remote.storage.plugins"),
-        (["--executor", "kubernetes", "--kubernetes-namespace", "none", "--jobs", "1"], "remote.kubernetes.executor"),
+        (["--default-storage-provider", "fs", "--default-storage-prefix", "targets"], "vlmflow.remote.storage.plugins"),
+        (
+            ["--executor", "kubernetes", "--kubernetes-namespace", "none", "--jobs", "1"],
+            "vlmflow.remote.kubernetes.executor",
+        ),
     ],
 )
 def test_a_call_that_asks_for_it_gets_it(folder: Path, words: list[str], part: str) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from made_accounts import LENGTHS
-from tools.check_provenance import main
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_folder import InFp8, ModelManifest, digest_of_files
 from vlmflow.lengths.accounts import FittedRows, FittedSplit
 from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest
 from vlmflow.serving.finished_run import published
+from vlmflow.tools.check_provenance import main
 from workflow_runs import ROOT
 
 PROCESSOR = b'{"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65536, "longest_edge": 16777216}}'
@@ -86,7 +86,7 @@ def test_a_folder_alone_is_checked_and_all_else_is_not_here(merged: Path, capsys
 
 def test_digests_are_checked_without_torch(merged: Path) -> None:
     """On any machine with the packages of the data stages."""
-    code = "import sys; sys.modules['torch'] = None; import pathlib; from tools import check_provenance; "
+    code = "import sys; sys.modules['torch'] = None; import pathlib; from vlmflow.tools import check_provenance; "
     code += f"sys.exit(0 if check_provenance.main(pathlib.Path({str(merged)!r}), None) else 1)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT / "scripts", capture_output=True, text=True, check=False

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from drawn_pictures import put
-from harness.params import RuleParams
 from made_accounts import some_provenance
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
+from vlmflow.harness.params import RuleParams
 from vlmflow.publish.licences import rights_of
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
 from vlmflow.reports.provenance import model_card

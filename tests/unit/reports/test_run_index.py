@@ -20,7 +20,6 @@ from made_accounts import (
     some_report,
 )
 from made_stats import some_stats
-from tools.index_page import main
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.accounts import EvaluatedModel, Interval
@@ -29,6 +28,7 @@ from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
 from vlmflow.supervisor.accounts import Check
+from vlmflow.tools.index_page import main
 
 HOSTILE = "<script>document.title='taken'</script>"
 

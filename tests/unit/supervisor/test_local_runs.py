@@ -77,7 +77,7 @@ def test_a_damaged_job_file_hides_no_training(folder: RunFolder, tmp_path: Path,
 @pytest.mark.lengthy
 def test_status_shows_them_on_a_machine_without_a_cluster(folder: RunFolder, tmp_path: Path) -> None:
     def status() -> str:
-        words = [sys.executable, ROOT / "scripts" / "tools" / "status.py", "any", "--directory", tmp_path]
+        words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", tmp_path]
         environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "PATH": str(tmp_path)}  # no squeue either
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")

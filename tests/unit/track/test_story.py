@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tools.track_run import main as track_run
 from tracked_run import BEGAN, RUN, STEPS, tracked_run
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Log, as_line
+from vlmflow.tools.track_run import main as track_run
 from vlmflow.track.accounts import Story
 from vlmflow.track.row_traces import all_traces
 from vlmflow.track.story import story_of

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from bad_minutes import BadMinutes, kubeconfig_of, refusal, serving_by_default
-from remote.cluster.api import LOG_KEPT, LOG_READ, Api
-from remote.cluster.client import Refused, connect
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster.api import LOG_KEPT, LOG_READ, Api
+from vlmflow.remote.cluster.client import Refused, connect
 
 JOBS = "batch/v1/jobs"
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from remote.cluster import checkout, hub_token, unpack
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster import checkout, hub_token, unpack
 from workflow_runs import ROOT
 
 CONTROLLER = ROOT / "k8s/base/controller.py"

@@ -7,10 +7,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from remote.cluster import copying, file_stream, following
-from remote.cluster.kubectl import Kubectl
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
+from vlmflow.remote.cluster import copying, file_stream, following
+from vlmflow.remote.cluster.kubectl import Kubectl
 
 KUBECTL = """#!{python}
 import pathlib, subprocess, sys

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from remote import findings, folder_trials
-from remote.cluster.pod_templates import TemplatesFound, template_in
-from remote.doctor import inside, needs, objects, probe, rbac
-from remote.doctor.needs import Need, jobs_of
-from remote.doctor.probe import Answer
-from remote.findings import Finding
-from remote.folder_findings import check_folder
-from remote.planned_jobs import hub_sources
-from remote.rule_job import RuleJob
 from vlmflow.config.model import check_config
+from vlmflow.remote import findings, folder_trials
+from vlmflow.remote.cluster.pod_templates import TemplatesFound, template_in
+from vlmflow.remote.doctor import inside, needs, objects, probe, rbac
+from vlmflow.remote.doctor.needs import Need, jobs_of
+from vlmflow.remote.doctor.probe import Answer
+from vlmflow.remote.findings import Finding
+from vlmflow.remote.folder_findings import check_folder
+from vlmflow.remote.planned_jobs import hub_sources
+from vlmflow.remote.rule_job import RuleJob
 from workflow_runs import ROOT
 
 TEMPLATES = {
@@ -323,7 +323,7 @@ def test_a_configuration_that_is_not_yaml_is_refused_with_line_and_column(tmp_pa
     file = tmp_path / "mine.yaml"
     file.write_text("runs:\n  r: {model: m\n  b: [\n")
     done = subprocess.run(
-        [sys.executable, "-m", "remote.doctor", "--configfile", str(file)],
+        [sys.executable, "-m", "vlmflow.remote.doctor", "--configfile", str(file)],
         cwd=ROOT / "scripts",
         capture_output=True,
         text=True,

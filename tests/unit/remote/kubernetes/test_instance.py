@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from remote.cluster import hub_token, instance
-from remote.cluster.pod_templates import pod_templates
-from remote.kubernetes.ownership import Owner
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster import hub_token, instance
+from vlmflow.remote.cluster.pod_templates import pod_templates
+from vlmflow.remote.kubernetes.ownership import Owner
 
 
 @pytest.fixture

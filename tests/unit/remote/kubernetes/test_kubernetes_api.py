@@ -12,15 +12,15 @@ import pytest
 from kubernetes.client.rest import ApiException
 
 from bad_minutes import BadMinutes, refusal, serving_by_default
-from remote.cluster.client import Refused, connect
-from remote.ended import Ended
-from remote.kubernetes.disruptions import Disruptions
-from remote.kubernetes.executor import HardenedExecutor
-from remote.kubernetes.namespace import Namespace, is_refusal
-from remote.kubernetes.outcome import Outcome, not_created
-from remote.kubernetes.watch import PatientWatch, Watch
-from remote.rule_job import RuleJob
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster.client import Refused, connect
+from vlmflow.remote.ended import Ended
+from vlmflow.remote.kubernetes.disruptions import Disruptions
+from vlmflow.remote.kubernetes.executor import HardenedExecutor
+from vlmflow.remote.kubernetes.namespace import Namespace, is_refusal
+from vlmflow.remote.kubernetes.outcome import Outcome, not_created
+from vlmflow.remote.kubernetes.watch import PatientWatch, Watch
+from vlmflow.remote.rule_job import RuleJob
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
 ) -> None:
     server.answers = [refusal(403, "Forbidden")] * 2
     assert watcher.look(["j"]) == {}
-    monkeypatch.setattr("remote.kubernetes.watch.BLIND_SECONDS", 0.0)
+    monkeypatch.setattr("vlmflow.remote.kubernetes.watch.BLIND_SECONDS", 0.0)
     with pytest.raises(VlmflowError, match=r"has not shown the Jobs for .*: said Forbidden"):
         watcher.look(["j"])
 

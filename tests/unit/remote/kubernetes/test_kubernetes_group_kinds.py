@@ -10,25 +10,25 @@ import pytest
 import yaml
 
 from bad_minutes import BadMinutes, refusal, serving_by_default
-from remote.cluster.api import Api
-from remote.cluster.client import connect
-from remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
-from remote.cluster.pod_group import GROUP, job_of, named, node_of, rule_container
-from remote.doctor import rbac
-from remote.ended import Ended
-from remote.kubernetes.cluster_state import ClusterState
-from remote.kubernetes.disruptions import Disruptions
-from remote.kubernetes.executor import HardenedExecutor
-from remote.kubernetes.group_outcome import judge_pods, newest_seen
-from remote.kubernetes.namespace import Namespace
-from remote.kubernetes.outcome import Outcome, terminated
-from remote.kubernetes.shutdown import end_all, refuse_strangers
-from remote.kubernetes.waiting import explain
-from remote.kubernetes.watch import Watch
-from remote.rule_job import RuleJob
 from unit.remote.kubernetes.test_kubernetes_groups import NOW, pod, shaped
 from vlmflow.config.model import ClusterSettings
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster.api import Api
+from vlmflow.remote.cluster.client import connect
+from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
+from vlmflow.remote.cluster.pod_group import GROUP, job_of, named, node_of, rule_container
+from vlmflow.remote.doctor import rbac
+from vlmflow.remote.ended import Ended
+from vlmflow.remote.kubernetes.cluster_state import ClusterState
+from vlmflow.remote.kubernetes.disruptions import Disruptions
+from vlmflow.remote.kubernetes.executor import HardenedExecutor
+from vlmflow.remote.kubernetes.group_outcome import judge_pods, newest_seen
+from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.outcome import Outcome, terminated
+from vlmflow.remote.kubernetes.shutdown import end_all, refuse_strangers
+from vlmflow.remote.kubernetes.waiting import explain
+from vlmflow.remote.kubernetes.watch import Watch
+from vlmflow.remote.rule_job import RuleJob
 from workflow_runs import ROOT
 
 OWN = [PYTORCHJOB, TRAINJOB]

@@ -10,12 +10,12 @@ import pytest
 import yaml
 
 from forked_snakemake import called
-from remote.cluster.pod_templates import template_in
-from remote.kubernetes.job_shape import label_value, shape
-from remote.kubernetes.strategic_merge import merge
-from remote.kubernetes.templates import check_files, choose, read_template, read_templates
-from remote.rule_job import RuleJob
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster.pod_templates import template_in
+from vlmflow.remote.kubernetes.job_shape import label_value, shape
+from vlmflow.remote.kubernetes.strategic_merge import merge
+from vlmflow.remote.kubernetes.templates import check_files, choose, read_template, read_templates
+from vlmflow.remote.rule_job import RuleJob
 from workflow_runs import ROOT, VERSION, clone
 
 FOLDER = ROOT / "k8s" / "templates"

@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from remote.cluster.client import Refused
-from remote.kubernetes import waiting
-from remote.kubernetes.cluster_state import ClusterState
-from remote.kubernetes.waiting import Waiting
-from remote.kubernetes.watch import Watch
-from remote.rule_job import RuleJob
-from remote.stage_log import cause, newest_progress
+from vlmflow.remote.cluster.client import Refused
+from vlmflow.remote.kubernetes import waiting
+from vlmflow.remote.kubernetes.cluster_state import ClusterState
+from vlmflow.remote.kubernetes.waiting import Waiting
+from vlmflow.remote.kubernetes.watch import Watch
+from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.stage_log import cause, newest_progress
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
 

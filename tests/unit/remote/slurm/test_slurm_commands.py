@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from remote.slurm import commands
-from remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from slurm_commands import SlurmCommands
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.slurm import commands
+from vlmflow.remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from remote.slurm import doctor
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.slurm import doctor
 from workflow_runs import ROOT
 
 PROFILE = str(ROOT / "profiles/slurm")

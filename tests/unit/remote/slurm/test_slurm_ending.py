@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from remote.slurm import ending
-from remote.slurm.ending import end_jobs
 from slurm_commands import SlurmCommands
+from vlmflow.remote.slurm import ending
+from vlmflow.remote.slurm.ending import end_jobs
 
 OUTAGE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 GONE = "scancel: error: Kill job error on job id 2: Invalid job id specified"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.slurm import in_job
 from slurm_commands import SlurmCommands
+from vlmflow.remote.slurm import in_job
 from workflow_runs import ROOT
 
 WARNING = 180
@@ -21,8 +21,8 @@ NEAR, FAR = f"RUNNING|{(WARNING + 59) // 60}:59\n", "RUNNING|1-00:00:00\n"
 JOB = """
 import os, signal, sys, time
 from types import SimpleNamespace
-from harness.patches import on_sigterm
-from remote.slurm import in_job
+from vlmflow.harness.patches import on_sigterm
+from vlmflow.remote.slurm import in_job
 in_job.UNTIL_REQUEUED = 0
 job = SimpleNamespace(resources={"warning_seconds": 180})
 in_job.install(SimpleNamespace(dag=SimpleNamespace(jobs=[job]), scheduler=None), on_sigterm)
@@ -131,7 +131,7 @@ print("ends well", flush=True)
 
 def test_a_stage_is_told_once_its_trainers_run(tmp_path: Path) -> None:
     """Behind its shell; and not before, nor when their result is being put in place."""
-    tells = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); from remote.slurm import in_job\n"
+    tells = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r}); from vlmflow.remote.slurm import in_job\n"
     tells += "import subprocess, threading\nthreading.Thread(target=in_job.tell_trainers, daemon=True).start()\n"
     tells += "print(subprocess.run(['sh', '-c', sys.argv[1] + '; true']).returncode)"
     (tmp_path / "stage.py").write_text(STAGE)

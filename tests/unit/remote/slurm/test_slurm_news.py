@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.slurm.news import UNTIL_SAID, News
-from remote.slurm.queue import QueuedJob
 from vlmflow.core.progress import LOG_INTERVAL
+from vlmflow.remote.slurm.news import UNTIL_SAID, News
+from vlmflow.remote.slurm.queue import QueuedJob
 
 WAITING = QueuedJob("7", "PENDING", "Resources", "gpu", 1, "", 0, 600, "2026-11-27T19:00:00", (), "train_model:r")
 RUNNING = replace(WAITING, state="RUNNING", reason="None", where="node-a")

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from remote.slurm import node
+from vlmflow.remote.slurm import node
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from remote.slurm.partitions import (
+from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.slurm.partitions import (
     Asked,
     Node,
     Partition,
@@ -15,7 +16,6 @@ from remote.slurm.partitions import (
     why_in_none,
     why_not,
 )
-from vlmflow.core.errors import VlmflowError
 
 # As Slurm 22.05.8 of Debian 12 prints them, with typed GPUs, a node that a person has drained, and a closed partition.
 PARTITIONS_22 = """\

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remote.slurm import on_node
-from remote.slurm.on_node import FirstNode, SecondNode
-from remote.slurm.partitions import Asked, Node, Partition
-from remote.slurm.probe import Answer, check_answer, folders_of
-from remote.slurm.site import (
+from vlmflow.remote.slurm import on_node
+from vlmflow.remote.slurm.on_node import FirstNode, SecondNode
+from vlmflow.remote.slurm.partitions import Asked, Node, Partition
+from vlmflow.remote.slurm.probe import Answer, check_answer, folders_of
+from vlmflow.remote.slurm.site import (
     check_accounting,
     check_accounts,
     check_controller,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.slurm.commands import ask
-from remote.slurm.status import is_here, lines
-from remote.stage_log import LINES, last_lines, newest_progress
+from vlmflow.remote.slurm.commands import ask
+from vlmflow.remote.slurm.status import is_here, lines
+from vlmflow.remote.stage_log import LINES, last_lines, newest_progress
 from workflow_runs import ROOT
 
 COMMENT = "vlmflow aaaa bbbb cccc"
@@ -135,7 +135,7 @@ def test_odd_texts_reach_no_terminal_and_need_no_cluster_of_kubernetes(slurm: Sl
     queue += f"3|PENDING|A reason with \x1b[1m|gpu|many||z||never|{COMMENT}|x"
     folder = slurm(queue=queue, places="1|\x1b|FOLDER/\x1b[3J\nnonsense\n")
     (folder / "logs dir" / "1.log").write_bytes(b"\xff\x1b[2J\rmine \x1b[5m step 4/10 \xc2\xb7 0:12 left\n")
-    words = [sys.executable, ROOT / "scripts" / "tools" / "status.py", "any", "--directory", folder]
+    words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", folder]
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from remote.slurm.waiting import explain, starts_by_itself, will_not_start
+from vlmflow.remote.slurm.waiting import explain, starts_by_itself, will_not_start
 
 REASONS = Path(__file__).with_name("reasons.txt").read_text().split()
 """All words of Slurm's documentation of 24.11, and of the library of 22.05."""

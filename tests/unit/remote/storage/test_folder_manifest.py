@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from remote.storage import folder_manifest, pod_folder
-from remote.storage.folder_manifest import Entry
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.storage import folder_manifest, pod_folder
+from vlmflow.remote.storage.folder_manifest import Entry
 
 PLACE, FOLDER = "s3://bucket/run/merged/x/.manifest.json", "run/merged/x"
 KEY = f"{FOLDER}/.stored-{'0' * 32}/files/"

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from remote.storage import fs_object, no_links
-from remote.storage.stored_text import text_of
 from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.storage import fs_object, no_links
+from vlmflow.remote.storage.stored_text import text_of
 
 
 class Provider:

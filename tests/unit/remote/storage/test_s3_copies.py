@@ -11,7 +11,7 @@ from botocore.config import Config
 
 from bucket_server import BucketServer, error
 from faulty_server import breaks
-from remote.storage.s3_folder import Folder
+from vlmflow.remote.storage.s3_folder import Folder
 
 FILES = {"in parts": Random(1).randbytes(9_000_000), "whole é": b"w" * 1000}
 """boto3 copies and uploads what has 8 MiB or more in parts."""

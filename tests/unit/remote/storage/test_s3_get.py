@@ -15,10 +15,10 @@ import pytest
 
 from bucket_server import BucketServer, etag_of
 from faulty_server import Answer, breaks, ignores_range, refuses
-from remote.storage import s3_get
-from remote.storage.s3_get import main
 from vlmflow.core import patience
 from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.remote.storage import s3_get
+from vlmflow.remote.storage.s3_get import main
 from workflow_runs import ROOT
 
 PIECE = 1 << 16
@@ -89,7 +89,7 @@ def test_a_server_that_stays_away_leaves_what_is_here(bucket: BucketServer, tmp_
 SLOWLY = """
 import sys
 from pathlib import Path
-from remote.storage import s3_get
+from vlmflow.remote.storage import s3_get
 s3_get.PIECE, s3_get.STREAMS = 1 << 16, 1
 s3_get.main(sys.argv[1], Path(sys.argv[2]))
 """

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from remote.storage import in_place
 from storage_runs import SCRIPTS, other_file_system
+from vlmflow.remote.storage import in_place
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_link_to_nothing_is_refused_and_the_target_stays(tmp_path: Path) -> No
 WRITE = """
 import sys, time
 from pathlib import Path
-from remote.storage import in_place
+from vlmflow.remote.storage import in_place
 sync = in_place.sync
 in_place.sync = lambda place: (time.sleep(float(sys.argv[3]) if ".part" in str(place) else 0), sync(place))
 print(flush=True)

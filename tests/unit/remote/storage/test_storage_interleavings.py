@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from interleavings import CALLS, LATER, Process, calls_in_turn, content_of, copied, explore
-from remote.storage import in_place
 from storage_runs import other_file_system
+from vlmflow.remote.storage import in_place
 
 VERSIONS = {letter: {"one": letter.encode() * 8, "two": letter.encode() * 6} for letter in "abc"}
 OLD = {"one": b"old", "more": {"three": b"old"}}

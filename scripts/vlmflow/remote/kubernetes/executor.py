@@ -1,0 +1,299 @@
+"""The plugin's executor, extended for real clusters; it replaces the plugin's class when the workflow is read.
+
+Upstream builds the Job and formats its command. This class adds the pod template, retries of the API, the judgement of
+each Job's outcome, and the clean end.
+"""
+
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kubernetes.client import CoreV1Api
+from snakemake.exceptions import WorkflowError
+from snakemake.io import wait_for_files
+from snakemake_executor_plugin_kubernetes import Executor
+from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
+from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.cluster.api import Api
+from vlmflow.remote.cluster.client import Refused, connect
+from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
+from vlmflow.remote.cluster.instance import named
+from vlmflow.remote.ended import Attempts, Ended
+from vlmflow.remote.kubernetes import templates
+from vlmflow.remote.kubernetes.disruptions import Disruptions
+from vlmflow.remote.kubernetes.job_shape import shape
+from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.outcome import Outcome, not_created
+from vlmflow.remote.kubernetes.ownership import commit_of, owner_of
+from vlmflow.remote.kubernetes.shutdown import end_all, refuse_strangers
+from vlmflow.remote.kubernetes.watch import PatientWatch, Watch
+from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.stage_log import cause
+from vlmflow.remote.storage import pod_folder
+
+POLL_SECONDS = 2
+"""Between two looks: each costs two calls, however many Jobs there are."""
+
+LOG_LINES = 2_000
+"""Lines of a failed pod's log that are kept."""
+
+
+def install(workflow: Any, settings: Any) -> None:
+    """Replace the plugin's executor by the hardened one; does nothing in pods, which also run Snakemake.
+
+    Ends the process if a pod template of the checkout is wrong; an exception would print a traceback of the Snakefile.
+    The cluster's own templates are checked when the executor starts, before the first job.
+    """
+    if not workflow.is_main_process:
+        return
+    HardenedExecutor.config = settings.cluster
+    ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
+    # Snakemake does not yet know its executor here, only whether it shares a file system with this process.
+    if not workflow.storage_settings.shared_fs_usage:
+        try:
+            templates.check_files(Path(workflow.basedir) / "k8s" / "templates")
+        except VlmflowError as error:
+            sys.exit(str(error))
+
+
+class HardenedExecutor(Executor):
+    """Runs every job of a rule in its own pod. config: the block `cluster` of the configuration."""
+
+    config: Any
+    _ending = _has_secret = False  # here, because Snakemake's polling thread starts before __post_init__
+
+    def __post_init__(self) -> None:
+        """Connect, end what an earlier invocation left, and check the templates. Raises WorkflowError."""
+        self._attempts = Attempts(self.config.max_mem_mb)
+        commit = commit_of(Path(self.workflow.basedir))
+        self._env = {"VLMFLOW_COMMIT": commit} if commit else {}
+        try:
+            self._api = connect(self.logger.info)
+            super().__post_init__()
+            self._templates = templates.of_namespace(self.cluster, self.logger.warning)
+        except VlmflowError as error:
+            raise WorkflowError(str(error)) from None
+        except Refused as error:
+            what = f"namespace {self.namespace}: {error}"
+            raise WorkflowError(f"{what}\n  what to do: `make doctor` shows what the cluster lacks") from None
+        self.next_seconds_between_status_checks = POLL_SECONDS
+        # The controller's cores do not limit what a pod may have.
+        self.workflow.register_resource("_cores", None)
+        self.workflow.resource_settings.cores = None
+
+    def register_secret(self) -> None:
+        """Set up the API clients and end earlier work: upstream's first API call is in this method."""
+        self.kubeapi = CoreV1Api(self._api)
+        self.batchapi = SimpleNamespace(create_namespaced_job=self._create)
+        self._groups = KINDS[self.config.multi_node]
+        self.cluster = Namespace(self.namespace, self._api, self._groups)
+        check_served(Api(self._api, self.namespace), self._groups)
+        kept = self.workflow.persistence.aux_path
+        kept.mkdir(parents=True, exist_ok=True)
+        targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
+        self._owner = owner_of(self.run_namespace, kept, targets)
+        watch = Watch(self.cluster, self._owner.ours, self.logger.info, gang_timeout=self.config.gang_timeout)
+        self._watcher = PatientWatch(watch, self.logger.warning)
+        self._disruptions = Disruptions(self.cluster, watch)
+        for kind in (PYTORCHJOB, TRAINJOB, INDEXED_JOB):
+            self._end_earlier(kind)
+        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
+        pod_folder.sweep(prefix, self.cluster.pod_names, self.logger.info)
+        self._secret_record = kept / "kubernetes-secret"
+        self.unregister_secret()  # that of an earlier, killed invocation
+
+    def _end_earlier(self, kind: IndexedJob) -> None:
+        """End what earlier invocations left, also as another kind of groups, if the cluster shows that kind.
+
+        Before Jobs and their pods: the Training Operator may make a pod again whose PyTorchJob exists.
+        """
+        cluster = Namespace(self.namespace, self._api, kind)
+        try:
+            refuse_strangers(cluster, self._owner.strangers)
+            self._end(cluster, self._owner.earlier, "An earlier run left Jobs.")
+        except Refused as refused:
+            if kind in (self._groups, INDEXED_JOB):
+                raise
+            if refused.status not in (403, 404):
+                self.logger.warning(f"{kind.kind}s of an earlier run, if there are any, remain: {refused}")
+
+    def unregister_secret(self) -> None:
+        """Delete the Secret with the storage's keys, if it exists."""
+        if self._secret_record.is_file():
+            name = self._secret_record.read_text()
+            if self._try(lambda: self.cluster.delete_secret(name), f"Secret {name} remains until the next run"):
+                self._secret_record.unlink()
+
+    def envvars(self) -> dict[str, str]:
+        """Return the variables for pods; those of the plugin s3, which always sets a region, only for targets in S3."""
+        in_s3 = self.workflow.storage_settings.default_storage_provider == "s3"
+        return {name: value for name, value in super().envvars().items() if in_s3 or "_STORAGE_S3_" not in name}
+
+    def _make_secret(self) -> None:
+        """Create the Secret with the storage's keys before the first Job; an invocation without jobs needs none."""
+        if not self.envvars() or self._has_secret:
+            return
+        self._secret_record.write_text(self.run_namespace)
+        try:
+            super().register_secret()
+        except Refused as error:
+            if error.word != "AlreadyExists":  # created by a try whose answer was lost
+                raise
+        self._has_secret = True
+
+    def run_job(self, job: Any) -> None:
+        """Create the Job of one job; if the API refuses it, only this job fails."""
+        # On SIGTERM Snakemake would wait until all jobs end. A closed terminal would kill it and leave its Jobs.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, signal.default_int_handler)
+        self._rule_job = self._rule_job_of(job)
+        try:
+            self._make_secret()
+            super().run_job(job)
+        except (VlmflowError, WorkflowError, Refused) as error:
+            self._report_failure(SubmittedJobInfo(job), not_created(error))
+
+    def get_job_args(self, job: Any) -> str:
+        """Add --keep-incomplete: a pod whose job fails has stored no target; one with its name is another attempt's."""
+        return f"{super().get_job_args(job)} --keep-incomplete"
+
+    async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
+        """Report jobs that have ended, and yield all others, also those of unknown state or to be recreated."""
+        active = active_jobs if self._ending else self._make_again(active_jobs)
+        there = [name for info in active if not self._disruptions.resting(name := info.external_jobid)]
+        try:
+            outcomes = self._watcher.look(there) if there and not self._ending else {}
+        except VlmflowError as error:
+            raise WorkflowError(str(error)) from None
+        for info in active:
+            outcome = outcomes.get(info.external_jobid)
+            if outcome and outcome.runs_on:
+                self._try(partial(self.cluster.delete_job, info.external_jobid), "A group that failed runs on")
+            if outcome and outcome.ended.taken_away:
+                outcome = self._plan_again(info, outcome)
+            if outcome is None or outcome.state not in ("succeeded", "failed"):
+                yield info
+            elif outcome.state == "succeeded":
+                missing = await self._missing_targets(info.job)
+                if missing:
+                    self._report_failure(info, replace(outcome, ended=Ended(cause=f"its pod succeeded, but {missing}")))
+                else:
+                    self.logger.info(f"Job {info.external_jobid} succeeded.")
+                    self.report_job_success(info)
+                    self._clean_up(info)
+                    self._disruptions.forget(info.external_jobid)
+            else:
+                self._report_failure(info, outcome)
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """End all Jobs of this invocation, also one whose creation was interrupted and that no list here has."""
+        self._ending = True
+        self._try(lambda: self._end(self.cluster, self._owner.ours, "Stopping."), "Jobs may still run")
+
+    def shutdown(self) -> None:
+        """Remove the Secret and all Jobs; --kubernetes-omit-job-cleanup keeps the Jobs."""
+        self._ending = True
+        if not self.workflow.executor_settings.omit_job_cleanup:
+            self.cancel_jobs([])
+        super().shutdown()
+
+    def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
+        """Call without upstream's retry, which waits five minutes under a lock; our client retries by itself."""
+        return func()
+
+    def _create(self, namespace: str, body: Any) -> None:
+        """Create upstream's Job, merged with its pod template."""
+        template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
+        plain = self._api.sanitize_for_serialization(body)
+        job = shape(plain, template, self._rule_job, self._owner.labels, self._env)
+        self._disruptions.create(job, self._rule_job, template.pending_limit)
+
+    def _make_again(self, infos: list[SubmittedJobInfo]) -> list[SubmittedJobInfo]:
+        """Recreate removed Jobs whose pause is over; returns all jobs but those that the API refuses."""
+        active = []
+        for info in infos:
+            try:
+                before, info.external_jobid = info.external_jobid, self._disruptions.create_due(info.external_jobid)
+            except Refused as error:
+                self._report_failure(info, not_created(error))
+                continue
+            if self._ending and before != info.external_jobid:  # cancel_jobs has not seen this one
+                self._clean_up(info)
+            active.append(info)
+        return active
+
+    def _plan_again(self, info: SubmittedJobInfo, outcome: Outcome) -> Outcome:
+        """Plan to recreate a Job that was removed, and clean up what is left of it; Snakemake's retries stay unused."""
+        planned = self._disruptions.plan(info.external_jobid, outcome)
+        if planned.state == "waiting":
+            self.logger.info(f"{self._rule_job_of(info.job).words}: {planned.ended.cause}")
+            self._save_log(info, outcome)
+            self._clean_up(info)
+            self._remove_folders_of((outcome.pod, *outcome.others))
+        return planned
+
+    def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
+        """Save the ends of the logs of a failed Job's pods; returns the text and file of the one that failed."""
+        files = {outcome.pod: self.log_path / f"{info.external_jobid}.log"}
+        files |= {pod: self.log_path / f"{pod}.log" for pod in outcome.others}
+        nodes = self._rule_job_of(info.job).nodes
+        logs = {pod: self.cluster.log_end(pod, LOG_LINES, nodes) for pod in files if pod}
+        for pod, log in logs.items():
+            if log:
+                with suppress(OSError):  # a full disk here must not fail the jobs that still run
+                    files[pod].write_text(log, encoding="utf-8")
+        return logs.get(outcome.pod or "", ""), files[outcome.pod]
+
+    def _rule_job_of(self, job: Any) -> RuleJob:
+        rule_job = RuleJob.of(job)
+        return replace(rule_job, mem_mb=self._attempts.mem_mb(rule_job.words, rule_job.mem_mb))
+
+    async def _missing_targets(self, job: Any) -> str:
+        """Return which targets of a job are missing, "" if none; Snakemake itself would end the whole run for one."""
+        try:
+            seconds = self.workflow.execution_settings.latency_wait
+            await wait_for_files(job.products(include_logfiles=False), seconds, ignore_pipe_or_service=True)
+        except OSError as error:
+            return f"{error}".partition("\n")[2].replace("\n", "; ") + f" after {seconds} s"
+        except WorkflowError as error:  # the storage does not answer
+            return f"the storage does not show whether its targets exist: {error}"
+        return ""
+
+    def _report_failure(self, info: SubmittedJobInfo, outcome: Outcome) -> None:
+        rule_job = RuleJob.of(info.job)
+        log, kept = self._save_log(info, outcome)
+        why = self._attempts.after(info.job, rule_job.words, rule_job.mem_mb, outcome.ended)
+        text = f"{rule_job.words}: {why}" + (f"\n{cause(log)}" if log else "")
+        self.report_job_error(info, msg=f"{text}\n", aux_logs=[str(kept)] if log else [])
+        self._clean_up(info)
+        self._disruptions.forget(info.external_jobid)
+        self._remove_folders_of((outcome.pod, *outcome.others))
+
+    def _clean_up(self, info: SubmittedJobInfo) -> None:
+        name = info.external_jobid
+        if name and not self.workflow.executor_settings.omit_job_cleanup:
+            self._try(lambda: self.cluster.delete_job(name), f"Job {name} remains until its ttlSecondsAfterFinished")
+
+    def _end(self, cluster: Namespace, selector: str, why: str) -> None:
+        self._remove_folders_of(end_all(cluster, selector, why, self.logger.info))
+
+    def _remove_folders_of(self, pods: Iterable[str | None]) -> None:
+        for pod in filter(None, pods):
+            pod_folder.remove_of(self.workflow.storage_settings.remote_job_local_storage_prefix, pod)
+
+    def _try(self, call: Callable[[], None], else_: str) -> bool:
+        try:
+            call()
+        except Refused as error:
+            self.logger.warning(f"{else_}: {error}")
+            return False
+        return True

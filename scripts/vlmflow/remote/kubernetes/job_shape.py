@@ -1,0 +1,135 @@
+"""Turns the Job that the plugin builds into the Job that is created.
+
+Precedence: the rule (command, cpu, memory, disk, GPUs, runtime) over the template, and the template over the plugin's
+defaults.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+from vlmflow.core.attempt import ATTEMPT, OTHER_NODE
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.stage_end import VERDICT
+from vlmflow.remote.cluster.api import Object
+from vlmflow.remote.cluster.pod_group import NODE, main_container, with_pods
+from vlmflow.remote.kubernetes.isolation import DEPLOYS, refuse_reach, with_private_sources
+from vlmflow.remote.kubernetes.strategic_merge import merge
+from vlmflow.remote.kubernetes.templates import Template
+from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.storage import pod_folder
+
+WEEK = 7 * 24 * 3600
+KEPT_SECONDS = WEEK
+"""How long a finished Job is kept for a controller that does not run now."""
+
+INVOCATION, WORKDIR, TARGETS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/targets"
+RULE, WILDCARDS = "vlmflow/rule", "vlmflow/wildcards"
+
+VERDICT_FILE = "/dev/termination-log"
+"""A container's termination message, which the API shows: the kubelet mounts a file here that any user may write.
+https://kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure/"""
+
+PULL_SECONDS = 1800
+"""Extra time for pulling images: activeDeadlineSeconds starts when a node takes the pod, before the pull."""
+
+OUTLIVE_SIGTERM = "trap : TERM; "
+"""tini sends SIGTERM to all processes; without the trap the shell, and the pod, would end before the rule has saved its
+work."""
+
+OWN_GPU_NAMES = {"nvidia.com/gpu", "amd.com/gpu"}
+"""The plugin's resource names of GPUs."""
+
+
+def shape(
+    job: Object, template: Template, rule_job: RuleJob, owner: Mapping[str, str], env: Mapping[str, str]
+) -> Object:
+    """Return the final Job, but for what follows from its name (`pod_group.named`).
+
+    job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
+    for the rule.
+
+    Raises VlmflowError if the pod could write what the controller executes, or hold its token, or if the other nodes of
+    a training would have no sources.
+    """
+    job = deepcopy(job)
+    shell, command = main_container(job)["args"]
+    pod = merge(job["spec"]["template"]["spec"], template.spec)
+    refuse_reach(f"the pod of {rule_job.words}", pod, "remove it from kubernetes-persistent-volumes in the profile")
+    pod["restartPolicy"] = "Never"
+    if rule_job.runtime:
+        # In the pod's spec: the deadline of a Job also counts the time in which its pod waits for GPUs.
+        pod["activeDeadlineSeconds"] = rule_job.runtime * 60 + PULL_SECONDS
+    labels, annotations = _said(rule_job)
+    labels |= owner
+    job["metadata"] = merge(
+        merge(job["metadata"], template.job_metadata), {"labels": labels, "annotations": annotations}
+    )
+    job["spec"] = {
+        "backoffLimit": 0,
+        "ttlSecondsAfterFinished": KEPT_SECONDS,
+        "template": {
+            "metadata": merge(template.pod_metadata, {"labels": labels, "annotations": annotations}),
+            "spec": pod,
+        },
+    }
+    container = main_container(job)
+    command = OUTLIVE_SIGTERM + with_private_sources(command)
+    container["args"] = [shell, command if rule_job.nodes == 1 else _on_nodes(command, rule_job)]
+    container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
+    ours = {**env, VERDICT: VERDICT_FILE}
+    added = [pod_folder.variable(), *({"name": key, "value": value} for key, value in ours.items())]
+    container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
+    container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
+    return with_pods(job, rule_job.nodes) if rule_job.nodes > 1 else job
+
+
+def _on_nodes(command: str, rule_job: RuleJob) -> str:
+    """Return the command of all pods of a training on several nodes. command: the one that runs the rule.
+
+    Node 0 runs the rule, as the only pod of any other Job does. The others run `vlmflow.supervisor.other_node`, with
+    the same sources: each pod unpacks the archive whose sha256 is in its own command.
+    """
+    sources = DEPLOYS.search(command)
+    if sources is None:
+        raise VlmflowError(
+            "runs.NAME.nodes: the other nodes get no sources, because Snakemake does not deploy them",
+            "remove shared-fs-usage: sources and job-deploy-sources from the profile, or set nodes: 1",
+        )
+    words = ["-m", OTHER_NODE, shlex.quote(rule_job.runs), f'"${ATTEMPT}"', f'"${NODE}"', str(rule_job.threads)]
+    python = 'PYTHONPATH="$PWD/scripts${PYTHONPATH:+:$PYTHONPATH}" exec python'
+    other = f"{command[: sources.end()].rstrip()} && {python} {' '.join(words)}"
+    return f'if [ "${NODE}" = 0 ]; then {command}; else {other}; fi'
+
+
+def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:
+    """Set requests and limits to what the rule declares; other resources of the template stay."""
+    declared = {"cpu": str(rule_job.threads)}
+    if rule_job.mem_mb:
+        declared["memory"] = f"{rule_job.mem_mb}M"
+    if rule_job.disk_mb:
+        declared["ephemeral-storage"] = f"{rule_job.disk_mb}M"
+    if rule_job.gpus:
+        declared[gpu_resource] = str(rule_job.gpus)
+    rules_matter = {"cpu", "memory", "ephemeral-storage", gpu_resource, *OWN_GPU_NAMES}
+    return {
+        kind: {name: amount for name, amount in (found.get(kind) or {}).items() if name not in rules_matter} | declared
+        for kind in ("requests", "limits")
+    }
+
+
+def _said(rule_job: RuleJob) -> tuple[dict[str, str], dict[str, str]]:
+    labels = {"app.kubernetes.io/part-of": "vlmflow", RULE: label_value(rule_job.rule)}
+    labels |= {f"vlmflow/{label_value(name)}": label_value(value) for name, value in rule_job.wildcards.items()}
+    annotations = {WILDCARDS: " ".join(f"{name}={value}" for name, value in rule_job.wildcards.items())}
+    return labels, annotations
+
+
+def label_value(text: Any) -> str:
+    """Turn any text into a label value: at most 63 letters, digits, '-', '_' and '.'; both ends a letter or digit.
+
+    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text))[:63].strip("._-")

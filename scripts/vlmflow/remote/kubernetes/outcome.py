@@ -1,0 +1,246 @@
+"""Judges the outcome of a Job from the Job and its pods as the API shows them."""
+
+import json
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal
+
+from vlmflow.core.stage_end import NOT_AGAIN
+from vlmflow.remote.cluster.api import Object
+from vlmflow.remote.cluster.client import Refused
+from vlmflow.remote.cluster.pod_group import rule_container
+from vlmflow.remote.ended import Ended
+from vlmflow.remote.kubernetes.events import by_object, message_of, newest_of
+
+LOST_SECONDS = 30.0
+"""How long after its grace period a pod that remains counts as lost with its node."""
+
+OOM = "OOMKilled"
+
+TAKEN = Ended("lost", "its pod was removed: evicted, or deleted by hand")
+
+NOT_YET = Ended()
+
+VERDICT_BYTES = 4096
+"""The kubelet's own limit of a termination message; a longer text is not from a stage."""
+
+DISRUPTIONS = {
+    "PreemptionByScheduler": Ended("preempted", "preempted by a pod of higher priority"),
+    "EvictionByEvictionAPI": Ended("preempted", "evicted (a drained node, or by hand)"),
+    "DeletionByTaintManager": Ended("lost", "removed from its node, which does not answer or has a new taint"),
+    "DeletionByPodGC": Ended("lost", "deleted, because its node no longer exists"),
+    "TerminationByKubelet": Ended("lost", "ended by its node, which lacks a resource or shuts down"),
+}
+"""Reasons of the pod condition DisruptionTarget:
+https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions"""
+
+EVENTS = {"Preempted": "PreemptionByScheduler", "TaintManagerEviction": "DeletionByTaintManager"}
+"""The scheduler's and the taint manager's event reasons for the same. A pod that a kubelet ends needs no event: it
+stays until it is deleted, with the reason in its status."""
+
+
+FAILED = ("Failed", "FailureTarget")
+"""Conditions of a Job that has failed; with the second alone, its pods still end."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """state: "ending" means that it failed or is deleted, and its pod still saves its work.
+
+    pod: the newest pod's name, if any. ended: how it failed or ends. ran: seconds that its newest pod was seen running.
+    unseen: the pod disappeared between two looks, and its conditions with it; events may still give the reason
+    (taken_by). others: the names of a group's other pods. incomplete: a group whose pods did not all get to run.
+    runs_on: a group that has failed, but that its operator does not end.
+    """
+
+    state: Literal["waiting", "running", "ending", "succeeded", "failed"]
+    pod: str | None = None
+    ended: Ended = NOT_YET
+    ran: float = 0.0
+    unseen: bool = False
+    others: tuple[str, ...] = ()
+    incomplete: bool = False
+    runs_on: bool = False
+
+
+def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
+    """Judge one Job.
+
+    job: None if it no longer exists. pods: the Job's existing pods. last_seen: its newest pod as last seen. now: the
+    API server's time. A Job has failed only when none of its pods runs, so that a new attempt never meets the old one.
+    A Job that a queue suspended has not failed: the Job controller removed its pod, and creates another when the queue
+    admits it.
+    """
+    pod = newest(pods) or last_seen
+    name = pod["metadata"]["name"] if pod else None
+    if is_true(job, "Complete") or (pod and succeeded(pod)):
+        return Outcome("succeeded", name)
+    alive = [pod for pod in pods if not is_over(pod, now)]
+    over = job is None or is_true(job, *FAILED)
+    suspended = job is not None and not over and was_suspended(job, pod)
+    if not alive and suspended:
+        return Outcome("waiting")
+    if not alive and (over or pod is not None):
+        if job is not None and pod is not None and not pods and not is_over(pod, now):
+            taken = how_taken(pod)
+            return Outcome("failed", name, taken or TAKEN, unseen=taken is None)
+        return failure(job, pod, now)
+    if alive and alive[0]["metadata"].get("deletionTimestamp"):
+        taken = how_taken(alive[0]) or Ended(cause="its Job is suspended" if suspended else "deleted")
+        # It is taken away when it has ended: until then its Job stays, and its place in a queue.
+        return Outcome("ending", name, Ended(cause=taken.cause))
+    if pod and pod.get("status", {}).get("phase") == "Running":
+        return Outcome("running", name)
+    return Outcome("waiting", name)
+
+
+def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
+    """Return the outcome of a failed Job, with the reason. pod: its newest, or None."""
+    return Outcome("failed", pod["metadata"]["name"] if pod else None, _how_failed(job, pod, now))
+
+
+def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
+    if pod is None:
+        return Ended("lost", "its Job was deleted before a pod began") if job is None else Ended(cause=_words_of(job))
+    status = pod.get("status", {})
+    ended = terminated(pod) or {}
+    message = status.get("message") or ""
+    if ended.get("reason") == OOM:
+        return Ended("out of memory", "killed: it needed more memory than its limit")
+    if status.get("reason") == "Evicted":
+        # These words mean a limit of the pod itself; a node that is low on disk evicts with other words.
+        own = "exceed" in message and "limit" in message
+        hint = "; give the rule a larger disk_mb" if own else ""
+        if own and "EmptyDir" in message:
+            hint = "; raise the sizeLimit of that volume in the pod template (k8s/templates)"
+        return Ended("failed" if own else "preempted", f"evicted: {message.strip()}{hint}", again=not own)
+    if status.get("reason") == "DeadlineExceeded":
+        return Ended("out of time", "stopped: it exceeded its runtime (the rule's resource runtime, in minutes)")
+    if taken := how_taken(pod):
+        return taken
+    # A deleted pod fails as it ends: the result must not depend on whether a look still finds it.
+    if "deletionTimestamp" in pod["metadata"] and (ended or job is None):
+        return TAKEN if job else Ended("lost", "its Job was deleted")
+    if ended:
+        signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
+        again = not _says_not_again(ended)
+        return Ended("failed", f"ended with exit code {ended.get('exitCode')}{signalled}", again)
+    if is_lost(pod, now):
+        node = pod.get("spec", {}).get("nodeName")
+        return Ended("lost", f"lost: node {node} does not answer, and the pod's grace period is over")
+    if job is None:
+        return Ended("lost", "its Job was deleted")
+    # A pod that its node refuses (its GPUs fail, it has just become full) fails before a container starts.
+    refused = status.get("phase") == "Failed" and "reason" in status
+    why = f"{status.get('reason') or _words_of(job)} {message}".strip()
+    return Ended("lost" if refused else "failed", why)
+
+
+def not_created(error: Exception) -> Outcome:
+    """Return the outcome of a Job that could not be created."""
+    away = isinstance(error, Refused) and (error.status or 500) >= 500
+    return Outcome("failed", ended=Ended("refused", f"its Job could not be created: {error}", again=away))
+
+
+def taken_by(pod: str, events: list[Object]) -> Ended | None:
+    """Return from the namespace's events how a pod was removed; None if they do not show it."""
+    # The taint manager uses one reason for deletions and for cancelled ones.
+    carried_out = [event for event in events if not (event.get("message") or "").startswith("Cancelling deletion")]
+    event = newest_of(by_object(carried_out).get(("Pod", pod), []), EVENTS)
+    return _with(DISRUPTIONS[EVENTS[event["reason"]]], message_of(event)) if event else None
+
+
+def newest(pods: list[Object]) -> Object | None:
+    """Return the pod that was created last, or None."""
+    return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", default=None)
+
+
+def terminated(pod: Object) -> Object | None:
+    """Return the terminated state of the rule's container, or None if it has not ended."""
+    name = rule_container(pod)
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        if container["name"] == name:
+            ended: Object | None = container.get("state", {}).get("terminated")
+            return ended
+    return None
+
+
+def is_over(pod: Object, now: datetime) -> bool:
+    """Return whether the pod's rule has ended, as far as is known."""
+    return has_ended(pod) or is_lost(pod, now)
+
+
+def has_ended(pod: Object) -> bool:
+    """Return whether the pod's rule has certainly ended."""
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or terminated(pod) is not None
+
+
+def is_lost(pod: Object, now: datetime) -> bool:
+    """Return whether the pod should have ended long ago (deletionTimestamp is when its grace period ends)."""
+    ends = pod["metadata"].get("deletionTimestamp")
+    return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
+
+
+def condition(found: Object | None, *types: str) -> Object:
+    """Return the first condition of a Job or pod that is true and of one of these types; {} if there is none."""
+    conditions: list[Object] = (found or {}).get("status", {}).get("conditions") or []
+    return next((each for each in conditions if each["type"] in types and each["status"] == "True"), {})
+
+
+def is_true(found: Object | None, *types: str) -> bool:
+    """Return whether a condition of one of these types is true."""
+    return bool(condition(found, *types))
+
+
+def condition_time(found: Object | None, kind: str) -> datetime | None:
+    """Return since when a condition of a Job or pod is true; None if it is not, or if nobody said it."""
+    since = condition(found, kind).get("lastTransitionTime")
+    return read_time(since) if since else None
+
+
+def succeeded(pod: Object) -> bool:
+    """Return whether the pod's rule has ended well."""
+    ended = terminated(pod)
+    return pod.get("status", {}).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
+
+
+def was_suspended(job: Object, pod: Object | None) -> bool:
+    """Return whether a Job is suspended, or was since its newest pod was created: the suspension removed that pod."""
+    if job.get("spec", {}).get("suspend"):
+        return True
+    made = pod["metadata"].get("creationTimestamp") if pod else None
+    return made is not None and any(
+        each["type"] == "Suspended" and (each.get("lastTransitionTime") or "") > made
+        for each in job.get("status", {}).get("conditions") or []
+    )
+
+
+def _says_not_again(ended: Object) -> bool:
+    """Return whether a stage reported core.stage_end.NOT_AGAIN as its termination message."""
+    message = ended.get("message") or ""
+    try:
+        return len(message) <= VERDICT_BYTES and json.loads(message) == NOT_AGAIN
+    except (ValueError, RecursionError):
+        return False
+
+
+def how_taken(pod: Object) -> Ended | None:
+    """Return how the cluster removed a pod, from its conditions; None if they do not say it."""
+    taken = condition(pod, "DisruptionTarget")
+    reason = taken.get("reason", "")
+    return _with(DISRUPTIONS.get(reason, Ended("lost", reason)), taken.get("message", "")) if taken else None
+
+
+def _with(ended: Ended, message: str) -> Ended:
+    return replace(ended, cause=f"{ended.cause}: {message}".strip(": "))
+
+
+def _words_of(job: Object) -> str:
+    failed = condition(job, *FAILED)
+    words = f"{failed.get('reason', 'failed')}: {failed.get('message', '')}".strip(": ")
+    return words if failed else "its pod no longer exists"
+
+
+def read_time(text: str) -> datetime:
+    """Parse a time as the API writes it."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))

@@ -1,0 +1,191 @@
+"""A folder in a bucket: objects of attempts, and a manifest that names the folder's objects.
+
+    FOLDER/.manifest.json                      size, SHA-256 and object of every file; written last
+    FOLDER/.stored-TOKEN/files/NAME            the objects of one attempt; no other writer has its token
+
+Why a folder is complete or missing, with any number of writers: a writer uploads only under its own token, and then the
+manifest in one request. So each manifest names one attempt's objects, which nobody changes. Objects that no manifest
+names (of a killed writer, or of a replaced version) are deleted by a later writer of the folder when the newest of the
+attempt is a day old, so never a live writer's.
+
+If this job downloaded a file with another folder and did not change it, the storage copies the file by itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from botocore.exceptions import BotoCoreError, ClientError
+from s3transfer.exceptions import S3CopyFailedError
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import remove, sha256_of, unfinished
+from vlmflow.remote.storage import folder_manifest
+from vlmflow.remote.storage.folder_manifest import Entry
+
+NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
+LEFT_AFTER = timedelta(days=1)
+SNAKEMAKES_OWN = ".snakemake_timestamp"
+"""Snakemake's mark in a folder that a rule made."""
+
+_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
+"""What this process of a job has downloaded: the object's key and ETag, by bucket, SHA-256 and size."""
+
+
+class Folder:
+    """A folder of a bucket. bucket: boto3's object. key: the folder's key, without a slash at its end."""
+
+    def __init__(self, bucket: Any, key: str) -> None:
+        self.bucket, self.key, self.address = bucket, key, f"s3://{bucket.name}/{key}"
+
+    @property
+    def manifest(self) -> Any:
+        """The manifest's object, which makes the folder valid."""
+        return self.bucket.Object(f"{self.key}/{folder_manifest.NAME}")
+
+    def entries(self) -> dict[str, Entry] | None:
+        """Return what the manifest names; None if it does not exist.
+
+        Raises VlmflowError if it is not a manifest.
+        """
+        try:
+            content = self.manifest.get()["Body"].read(folder_manifest.LARGEST + 1)
+        except ClientError as error:
+            if is_not_there(error):
+                return None
+            raise
+        return folder_manifest.load(content, f"{self.address}/{folder_manifest.NAME}", self.key)
+
+    def content(self, name: str, limit: int) -> bytes | None:
+        """Return the first bytes of a file, at most `limit`; None if the folder has no such file, or does not exist."""
+        entry = (self.entries() or {}).get(name)
+        return None if entry is None else bytes(self.bucket.Object(entry.key).get()["Body"].read(limit))
+
+    def retrieve(self, local: Path) -> None:
+        """Download the folder; it gets the name `local` once every file's SHA-256 matches the manifest.
+
+        Raises VlmflowError if an object is missing or differs from the manifest, FileNotFoundError if the folder does
+        not exist.
+        """
+        part = unfinished(local)
+        while True:
+            remove(part)
+            part.mkdir(parents=True)
+            entries = self.entries()
+            if entries is None:
+                raise FileNotFoundError(self.address)
+            try:
+                etags = {name: self._download(name, entry, part / name) for name, entry in entries.items()}
+                break
+            except VlmflowError:
+                if self.entries() == entries:  # otherwise another writer has replaced it meanwhile
+                    raise
+        remove(local)
+        part.rename(local)
+        for name, entry in entries.items():
+            if entry.sha256:
+                _retrieved[self.bucket.name, entry.sha256, entry.size] = entry.key, etags[name]
+
+    def store(self, local: Path) -> None:
+        """Upload what is not in storage yet, and then the manifest. Until then the earlier version stays valid.
+
+        Raises VlmflowError if the storage does not have what was sent.
+        """
+        attempt, entries = f"{self.key}/.stored-{uuid4().hex}", {}
+        for path in _files_of(local):
+            name, size, digest = path.relative_to(local).as_posix(), path.stat().st_size, sha256_of(path)
+            entries[name] = Entry(size, f"{attempt}/files/{name}", sha256=digest)
+            self._send(path, entries[name])
+        sent = {item.key: item.size for item in self._below(attempt)}
+        for name, entry in entries.items():
+            if sent.get(entry.key) != entry.size:
+                raise self._damaged(f"{name}: {entry.size} bytes were sent, the storage has {sent.get(entry.key)}")
+        self.manifest.put(Body=folder_manifest.dump(entries))
+        self._delete_what_killed_writers_left()
+
+    def remove(self) -> None:
+        """Remove the folder: its manifest first, then its objects."""
+        entries = self.entries() or {}
+        self.manifest.delete()
+        for attempt in folder_manifest.attempts_of(entries):
+            if folder_manifest.owner_of(attempt) == self.key:
+                self._delete(attempt)
+        for entry in entries.values():
+            if entry.attempt is None:
+                self.bucket.Object(entry.key).delete()
+        self._delete_what_killed_writers_left()
+
+    def _download(self, name: str, entry: Entry, place: Path) -> str:
+        """Download a file, and return the object's ETag."""
+        place.parent.mkdir(parents=True, exist_ok=True)
+        source = self.bucket.Object(entry.key)
+        try:
+            source.load()
+            source.download_file(str(place))
+        except ClientError as error:
+            if is_not_there(error):
+                raise self._damaged(f"{name}: missing") from None
+            raise
+        if place.stat().st_size != entry.size:
+            raise self._damaged(f"{name}: {place.stat().st_size} bytes instead of {entry.size}")
+        if entry.sha256 is None and source.e_tag != entry.etag:
+            raise self._damaged(f"{name}: ETag {source.e_tag} instead of {entry.etag}")
+        if entry.sha256 is not None and (digest := sha256_of(place)) != entry.sha256:
+            raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
+        return str(source.e_tag)
+
+    def _send(self, path: Path, entry: Entry) -> None:
+        """Copy a file within the storage if its content is there, else upload it."""
+        target = self.bucket.Object(entry.key)
+        if (self.bucket.name, str(entry.sha256), entry.size) in _retrieved:
+            source, etag = _retrieved[self.bucket.name, str(entry.sha256), entry.size]
+            # It has gone or changed meanwhile, or the server copies nothing (KeyError: it answers as to an upload).
+            with suppress(ClientError, BotoCoreError, S3CopyFailedError, KeyError):
+                target.copy({"Bucket": self.bucket.name, "Key": source}, ExtraArgs={"CopySourceIfMatch": etag})
+                if target.content_length == entry.size:
+                    return
+        target.upload_file(str(path))
+
+    def _delete_what_killed_writers_left(self) -> None:
+        now = self._now()
+        newest: dict[str, datetime] = {}
+        for item in self.bucket.objects.filter(Prefix=f"{self.key}/.stored-"):
+            attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
+            newest[attempt] = max(newest.get(attempt, item.last_modified), item.last_modified)
+        for attempt in (attempt for attempt, changed in newest.items() if now - changed > LEFT_AFTER):
+            if attempt not in folder_manifest.attempts_of(self.entries() or {}):
+                self._delete(attempt)
+
+    def _delete(self, attempt: str) -> None:
+        """Delete the objects of an attempt; but not those that another folder may name, as an earlier checkout did."""
+        objects = self._below(attempt)
+        if not any(item.key.startswith(f"{attempt}/named-by/") for item in objects):
+            for item in objects:
+                item.delete()
+
+    def _below(self, attempt: str) -> list[Any]:
+        return list(self.bucket.objects.filter(Prefix=f"{attempt}/"))
+
+    def _now(self) -> datetime:
+        """Return the storage's own time, which also dates its objects."""
+        said = self.bucket.meta.client.head_bucket(Bucket=self.bucket.name)
+        return parsedate_to_datetime(said["ResponseMetadata"]["HTTPHeaders"]["date"])
+
+    def _damaged(self, what: str) -> VlmflowError:
+        return VlmflowError(
+            f"{self.address} is damaged: {what}",
+            "remove it there and run the same command again: the workflow recreates it",
+        )
+
+
+def is_not_there(error: ClientError) -> bool:
+    """Return whether an error means that the object or bucket does not exist."""
+    return error.response["Error"]["Code"] in NOT_THERE
+
+
+def _files_of(folder: Path) -> Iterator[Path]:
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SNAKEMAKES_OWN)

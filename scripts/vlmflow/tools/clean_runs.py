@@ -1,0 +1,80 @@
+"""List what a working directory no longer needs, with sizes; ask; delete it.
+
+    make clean-runs CONFIG=my-run.yaml               lists and asks
+    make clean-runs CONFIG=my-run.yaml ARGS=--yes    deletes what it lists
+
+Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of an unfinished
+run; fetched pictures; stores outside of the working directory, and what a link leads to. A store inside it is assumed
+to belong to this directory alone. Models, rows and pictures are listed only with --configfile, which shows which of
+them are still in use.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
+from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import Config
+from vlmflow.config.pins import PINS, read_pins
+from vlmflow.core.asking import agrees
+from vlmflow.core.files import remove
+from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
+from vlmflow.core.progress import amount
+from vlmflow.harness import stale_lock
+from vlmflow.supervisor.run_folder import RunFolder
+
+
+def main(files: list[Path], folder: Path, yes: bool) -> None:
+    """List, ask and delete.
+
+    files: as for snakemake's --configfile. folder: the working directory. yes: delete without asking.
+
+    Raises VlmflowError if Snakemake is running there, a trainer holds a run folder, or a store is inside another one.
+    """
+    settings = settings_of(files)
+    os.chdir(folder)
+    with stale_lock.alone():
+        _clean(settings, yes, stores=bool(files))
+
+
+def _clean(settings: Config, yes: bool, stores: bool) -> None:
+    os.environ.setdefault(RECORDS, str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER))
+    found, notes = find_leftovers(Path(), settings, read_pins(PINS), stores)
+    sizes = {one.path: size_of(one.path) for one in found}
+    for one in found:
+        print(f"{amount(sizes[one.path], 'bytes'):>12}  {one.path}\n{'':>14}{one.why}")
+    for note in notes:
+        print(f"not deleted: {note}")
+    if not found:
+        return print("nothing to delete")
+    print(f"total: {len(found)}, {amount(sum(sizes.values()), 'bytes')}")
+    if yes or _agrees():  # the answer may take an hour: that is why the directory stays locked
+        for one in found:
+            _delete(one)
+        print("deleted")
+
+
+def _agrees() -> bool:
+    if not sys.stdin.isatty():
+        print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
+        return False
+    if not agrees("Delete all of it?"):
+        print("nothing deleted")
+        return False
+    return True
+
+
+def _delete(one: Leftover) -> None:
+    if one.is_run_folder:
+        with RunFolder(one.path).held({}, patience=0):
+            pass  # no trainer holds it, on this machine or another one
+    remove(one.path)
+
+
+if __name__ == "__main__":
+    parser = tool_parser(__doc__)
+    parser.add_argument("--yes", action="store_true", help="delete what is listed, without asking")
+    given = parser.parse_args()
+    with errors_in_words():
+        main(given.configfile, given.directory, given.yes)

@@ -1,0 +1,22 @@
+"""Make the demo's data: a small FIRE with drawn pictures and deliberate faults."""
+
+from pathlib import Path
+
+from vlmflow.demo.sample import write_sample
+from vlmflow.harness.stage import run_stage
+
+
+def main(*, folder: Path, train_rows: int = 1_920, test_rows: int = 48, seed: int = 42) -> None:
+    """Write the sample; the same arguments give the same bytes.
+
+    folder: the folder to write; an existing one is replaced. It gets the two JSON files of FIRE, the folder `pictures`,
+    and `faults.json`, which lists the faults and the expected result of each.
+    train_rows, test_rows: the number of rows of the splits, with faulty ones. A tenth of the train rows is the demo's
+    val, of which an evaluation needs 100 pictures for a verdict.
+    seed: determines pictures, questions, words and faults.
+    """
+    write_sample(folder, train_rows, test_rows, seed)
+
+
+if __name__ == "__main__":
+    run_stage(main)
