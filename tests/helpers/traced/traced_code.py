@@ -43,7 +43,7 @@ def trace() -> None:
     def look(frame, event, _):
         code = frame.f_code
         if event == "call" and code not in seen:
-            if not code.co_filename.startswith(SCRIPTS):
+            if not code.co_filename.startswith(SCRIPTS) or not code.co_filename.endswith(".py"):  # as templates
                 seen.add(code)
             elif not loads(frame):
                 seen.add(code)

@@ -15,7 +15,6 @@ from vlmflow.reports.live_page import LivePage
 from vlmflow.reports.run_history import RunHistory
 from vlmflow.reports.run_page import live_page as page_of
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.watch import page_of as onlooker_of
 
 HOSTILE = "<script>document.title='taken'</script>"
 SETTINGS = TrainSettings(checkpoint_steps=10, evaluation_steps=20)
@@ -166,10 +165,10 @@ def test_it_has_no_figures_that_the_trainer_did_not_write(folder: RunFolder) -> 
     """Events of the commit before have neither waited nor memory; a training without steps has no speed."""
     begin = Begin(0, 40, 0, 1, "NOT_DISTRIBUTED", "cpu")
     write(folder, [begin])
-    onlooker_of("my-run", "full", SETTINGS)(folder, True)
+    LivePage("my-run", "full", SETTINGS).refresh(folder, True)
     assert "time left" not in folder.page.read_text()
     write(folder, [Log(1.0, 1, 40, 100, loss=math.nan)])
-    onlooker_of("my-run", "full", SETTINGS)(folder, False)
+    LivePage("my-run", "full", SETTINGS).refresh(folder, False)
     page = folder.page.read_text()
     assert "waiting for data" not in page
     assert "Waiting for data" not in page
