@@ -183,7 +183,7 @@ override REMOTE := $(PROGRAM) -m vlmflow.remote
 override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
 
 doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor [ON=slurm] ARGS="--json"
-	@$(configured); case "$$ON" in kubernetes) $(REMOTE).doctor --namespace "$$NAMESPACE" "$${ARGS[@]}";; \
+	@$(configured); case "$$ON" in kubernetes) $(REMOTE).kubernetes.doctor --namespace "$$NAMESPACE" "$${ARGS[@]}";; \
 	  slurm) $(REMOTE).slurm.doctor "$${ARGS[@]}";; \
 	  *) echo "make: ON is kubernetes or slurm" >&2; exit 2;; esac
 

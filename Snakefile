@@ -4,7 +4,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
-from vlmflow.harness import read_config, start
+from vlmflow.harness import start
 from vlmflow.config.run_blocks import EstimateBlock, EvaluationBlock, LengthBlock, TrainBlock
 
 
@@ -14,7 +14,7 @@ configfile: Path(workflow.basedir) / "config.yaml"
 container: "docker://vlmflow/train:0.1.0"  # only for --sdm apptainer; otherwise the environment, or the pod's image
 
 
-settings = start.before_rules(workflow, read_config.read(workflow, config))
+settings = start.before_rules(workflow, start.read(workflow, config))
 config = settings.model_dump(mode="json")
 names, inputs, params, resources = start.for_rules(workflow, settings)
 

@@ -5,7 +5,7 @@
 #        no trial is shown to beat them; comments say which, with trial and value.
 #        `snakemake --configfile … search/NAME/best.yaml` trains the run with them.
 # Holds: the trial trained to its end, within the limits. A result that was changed after the study learned from it is
-#        refused; one that was removed is made again (scripts/vlmflow/harness/search_inputs.py).
+#        refused; one that was removed is made again (scripts/vlmflow/harness/inputs.py).
 
 
 rule choose_best:

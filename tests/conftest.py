@@ -15,7 +15,7 @@ from hypothesis import settings
 
 import session_folder
 import warm_programs
-from vlmflow.swift import limited_child
+from vlmflow.swift import child_process
 from workflow_runs import ROOT, RUN, copy_folder, make_demo_folder, snakemake
 
 # A shell starts background processes with these signals ignored, and our processes would inherit that; tests of Ctrl-C
@@ -203,12 +203,12 @@ def measured_in_a_fork_or_here() -> Iterator[None]:
 
     PyTorch refuses a backward pass in a fork of a process that has made one; no stage does that before.
     """
-    fork = limited_child.limited
+    fork = child_process.limited
 
     def measured(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         found = fork(work)
         return work() if "Autograd-and-Fork" in str(found.get("failed")) else found
 
-    limited_child.limited = measured
+    child_process.limited = measured
     yield
-    limited_child.limited = fork
+    child_process.limited = fork

@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 import session_folder  # noqa: E402
 import warm_programs  # noqa: E402
-from vlmflow.core.process import bound_to_this_process  # noqa: E402
+from vlmflow.core.processes import bound_to_this_process  # noqa: E402
 from vlmflow.core.progress import clock  # noqa: E402
 
 BUDGET = ROOT / "tests" / "budget.yaml"

@@ -4,21 +4,19 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.answer_settings import AnswerSettings
+from vlmflow.config.after_training import AnswerSettings
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
+from vlmflow.core.child_programs import ANSWER_KEY, key_of
 from vlmflow.core.files import whole_folder
-from vlmflow.core.keys import ANSWER_KEY, key_of
-from vlmflow.evaluation.answering.accounts import AnswerReport
-from vlmflow.evaluation.answering.lengths import fitting_cases
-from vlmflow.evaluation.answering.models import Model, ModelAtUrl, OwnModel, versions
-from vlmflow.evaluation.answering.report import Asking, ask_both, figures, sentence_of
+from vlmflow.evaluation.answers import Asking, ask_both, figures, fitting_cases, sentence_of
+from vlmflow.evaluation.asking import Model, ModelAtUrl, OwnModel, versions
 from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import counts_of, write_lines
-from vlmflow.evaluation.looks import record_look
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.evaluation.report import AnswerReport, record_look
+from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.fitted import fitted_rows
+from vlmflow.lengths.summary import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.pictures.budget import PictureBudget
 

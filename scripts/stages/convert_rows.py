@@ -3,14 +3,13 @@
 import logging
 from pathlib import Path
 
-from vlmflow.config.row_settings import RowChoice, RowLimits
-from vlmflow.config.settings import Settings
+from vlmflow.config.settings import RowChoice, RowLimits, Settings
 from vlmflow.core.account import write_account
-from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
+from vlmflow.raw.choice import refuse_columns
 from vlmflow.raw.found_kind import found_kind, of_kind, unread_pictures
 from vlmflow.raw.split import open_rows
-from vlmflow.raw.table_columns import refuse_columns
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.trajectories import TrainingForm

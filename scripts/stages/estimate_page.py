@@ -5,9 +5,9 @@ from pathlib import Path
 
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.files import whole_file
-from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.account import NoEstimate
+from vlmflow.estimate.changes import advice, in_words
 from vlmflow.estimate.estimate import estimate_of_run
-from vlmflow.estimate.verdict import advice, in_words
 from vlmflow.harness.stage import run_stage
 from vlmflow.reports.estimate_page import estimate_page
 

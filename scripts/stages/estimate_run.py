@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.config.tuners import tuner_of
+from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import write_account
-from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.account import NoEstimate
+from vlmflow.estimate.changes import judge
 from vlmflow.estimate.estimate import estimate_of_run
-from vlmflow.estimate.verdict import judge
-from vlmflow.fetch.small_files import read_small_files
+from vlmflow.fetch.placed import read_small_files
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.swift.adapter_targets import adapter_targets

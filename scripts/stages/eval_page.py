@@ -3,11 +3,11 @@
 from itertools import chain
 from pathlib import Path
 
-from vlmflow.config.row_settings import PictureLimits
+from vlmflow.config.settings import PictureLimits
+from vlmflow.core.account import refuse_other_rows
 from vlmflow.core.files import whole_file
-from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.harness.stage import run_stage
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.reports.eval_page import eval_page
 

@@ -3,21 +3,19 @@
 import logging
 from pathlib import Path
 
-from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.evaluation.accounts import EvaluatedModel, EvaluationReport
 from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
-from vlmflow.evaluation.looks import record_look
 from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
-from vlmflow.evaluation.results import REPORT, also_chose, with_how_val_was_used
-from vlmflow.evaluation.verdict import judge
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.evaluation.report import EvaluatedModel, EvaluationReport, record_look
+from vlmflow.evaluation.verdict import REPORT, also_chose, judge, with_how_val_was_used
+from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.fitted import fitted_rows
+from vlmflow.lengths.summary import fitted_rows
 from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.swift.template_texts import named
 

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from vlmflow.archives.fetch_pictures import PictureFetch
-from vlmflow.config.picture_sources import PICTURE_SOURCES, PictureSource, read_sources
-from vlmflow.config.pins import PINS, read_pins
-from vlmflow.config.row_settings import RowChoice
+from vlmflow.config.settings import RowChoice
+from vlmflow.config.tables import PICTURE_SOURCES, PINS, PictureSource, read_pins, read_sources
 from vlmflow.core.account import write_account
-from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.fetch.fetch_pictures import PictureFetch
+from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.pictures.roots import PictureRoots
-from vlmflow.raw.embedded import EMBEDDED
+from vlmflow.raw.named import EMBEDDED
 
 
 def main(

@@ -6,16 +6,24 @@ from pathlib import Path
 from msgspec import UNSET, UnsetType
 
 from vlmflow.config.model_types import BaseChat, Day
-from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
+from vlmflow.config.tables import PINS, pin_of, read_pins
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.chat_templates import own_files
 from vlmflow.fetch.dequantise import dequantised
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
-from vlmflow.fetch.model_folder import MANIFEST, InFp8, ModelManifest, digest_of, hash_files, link_files
-from vlmflow.fetch.published_run import PROVENANCE, published_files
-from vlmflow.fetch.tensor_names import refuse_other_tensors
+from vlmflow.fetch.model_weights import refuse_other_tensors
+from vlmflow.fetch.placed import (
+    MANIFEST,
+    PROVENANCE,
+    InFp8,
+    ModelManifest,
+    digest_of,
+    hash_files,
+    link_files,
+    published_files,
+)
 from vlmflow.harness.stage import run_stage
 
 

@@ -3,16 +3,15 @@
 from pathlib import Path
 
 from vlmflow.config.model_types import BaseChat, Day
-from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
+from vlmflow.config.tables import PINS, pin_of, read_pins
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.chat_templates import own_files
 from vlmflow.fetch.dequantise import without_scales, written_small_files
 from vlmflow.fetch.model_files import list_files, refuse_code
-from vlmflow.fetch.model_folder import MANIFEST
-from vlmflow.fetch.small_files import SmallFiles, read_small_files, small_names, write_small_files
-from vlmflow.fetch.tensor_names import tensor_names
+from vlmflow.fetch.model_weights import tensor_names
+from vlmflow.fetch.placed import MANIFEST, SmallFiles, read_small_files, small_names, write_small_files
 from vlmflow.harness.stage import run_stage
 
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from vlmflow.config.pins import PINS, pin_of, read_pins
 from vlmflow.config.source import parse_source
-from vlmflow.fetch.from_disk import copy, link_or_copy, write_raw_account
+from vlmflow.config.tables import PINS, pin_of, read_pins
+from vlmflow.fetch.placed import copy, link_or_copy, write_raw_account
 from vlmflow.harness.stage import run_stage
 
 

@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from vlmflow.core.integrity import refuse_other_rows
+from vlmflow.core.account import refuse_other_rows
 from vlmflow.harness.stage import run_stage
 from vlmflow.rows.near_duplicates import find_near_duplicates
 

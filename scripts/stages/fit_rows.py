@@ -8,15 +8,14 @@ from tempfile import TemporaryDirectory
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import read_account
 from vlmflow.core.files import whole_folder
-from vlmflow.fetch.small_files import read_small_files
+from vlmflow.fetch.placed import read_small_files
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import Counter, TokenCounter
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words
-from vlmflow.lengths.measure import refuse_other_lengths
-from vlmflow.lengths.text_files import text_digests
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.lengths.measure import TemplateCounter, refuse_other_lengths
+from vlmflow.lengths.summary import text_digests
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from vlmflow.core.pod_shares import UNDIVIDED, Part
+from vlmflow.core.processes import UNDIVIDED, Part
 from vlmflow.harness.stage import run_stage
-from vlmflow.pictures.hash_table import hash_pictures
+from vlmflow.pictures.look_alikes import hash_pictures
 
 
 def main(

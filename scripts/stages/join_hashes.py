@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vlmflow.core.files import whole_file
-from vlmflow.core.pod_shares import joined_lines
+from vlmflow.core.processes import joined_lines
 from vlmflow.harness.stage import run_stage
 
 

@@ -9,15 +9,14 @@ from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.chosen_split import RawRows
+from vlmflow.evaluation.report import MarginFigures
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.fitted import fitted_rows
-from vlmflow.search.accounts import AskedTrial
-from vlmflow.search.against_own import against_own
+from vlmflow.lengths.summary import fitted_rows
+from vlmflow.search.best import against_own
 from vlmflow.search.judge import Judgement, compared
-from vlmflow.search.run_trial import of_trial
-from vlmflow.search.study import Study, StudyTrial
+from vlmflow.search.study import AskedTrial, Study, StudyTrial
+from vlmflow.search.trial import of_trial
 from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.train import Trained, trained_before
 from vlmflow.swift.arguments import Training

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from vlmflow.core.account import refuse_other_rows
 from vlmflow.core.files import whole_file
-from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.harness.stage import run_stage
 from vlmflow.reports.lengths_page import lengths_page
 

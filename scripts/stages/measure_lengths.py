@@ -7,13 +7,13 @@ from pathlib import Path
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
 from vlmflow.fetch.chat_templates import require_chat_template
-from vlmflow.fetch.small_files import read_small_files, tensors_of
+from vlmflow.fetch.placed import read_small_files, tensors_of
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.architecture import refuse_other_architecture
+from vlmflow.lengths.against_swift import refuse_other_architecture
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.lengths.measure import in_words, measure_lengths
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.template_texts import named

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-from vlmflow.core.account import read_account, write_account
+from vlmflow.core.account import read_account, refuse_other_rows, write_account
 from vlmflow.core.files import whole_file
-from vlmflow.core.integrity import refuse_other_rows
 from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.store import PictureStore
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.mixture import mix_rows
-from vlmflow.rows.mixture_member import Member
+from vlmflow.rows.mixture_files import Member
 from vlmflow.rows.stats import Stats
 
 

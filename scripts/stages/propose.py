@@ -7,14 +7,12 @@ from typing import Any
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSettings
 from vlmflow.config.settings import Settings
-from vlmflow.core.account import read_account, write_account
+from vlmflow.core.account import read_account, refuse_other_rows, write_account
+from vlmflow.core.errors import counted
 from vlmflow.core.files import count_lines
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.core.printable import counted
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.fitted import ACCOUNT
-from vlmflow.search.budget import hours_of_run, refuse_too_much
-from vlmflow.search.propose import Schedule, propose, refuse_equal_rungs
+from vlmflow.lengths.summary import ACCOUNT
+from vlmflow.search.propose import Schedule, hours_of_run, propose, refuse_equal_rungs, refuse_too_much
 from vlmflow.search.study import Study
 
 

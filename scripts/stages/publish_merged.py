@@ -4,24 +4,20 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.settings import Settings
-from vlmflow.core.account import read_account, write_account
+from vlmflow.core.account import read_account, refuse_other_rows, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
-from vlmflow.fetch.model_folder import ModelManifest, digest_of_files, read_model_manifest
-from vlmflow.fetch.published_run import PROVENANCE
+from vlmflow.evaluation.verdict import read_evaluations, refuse_unless_shown
+from vlmflow.fetch.placed import PROVENANCE, ModelManifest, digest_of_files, read_model_manifest
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
-from vlmflow.merging.proof import PROOF, read_proof, take_over
-from vlmflow.merging.published_limits import publish_limits
-from vlmflow.reports.accounts import Provenance
-from vlmflow.reports.licences import stated_licences
+from vlmflow.lengths.summary import ACCOUNT, fitted_rows
+from vlmflow.merging.proof import PROOF, publish_limits, read_proof, take_over
+from vlmflow.reports.origin import Provenance, stated_licences
 from vlmflow.reports.provenance import model_card, provenance
 from vlmflow.rows.stats import Stats
-from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.report import TrainingReport
 
 
 class RunBlock(Settings):

@@ -3,10 +3,10 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-from vlmflow.config.row_settings import PictureLimits, RowChoice
-from vlmflow.core.pod_shares import UNDIVIDED, Part, items_of
+from vlmflow.config.settings import PictureLimits, RowChoice
+from vlmflow.core.processes import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.resolve import (
     named_paths,
@@ -16,7 +16,7 @@ from vlmflow.pictures.resolve import (
 )
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
-from vlmflow.raw import embedded
+from vlmflow.raw import named
 
 
 def main(
@@ -50,16 +50,16 @@ def main(
     PictureRoots(roots, key)  # refuses a missing one before anything is read
     split = manifest.name.partition(".")[0]
     refuse_changed_raw(raw, raw_accounts)
-    out_of_rows = store / embedded.ROOT
+    out_of_rows = store / named.ROOT
     all_used = part == UNDIVIDED and (choice is None or choice.takes_all)
-    with embedded.kept_in(out_of_rows) if all_used else nullcontext():
+    with named.kept_in(out_of_rows) if all_used else nullcontext():
         paths = named_paths(raw, split, choice, fixed_rows, threads)
     paths = dict(items_of(part, paths.items()))
-    if own := {path for path in paths if embedded.EMBEDDED.fullmatch(path)}:
+    if own := {path for path in paths if named.EMBEDDED.fullmatch(path)}:
         out_of_rows.mkdir(parents=True, exist_ok=True)  # rows may also name files that are called so in other roots
         roots = [str(out_of_rows), *roots]
         if not all_used:
-            with embedded.kept_in(out_of_rows, own):
+            with named.kept_in(out_of_rows, own):
                 named_paths(raw, split, choice, fixed_rows, threads)
     picture_roots = PictureRoots(roots, key)
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:

@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from vlmflow.core.account import read_account
+from vlmflow.core.account import read_account, refuse_changed
 from vlmflow.core.files import whole_file
-from vlmflow.core.integrity import refuse_changed
-from vlmflow.estimate.accounts import read_estimate
-from vlmflow.fetch.model_folder import MANIFEST, ModelManifest
+from vlmflow.estimate.account import read_estimate
+from vlmflow.fetch.placed import MANIFEST, ModelManifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS, read_events
-from vlmflow.reports.made_of import trained
+from vlmflow.reports.run_history import trained
 from vlmflow.reports.run_page import run_page
-from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.report import Gate, TrainingReport
 
 
 def main(*, smoke: Path, full: Path, estimate: Path, model: Path, dataset: str, run_store: Path, page: Path) -> None:

@@ -7,9 +7,8 @@ from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.harness.stage import run_stage
-from vlmflow.search.accounts import TrialResult, read_asked
-from vlmflow.search.study import STATES, Study
-from vlmflow.search.tell import tell
+from vlmflow.search.journal import tell
+from vlmflow.search.study import STATES, Study, TrialResult, read_asked
 
 
 class SearchBlock(Settings):

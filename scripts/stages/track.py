@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from vlmflow.config.track_settings import TrackSettings
+from vlmflow.config.after_training import TrackSettings
 from vlmflow.core.account import write_account
 from vlmflow.harness.stage import run_stage
-from vlmflow.track.row_traces import all_traces
-from vlmflow.track.send import send
+from vlmflow.track.send import all_traces, send
 from vlmflow.track.story import story_of
 
 

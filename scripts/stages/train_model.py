@@ -9,10 +9,9 @@ from vlmflow.core.files import whole_folder
 from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS
 from vlmflow.reports.live_page import LivePage
-from vlmflow.supervisor.accounts import Gate
-from vlmflow.supervisor.gate import refuse_failed, with_passes
 from vlmflow.supervisor.plan import plan_training
-from vlmflow.supervisor.released import release
+from vlmflow.supervisor.report import Gate, release
+from vlmflow.supervisor.smoke import refuse_failed, with_passes
 from vlmflow.supervisor.train import draw_losses, report, train
 from vlmflow.swift.arguments import Training
 

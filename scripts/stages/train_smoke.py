@@ -7,26 +7,33 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.estimate.accounts import fits_by, read_estimate
-from vlmflow.estimate.compare import log_compared
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.estimate.account import fits_by, log_compared, read_estimate
+from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import read_events
 from vlmflow.lengths.count import read_lengths
-from vlmflow.lengths.fitted import fitted_rows
+from vlmflow.lengths.summary import fitted_rows
 from vlmflow.reports.gate_page import gate_page
 from vlmflow.reports.live_page import LivePage
-from vlmflow.reports.made_of import to_train
-from vlmflow.supervisor.accounts import TrainingReport
-from vlmflow.supervisor.gate import judge, refuse_failed
+from vlmflow.reports.run_history import to_train
 from vlmflow.supervisor.plan import plan_training
-from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows, find_passes, gpu_memory, smoke_training
+from vlmflow.supervisor.report import TrainingReport
+from vlmflow.supervisor.smoke import (
+    SmokeRows,
+    capped,
+    choose_rows,
+    find_passes,
+    gpu_memory,
+    judge,
+    refuse_failed,
+    smoke_training,
+)
 from vlmflow.supervisor.train import Trained, draw_losses, report, train
 from vlmflow.swift.arguments import Training
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.child_process import quick_imports
 
 with quick_imports():
-    from vlmflow.merging.merge_plan import plan_merge
+    from vlmflow.merging.updates import plan_merge
 
 log = logging.getLogger("vlmflow")
 

@@ -9,19 +9,18 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.search_settings import Objective
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.core.files import sha256_of
-from vlmflow.core.printable import printable
 from vlmflow.evaluation.chosen_split import RawRows
 from vlmflow.evaluation.measure import MEASURING
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.fitted import fitted_rows
-from vlmflow.search.accounts import read_asked
+from vlmflow.lengths.summary import fitted_rows
 from vlmflow.search.judge import JUDGING, Judgement, judged
-from vlmflow.search.run_trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
-from vlmflow.supervisor.accounts import Gate
-from vlmflow.supervisor.gate import refuse_failed, with_passes
+from vlmflow.search.study import read_asked
+from vlmflow.search.trial import KeptResult, empty_slot, kept_file, of_trial, run_trial, went_on
 from vlmflow.supervisor.plan import plan_training
+from vlmflow.supervisor.report import Gate
+from vlmflow.supervisor.smoke import refuse_failed, with_passes
 from vlmflow.swift.arguments import Training
 
 

@@ -6,17 +6,15 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.config.data_settings import RAW_SPLITS
-from vlmflow.config.row_settings import NearDuplicates, RowLimits
-from vlmflow.config.settings import Settings
-from vlmflow.core.account import write_account
+from vlmflow.config.settings import NearDuplicates, RowLimits, Settings
+from vlmflow.core.account import refuse_other_rows, write_account
 from vlmflow.core.files import sha256_of, whole_file
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.fetch.from_disk import refuse_changed_raw
+from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.holdout import FindLookAlikes
+from vlmflow.rows.sharegpt import last_answer_only
 from vlmflow.rows.stats import EditedFile, RulesUsed, Stats
-from vlmflow.rows.trained_text import last_answer_only
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 
@@ -134,8 +132,10 @@ def _finder(hashes: list[Path], distance: int) -> FindLookAlikes:
     """Return the function that finds pictures too near to the test split's; without hashes it finds none."""
     if not hashes:
         return lambda test: {}
-    from vlmflow.pictures.hash_table import read_hashes  # it imports numpy and Pillow, which nothing else here needs
-    from vlmflow.pictures.look_alikes import find_look_alikes
+    from vlmflow.pictures.look_alikes import (
+        find_look_alikes,
+        read_hashes,  # it imports numpy and Pillow, which nothing else here needs
+    )
 
     return partial(find_look_alikes, read_hashes(hashes), distance=distance)
 

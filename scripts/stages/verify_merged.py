@@ -5,26 +5,24 @@ from pathlib import Path
 
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
-from vlmflow.config.tuners import tuner_of
-from vlmflow.core.account import read_account
+from vlmflow.config.strategies import tuner_of
+from vlmflow.core.account import read_account, refuse_other_rows
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.lengths.fitted import ACCOUNT, fitted_rows, pictures_of
+from vlmflow.lengths.summary import ACCOUNT, fitted_rows, pictures_of
 from vlmflow.merging.proof import Checks, VerifiedTensors, refuse_other_files, take_over, write_proof
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.trained_text import loss_scale
+from vlmflow.rows.sharegpt import loss_scale
 from vlmflow.rows.training_data import entries_named, first_rows
-from vlmflow.supervisor.released import read_release
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.supervisor.report import read_release
+from vlmflow.swift.child_process import quick_imports
 from vlmflow.swift.template_texts import named
 
 with quick_imports():
-    from vlmflow.merging.logit_inputs import inputs_of
-    from vlmflow.merging.verify_logits import verify_logits
-    from vlmflow.merging.verify_stored_logits import verify_stored_logits
+    from vlmflow.merging.logits import inputs_of
+    from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 
 log = logging.getLogger("vlmflow")
 

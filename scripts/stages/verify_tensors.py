@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from vlmflow.config.tuners import tuner_of
+from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import write_account
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.merging.proof import VerifiedTensors, verified_files
-from vlmflow.supervisor.released import read_release
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.supervisor.report import read_release
+from vlmflow.swift.child_process import quick_imports
 
 with quick_imports():
     from vlmflow.merging.verify_tensors import verify_tensors

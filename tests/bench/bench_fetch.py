@@ -26,14 +26,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 from range_server import ZIP
 from virtual_zip import VirtualZip
 
-from vlmflow.archives.fetch_counts import FetchedPictures
-from vlmflow.archives.fetch_pictures import PictureFetch
-from vlmflow.archives.zip_directory import read_members
-from vlmflow.archives.zip_members import ranges_of
-from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.tables import PictureSource
 from vlmflow.core import patience
+from vlmflow.fetch.fetch_pictures import FetchedPictures, PictureFetch
+from vlmflow.fetch.transport import CONNECTIONS
+from vlmflow.fetch.zip_files import ranges_of, read_members
 from vlmflow.pictures.roots import PictureRoots
-from vlmflow.web.transport import CONNECTIONS
 
 WANTED = 12_000
 """Scattered members of 118,287: 2.0 GB, a tenth, because FIRE's 81,000 pictures are in a dozen archives."""

@@ -15,10 +15,10 @@ from unittest.mock import patch
 from bench_pictures import write_photographs  # puts scripts/ on the path
 
 from vlmflow.config.data_settings import PictureLimits
+from vlmflow.core.account import LEVEL, RECORDS, refuse_changed
 from vlmflow.core.files import sha256_of
-from vlmflow.core.integrity import LEVEL, RECORDS, refuse_changed
 from vlmflow.core.progress import Progress
-from vlmflow.pictures import hash_table
+from vlmflow.pictures import look_alikes
 from vlmflow.pictures.resolve import resolve_pictures, write_picture_manifest
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
@@ -50,7 +50,7 @@ def bench_integrity(folder: Path, cores: int) -> dict:
     bare = []
     for number in range(ROUNDS):
         with patch.dict(os.environ, {RECORDS: str(folder / f"records-{number}"), LEVEL: "quick"}):
-            with patch.object(hash_table, "refuse_changed_pictures"):
+            with patch.object(look_alikes, "refuse_changed_pictures"):
                 bare.append(_seconds(pictures.hash))
             for name, taken in rounds.items():
                 os.environ[LEVEL] = "full" if name == "full" else "quick"
@@ -90,7 +90,7 @@ class _Pictures:
 
     def hash(self) -> None:
         table = self._folder / "hashes.jsonl"
-        hash_table.hash_pictures(self._folder / "manifest.jsonl", table, self._folder / "store/bench", self._cores)
+        look_alikes.hash_pictures(self._folder / "manifest.jsonl", table, self._folder / "store/bench", self._cores)
 
 
 def _seconds(work: Callable[[], None]) -> float:

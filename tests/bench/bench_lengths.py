@@ -24,9 +24,9 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.count import TokenCounter, measure_rows
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.lengths.measure import TemplateCounter
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.chat import IMAGE_TAG
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData

@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 3
 TEST_ROWS = 1_000
 TRAINER = """
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.child_process import quick_imports
 
 with quick_imports():
-    from vlmflow.swift.no_remote_code import refuse_remote_code
+    from vlmflow.swift.own_template import refuse_remote_code
 
     refuse_remote_code()
     from swift import sft_main

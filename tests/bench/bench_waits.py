@@ -19,11 +19,11 @@ from cluster.cluster import Cluster  # noqa: E402
 from cluster.jobs import job  # noqa: E402
 from cluster.kubectl import a_namespace  # noqa: E402
 from cluster.shell import wait_for  # noqa: E402
-from vlmflow.remote.cluster.client import connect  # noqa: E402
+from vlmflow.remote.cluster.api import connect  # noqa: E402
+from vlmflow.remote.job import RuleJob  # noqa: E402
 from vlmflow.remote.kubernetes.job_shape import INVOCATION  # noqa: E402
 from vlmflow.remote.kubernetes.namespace import Namespace  # noqa: E402
 from vlmflow.remote.kubernetes.watch import READ_EVERY, Watch  # noqa: E402
-from vlmflow.remote.rule_job import RuleJob  # noqa: E402
 
 NAMESPACE = "vlmflow-waits"
 NODES, PODS, WAITING, LOOKS = 400, 500, 20, 9

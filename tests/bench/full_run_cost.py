@@ -17,11 +17,9 @@ from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.estimate.changes import FITS, longest_that_fits, share
-from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
-from vlmflow.estimate.memory import memory
-from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.estimate_input import EstimateInput, RowLengths, inputs_of
 from vlmflow.estimate.shape import ModelShape, read_shape
-from vlmflow.estimate.times import times
+from vlmflow.estimate.step_cost import memory, times
 
 ROOT = Path(__file__).resolve().parents[2]
 

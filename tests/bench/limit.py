@@ -15,7 +15,7 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from vlmflow.core.files import whole_file
-from vlmflow.core.parallel import ordered_map
+from vlmflow.core.processes import ordered_map
 from vlmflow.raw.split import RawRows, open_rows
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.convert import SHARD_BYTES

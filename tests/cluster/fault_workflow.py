@@ -15,7 +15,7 @@ from cluster.jobs import job
 from cluster.node import Node
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.pod_templates import template_in
+from vlmflow.remote.cluster.pods import template_in
 from workflow_runs import ROOT
 
 NAMESPACE = "vlmflow-faults"

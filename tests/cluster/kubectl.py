@@ -13,7 +13,7 @@ from cluster.binaries import binary
 from cluster.paths import KUBECONFIG
 from cluster.shell import run
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster import client
+from vlmflow.remote.cluster import api
 
 
 def a_namespace(name: str, labels: dict[str, str] | None = None) -> dict:
@@ -25,7 +25,7 @@ def client_of(kubeconfig: Path) -> kubernetes.client.ApiClient:
     """Return the executor's own client of the cluster that a kubeconfig names."""
     settings = kubernetes.client.Configuration()
     kubernetes.config.load_kube_config(str(kubeconfig), client_configuration=settings)
-    return client.client_of(settings, print, patience=60)
+    return api.client_of(settings, print, patience=60)
 
 
 class Kubectl:

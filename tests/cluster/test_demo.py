@@ -16,10 +16,10 @@ from cluster.images import project_image
 from cluster.paths import STATE
 from vlmflow.core.account import read_account
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import EvaluationReport
+from vlmflow.evaluation.report import EvaluationReport
 from vlmflow.harness.resources import LOGS_MB, TRAINING_MB
-from vlmflow.remote.kubernetes.cluster_state import quantity
 from vlmflow.remote.kubernetes.job_shape import PULL_SECONDS
+from vlmflow.remote.kubernetes.waiting import quantity
 from workflow_runs import ROOT, RUN, VERSION
 
 ONE_JOB_EACH = {

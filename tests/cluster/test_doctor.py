@@ -18,15 +18,15 @@ from cluster.kubectl import Kubectl, client_of
 from cluster.paths import STATE
 from cluster.shell import wait_for
 from vlmflow.remote.cluster.api import Api
-from vlmflow.remote.cluster.pod_templates import pod_templates, template_in
-from vlmflow.remote.doctor import inside
-from vlmflow.remote.doctor.needs import Need
-from vlmflow.remote.doctor.rbac import EXECUTOR
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.cluster.pods import pod_templates, template_in
+from vlmflow.remote.job import RuleJob
+from vlmflow.remote.kubernetes import inside
+from vlmflow.remote.kubernetes.needs import Need
+from vlmflow.remote.kubernetes.objects import EXECUTOR
 
 ROOT = Path(__file__).parents[2]
 NAMESPACE = "vlmflow-doctor"
-DOCTOR = [sys.executable, "-m", "vlmflow.remote.doctor"]
+DOCTOR = [sys.executable, "-m", "vlmflow.remote.kubernetes.doctor"]
 GIVEN = {"ResourceQuota", "LimitRange"}
 """Objects that a namespace gets from the cluster's administrators, like the namespace itself."""
 

@@ -15,14 +15,13 @@ from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
 from vlmflow.remote.cluster.api import Api
 from vlmflow.remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
-from vlmflow.remote.cluster.pod_group import named, node_of, with_pods
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
+from vlmflow.remote.cluster.pods import named, node_of, with_pods
+from vlmflow.remote.job import RuleJob
+from vlmflow.remote.kubernetes.disruptions import end_all
 from vlmflow.remote.kubernetes.namespace import Namespace
 from vlmflow.remote.kubernetes.outcome import Outcome
-from vlmflow.remote.kubernetes.shutdown import end_all
-from vlmflow.remote.kubernetes.waiting import explain
+from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 from vlmflow.remote.kubernetes.watch import Watch
-from vlmflow.remote.rule_job import RuleJob
 
 pytestmark = pytest.mark.slow
 

@@ -17,11 +17,10 @@ from cluster.images import project_image
 from cluster.kubectl import a_namespace
 from cluster.policies import End, allowed
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.pod_group import named, service_of
-from vlmflow.remote.cluster.pod_templates import template_in
+from vlmflow.remote.cluster.pods import named, service_of, template_in
+from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import shape
 from vlmflow.remote.kubernetes.templates import read_template
-from vlmflow.remote.rule_job import RuleJob
 
 NAMESPACE, GROUP, PORT = "vlmflow-groups", "attempt-1", 29500
 PODS = 2

@@ -15,13 +15,11 @@ from cluster.jobs import shared_volume
 from cluster.kubectl import a_namespace
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.pod_group import GROUP, named
-from vlmflow.remote.cluster.pod_templates import pod_templates
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
+from vlmflow.remote.cluster.pods import GROUP, named, pod_templates
+from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import shape
 from vlmflow.remote.kubernetes.templates import Template, read_template
-from vlmflow.remote.kubernetes.waiting import explain
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 
 NAMESPACE = "vlmflow-placement"
 A100, RACK = "nvidia.com/a100", "topology.kubernetes.io/rack"

@@ -9,12 +9,11 @@ import pytest
 from cluster.deployment import K8S, rendered, with_component
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.api import Api
-from vlmflow.remote.cluster.client import Refused
+from vlmflow.remote.cluster.api import Api, Refused
 from vlmflow.remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
-from vlmflow.remote.doctor import rbac
-from vlmflow.remote.doctor.rbac import EXECUTOR, STORAGE_KEYS, Right
+from vlmflow.remote.kubernetes import objects
 from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.objects import EXECUTOR, STORAGE_KEYS, Right
 
 NAMESPACE = "vlmflow-rights"
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
@@ -80,14 +79,14 @@ def refused(call: Callable[[Namespace], object], client: kubernetes.client.ApiCl
 def test_the_role_is_enough_for_the_executor(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-controller")
     # The API server sees roles a moment after their creation.
-    wait_for("all rights are there", lambda: rbac.missing(Api(client, NAMESPACE), EXECUTOR) == [])
+    wait_for("all rights are there", lambda: objects.missing(Api(client, NAMESPACE), EXECUTOR) == [])
     assert [name for name, call in CALLS.items() if refused(call, client)] == []
 
 
 def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-controller")
     assert all(refused(call, client) for call in CALLS_WITH_S3.values())
-    assert [str(right) for right in rbac.missing(Api(client, NAMESPACE), STORAGE_KEYS)] == list(CALLS_WITH_S3)
+    assert [str(right) for right in objects.missing(Api(client, NAMESPACE), STORAGE_KEYS)] == list(CALLS_WITH_S3)
 
 
 @pytest.mark.parametrize("kind", [PYTORCHJOB, TRAINJOB], ids=lambda kind: kind.name)
@@ -99,7 +98,7 @@ def test_a_component_adds_the_rights_to_a_kind_of_group(kind: IndexedJob, overla
     before = next(one for one in rendered(K8S / "overlays" / overlay) if one["kind"] == "Role")
     (added,) = [rule for rule in role["rules"] if rule not in before["rules"]]
     granted = {(added["apiGroups"][0], name, verb) for name in added["resources"] for verb in added["verbs"]}
-    assert granted == {(right.group, right.resource, right.verb) for right in rbac.GROUPS[kind.name]}
+    assert granted == {(right.group, right.resource, right.verb) for right in objects.GROUPS[kind.name]}
     assert len(role["rules"]) == len(before["rules"]) + 1
 
 
@@ -114,7 +113,7 @@ def test_each_removed_verb_is_missed(any_cluster: Kubectl, account: list[dict], 
     client = client_as(any_cluster, "vlmflow-controller")
     try:
         any_cluster.apply(role | {"rules": rules})
-        wait_for(f"{right} is taken away", lambda: rbac.missing(Api(client, NAMESPACE), EXECUTOR) == [right])
+        wait_for(f"{right} is taken away", lambda: objects.missing(Api(client, NAMESPACE), EXECUTOR) == [right])
         assert [name for name, call in CALLS.items() if refused(call, client)] == [str(right)]
     finally:
         any_cluster.apply(role)
@@ -122,7 +121,7 @@ def test_each_removed_verb_is_missed(any_cluster: Kubectl, account: list[dict], 
 
 def test_job_pods_may_do_nothing(any_cluster: Kubectl, account: list[dict]) -> None:
     client = client_as(any_cluster, "vlmflow-job")
-    assert rbac.check_job_service_account(Api(client, NAMESPACE)).state == "ok"
+    assert objects.check_job_service_account(Api(client, NAMESPACE)).state == "ok"
     assert all(refused(call, client) for call in (CALLS | CALLS_WITH_S3).values())
 
 

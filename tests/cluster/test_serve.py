@@ -12,10 +12,10 @@ from cluster.cluster import Cluster
 from cluster.component import Component, accepted, running
 from cluster.deployment import K8S, OVERLAYS, rendered, with_component, with_instance
 from cluster.kubectl import Kubectl
+from vlmflow.core.child_programs import ANSWER_KEY
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.keys import ANSWER_KEY
 from vlmflow.pictures.budget import FEWEST_TOKENS
-from vlmflow.rows.messages import messages_of
+from vlmflow.rows.chat import messages_of
 from vlmflow.serving.asked import asked_in_val
 from vlmflow.serving.client import Client, picture_part
 from workflow_runs import RUN

@@ -25,7 +25,7 @@ from cluster.binaries import binary
 from interleavings import Process, content_of, explore, requests_in_turn
 from storage_runs import SCRIPTS, StorageRun
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.storage import folder_manifest, s3_folder
+from vlmflow.remote.storage import s3_folder
 from vlmflow.remote.storage.s3_object import S3Object
 
 
@@ -124,7 +124,7 @@ def a_day_later(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FILES = {"merged/x//files/README.md", "merged/x//files/inner/weights", "merged/x//files/empty"}
-MANIFEST = f"merged/x/{folder_manifest.NAME}"
+MANIFEST = f"merged/x/{s3_folder.NAME}"
 
 
 def test_a_folder_is_its_objects_and_a_manifest(merged: S3Object) -> None:
@@ -146,7 +146,7 @@ def test_a_new_store_leaves_the_old_objects_for_a_day(merged: S3Object, monkeypa
 
 
 def test_without_its_manifest_a_folder_is_not_there(merged: S3Object) -> None:
-    merged.s3obj(folder_manifest.NAME).delete()
+    merged.s3obj(s3_folder.NAME).delete()
     assert not merged.exists()
     with pytest.raises(FileNotFoundError):
         merged.retrieve_object()
@@ -194,7 +194,7 @@ def test_a_damaged_folder_is_refused_by_its_file(merged: S3Object, damage: str) 
 
 def test_a_manifest_that_leads_out_of_its_folder_is_refused(merged: S3Object) -> None:
     entry = merged._folder.entries()["empty"]
-    merged.s3obj(folder_manifest.NAME).put(Body=folder_manifest.dump({"../../outside": entry}))
+    merged.s3obj(s3_folder.NAME).put(Body=s3_folder.dump({"../../outside": entry}))
     with pytest.raises(VlmflowError, match="outside its folder"):
         merged.retrieve_object()
 
@@ -203,7 +203,7 @@ def test_a_folder_that_an_older_checkout_stored_is_read_and_removed(merged: S3Ob
     merged.remove()
     merged.s3obj("inner/weights").put(Body=b"old")
     entry = {"size": 3, "etag": merged.s3obj("inner/weights").e_tag}
-    merged.s3obj(folder_manifest.NAME).put(Body=json.dumps({"files": {"inner/weights": entry}}).encode())
+    merged.s3obj(s3_folder.NAME).put(Body=json.dumps({"files": {"inner/weights": entry}}).encode())
     assert (merged.exists(), merged.local_footprint()) == (True, 3)
     assert read(merged) == {"inner/weights": b"old"}
     merged.s3obj("inner/weights").put(Body=b"new")
@@ -288,7 +288,7 @@ def test_the_storage_copies_proven_files_to_the_published_folder(
 ) -> None:
     _, merged = published
     assert keys(merged) == {
-        *("verified/x//files/weights", "verified/x//files/proof.json", f"verified/x/{folder_manifest.NAME}"),
+        *("verified/x//files/weights", "verified/x//files/proof.json", f"verified/x/{s3_folder.NAME}"),
         *("merged/x//files/weights", "merged/x//files/README.md", MANIFEST),
     }
     assert read(merged) == MERGED
@@ -320,7 +320,7 @@ def test_each_folder_goes_alone(published: tuple[S3Object, S3Object], first: int
 def test_objects_that_an_earlier_checkout_let_another_folder_name_stay(published: tuple[S3Object, S3Object]) -> None:
     verified, merged = published
     entries = merged._folder.entries() | {"weights": verified._folder.entries()["weights"]}
-    merged.s3obj(folder_manifest.NAME).put(Body=folder_manifest.dump(entries))
+    merged.s3obj(s3_folder.NAME).put(Body=s3_folder.dump(entries))
     attempt = entries["weights"].attempt
     merged.s3bucket().Object(f"{attempt}/named-by/run%2Fmerged%2Fx").put(Body=b"")
     verified.remove()

@@ -25,7 +25,7 @@ def main() -> None:
     # instead of this folder, whose modules are found as gpu.NAME.
     sys.path[0:1] = [str(TESTS), str(TESTS.parent / "scripts")]
     from gpu.needs import what_is_missing
-    from vlmflow.core.process import import_path
+    from vlmflow.core.processes import import_path
 
     os.environ["PYTHONPATH"] = import_path()
     if missing := what_is_missing():

@@ -14,8 +14,7 @@ import torch
 from transformers import AutoModelForImageTextToText, GenerationConfig, Qwen3VLConfig
 
 from vlmflow.core.files import read_json, remove
-from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.demo.tiny_tokenizer import fire_texts
+from vlmflow.demo.tiny_model import TinyShape, fire_texts, write_tiny_model
 
 SHARDS = 4
 SEED = 42

@@ -14,10 +14,9 @@ from gpu.bounded import Ended, bounded
 from gpu.long_rows import LONGEST, lengths_of_rows, write_rows
 from vlmflow.config.gpus import GPUS
 from vlmflow.core.account import read_account
-from vlmflow.core.process import import_path
-from vlmflow.estimate.accounts import Estimate, read_estimate
-from vlmflow.estimate.compare import compare
-from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.core.processes import import_path
+from vlmflow.estimate.account import Estimate, compare, read_estimate
+from vlmflow.supervisor.report import TrainingReport
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = len(os.sched_getaffinity(0))

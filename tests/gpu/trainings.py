@@ -19,11 +19,11 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.in_trainer.messages import Log, read_events
 from vlmflow.lengths.count import read_lengths
-from vlmflow.lengths.micro_batches import Plan, Planner
-from vlmflow.supervisor.gate import timed_steps
+from vlmflow.lengths.steps import Plan, Planner
+from vlmflow.supervisor.launch import environment
 from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.trainers import environment
+from vlmflow.supervisor.smoke import timed_steps
 
 WARM_UP = 2
 """The first steps of a training do not count: they load kernels and reserve memory."""

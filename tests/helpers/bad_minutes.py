@@ -63,7 +63,7 @@ def serving_by_default(folder: Path, patch: pytest.MonkeyPatch) -> Iterator[BadM
     with serving() as server:
         kubeconfig = kubeconfig_of(f"http://127.0.0.1:{server.server_address[1]}", folder / "kubeconfig")
         patch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(kubeconfig))
-        patch.setattr("vlmflow.remote.cluster.client.FIRST_PAUSE", 0.02)
+        patch.setattr("vlmflow.remote.cluster.api.FIRST_PAUSE", 0.02)
         yield server
 
 

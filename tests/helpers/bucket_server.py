@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, quote, unquote, urlparse
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
-from vlmflow.remote.storage import folder_manifest
-from vlmflow.remote.storage.folder_manifest import Entry
+from vlmflow.remote.storage import s3_folder
+from vlmflow.remote.storage.s3_folder import Entry
 
 
 class BucketServer(FaultyServer):
@@ -42,7 +42,7 @@ class BucketServer(FaultyServer):
             for name, content in files.items()
         }
         self.objects |= {f"{attempt}/{name}": content for name, content in files.items()}
-        self.objects[f"{folder}/{folder_manifest.NAME}"] = folder_manifest.dump(entries)
+        self.objects[f"{folder}/{s3_folder.NAME}"] = s3_folder.dump(entries)
         return entries
 
     @property

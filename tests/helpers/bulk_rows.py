@@ -8,8 +8,7 @@ import msgspec
 
 from vlmflow.core.files import whole_file
 from vlmflow.demo.sample import PATHS, PICTURES, Gallery
-from vlmflow.demo.sample_dialogues import BLAME, DOUBTS, INSIGHTS, PRAISE, Row
-from vlmflow.demo.sample_questions import questions_about
+from vlmflow.demo.sample_dialogues import BLAME, DOUBTS, INSIGHTS, PRAISE, Row, questions_about
 from vlmflow.demo.sample_scenes import bars_scene, shapes_scene
 
 PICTURE_COUNT = 256

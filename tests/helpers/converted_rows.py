@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 
 from stages import convert_rows
 from vlmflow.config.data_settings import DatasetSettings
-from vlmflow.config.row_settings import RowChoice, RowLimits
+from vlmflow.config.settings import RowChoice, RowLimits
 from vlmflow.pictures.resolve import named_paths
-from vlmflow.rows.converted import ConvertedRow
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.sharegpt import first_fault
+from vlmflow.rows.convert import ConvertedRow
+from vlmflow.rows.sharegpt import first_fault, lines_of
 
 
 class Converted(NamedTuple):

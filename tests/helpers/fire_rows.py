@@ -10,8 +10,7 @@ from PIL import Image
 
 from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.raw.split import open_rows
-from vlmflow.rows.convert import convert
-from vlmflow.rows.converted import MakeRows
+from vlmflow.rows.convert import MakeRows, convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.validate import SplitFiles

@@ -6,31 +6,26 @@ from typing import Any
 from made_stats import some_stats
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import write_account
-from vlmflow.evaluation.accounts import (
+from vlmflow.evaluation.report import (
+    AfterRounds,
+    AnswerReport,
+    AskedModel,
+    Change,
     Compared,
     EvaluatedModel,
     EvaluationReport,
     Interval,
     MarginFigures,
     MarginReport,
+    ModelFigures,
 )
-from vlmflow.evaluation.answering.accounts import AfterRounds, AnswerReport, AskedModel, Change, ModelFigures
-from vlmflow.evaluation.scoring.results import Overlap
+from vlmflow.evaluation.scoring.stated import Overlap
 from vlmflow.in_trainer.messages import Event, as_line
-from vlmflow.lengths.accounts import FittedRows, FittedSplit, NamedRow, SplitLengths
+from vlmflow.lengths.summary import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
-from vlmflow.reports.accounts import BaseModelFiles, Provenance
-from vlmflow.reports.licences import StatedLicences
-from vlmflow.reports.made_of import MadeOf
-from vlmflow.supervisor.accounts import (
-    Best,
-    FullRun,
-    Gate,
-    PlannedMerge,
-    TrainingDigests,
-    TrainingReport,
-)
-from vlmflow.supervisor.released import digests_of
+from vlmflow.reports.origin import BaseModelFiles, Provenance, StatedLicences
+from vlmflow.reports.run_history import MadeOf
+from vlmflow.supervisor.report import Best, FullRun, Gate, PlannedMerge, TrainingDigests, TrainingReport, digests_of
 
 MADE_OF = MadeOf("hf://Qwen/Qwen3-8B", "fire", [("train.learning_rate", "0.0002")])
 LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from training_rows import made_row
-from vlmflow.evaluation.accounts import Loss
 from vlmflow.evaluation.answer_losses import Measured, Work
+from vlmflow.evaluation.report import Loss
 from vlmflow.rows.chat import FIRST_LINE, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 

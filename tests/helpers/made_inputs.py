@@ -5,8 +5,7 @@ import json
 from typing import Any
 
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
-from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.estimate_input import EstimateInput, RowLengths, inputs_of
 from vlmflow.estimate.shape import CONFIG, Files, ModelShape, read_shape, shape_of
 from workflow_runs import ROOT
 

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.search_settings import SearchLimits, SearchSettings, dimensions
-from vlmflow.config.search_steps import step_before, steps_of
+from vlmflow.config.search_settings import SearchLimits, SearchSettings, dimensions, step_before, steps_of
 from vlmflow.core.account import read_account, write_account
-from vlmflow.search.accounts import Asked, AskedTrial, Judged, TrialResult
+from vlmflow.search.journal import tell
 from vlmflow.search.propose import Schedule, propose
-from vlmflow.search.study import Study
-from vlmflow.search.tell import tell
+from vlmflow.search.study import Asked, AskedTrial, Judged, Study, TrialResult
 
 TRAIN = TrainSettings(max_steps=90, checkpoint_steps=10, evaluation_steps=10)
 LENGTHS = [100] * 64

@@ -3,9 +3,9 @@
 from typing import Any
 
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.pictures.picture_counts import PictureCounts
+from vlmflow.pictures.manifest import PictureCounts
 from vlmflow.rows.stats import RulesUsed, SplitCounts, Stats
-from vlmflow.rows.unread_keys import Found
+from vlmflow.rows.strict_rows import Found
 
 
 def some_stats(**fields: Any) -> Stats:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.own_environment import python_of
+from vlmflow.core.child_programs import python_of
 from vlmflow.serving.server import PortTakenError, Server, free_port, running
 
 START = 300.0

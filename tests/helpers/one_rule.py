@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, f"{workflow.basedir}/scripts")
 from vlmflow.harness import start
 from vlmflow.config.model import check_config
-from vlmflow.core.process import import_path
+from vlmflow.core.processes import import_path
 os.environ["PYTHONPATH"] = import_path()
 configfile: "config.yaml"
 settings = check_config(config, [])

@@ -6,9 +6,8 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.archives.fetch_pictures import PictureFetch
-from vlmflow.config.picture_sources import PictureSource
-from vlmflow.config.pins import Pin
+from vlmflow.config.tables import PictureSource, Pin
+from vlmflow.fetch.fetch_pictures import PictureFetch
 from vlmflow.pictures.roots import PictureRoots
 
 MAX_BYTES = 1_000_000

@@ -18,19 +18,18 @@ from PIL import Image
 from text_run import SWIFT_ARGS
 from training_rows import made_row
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP
-from vlmflow.config.tuners import FULL
+from vlmflow.config.strategies import DDP, FULL
 from vlmflow.core.files import sha256_of
-from vlmflow.demo.tiny_tokenizer import FIRST_SPECIAL_ID, write_tokenizer
-from vlmflow.evaluation.accounts import MarginFigures
+from vlmflow.demo.tiny_model import FIRST_SPECIAL_ID, write_tokenizer
 from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
 from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
+from vlmflow.evaluation.report import MarginFigures
 from vlmflow.merging.merge import merge_weights
 from vlmflow.rows.chat import FIRST_LINE, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.released import release
+from vlmflow.supervisor.report import release
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
 

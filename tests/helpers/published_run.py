@@ -7,9 +7,9 @@ from typing import Any
 from hub_server import sha256
 from made_accounts import some_provenance, some_report
 from vlmflow.core.account import write_account
-from vlmflow.reports.licences import LicenceOfSource, StatedLicences
+from vlmflow.reports.origin import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
-from vlmflow.supervisor.accounts import TrainingDigests
+from vlmflow.supervisor.report import TrainingDigests
 
 MERGED = {
     "config.json": b"{}\n",

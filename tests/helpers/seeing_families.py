@@ -38,8 +38,7 @@ from transformers import (
 )
 
 from families import CHATML_TOKENS, GEMMA_TOKENS, made_tokenizer
-from vlmflow.demo.tiny_model import ID
-from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, VOCABULARY_SIZE, write_tokenizer
+from vlmflow.demo.tiny_model import CHAT_TEMPLATE, ID, VOCABULARY_SIZE, write_tokenizer
 
 TINY_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
 QWEN_IDS = {

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from stages.track import main as track
 from tracked_run import RUN
-from vlmflow.config.track_settings import TrackSettings
+from vlmflow.config.after_training import TrackSettings
 from vlmflow.core.account import read_account
-from vlmflow.track.accounts import Tracked
+from vlmflow.track.story import Tracked
 
 
 def send(folder: Path, store: str = "stores/trackers", **trackers: str) -> Tracked:

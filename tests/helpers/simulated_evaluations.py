@@ -17,13 +17,21 @@ import numpy as np
 from scipy.special import log_expit, ndtri
 
 from made_cases import row
-from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, MarginFigures
 from vlmflow.evaluation.choice import read_case
 from vlmflow.evaluation.donors import feedback_donors
-from vlmflow.evaluation.intervals import Bounds, Groups, Values, difference_interval, mean_interval, share_interval
-from vlmflow.evaluation.margins import compare_losses, compare_shares, links
-from vlmflow.evaluation.row_shares import preferred
-from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge
+from vlmflow.evaluation.margins import (
+    Bounds,
+    Groups,
+    Values,
+    compare_losses,
+    compare_shares,
+    difference_interval,
+    links,
+    mean_interval,
+    share_interval,
+)
+from vlmflow.evaluation.report import OTHER, OWN, QUESTION, MarginFigures
+from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge, preferred
 
 DRAWS = 2000
 NOISE = 0.5

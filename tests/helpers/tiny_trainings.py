@@ -16,25 +16,23 @@ from PIL import Image
 from tiny_models import file_names
 from training_rows import made_row
 from vlmflow.config.run_settings import QuantisationSettings, TrainSettings
-from vlmflow.config.strategies import DDP, Strategy
-from vlmflow.config.tuners import LORA, Tuner
+from vlmflow.config.strategies import DDP, LORA, Strategy, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.in_trainer.messages import Log, read_events
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter
-from vlmflow.merging.logit_inputs import inputs_of
+from vlmflow.merging.logits import inputs_of
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.proof import LogitProof, TensorProof
-from vlmflow.merging.verify_logits import verify_logits
-from vlmflow.merging.verify_stored_logits import verify_stored_logits
+from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
-from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.rows.chat import IMAGE_TAG, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.released import release
+from vlmflow.supervisor.report import release
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import BaseModel, Training
 from warm_programs import fresh

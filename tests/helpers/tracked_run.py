@@ -9,11 +9,10 @@ from made_accounts import some_answers, some_evaluation, some_provenance, some_r
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.accounts import EvaluatedModel, EvaluatedRow, Loss, Margin
-from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
+from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedModel, EvaluatedRow, Loss, Margin, ModelAnswer
 from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
-from vlmflow.reports.weights import published_weights
-from vlmflow.supervisor.accounts import TrainingDigests
+from vlmflow.reports.summary import published_weights
+from vlmflow.supervisor.report import TrainingDigests
 
 RUN = "mine"
 STEPS = 8

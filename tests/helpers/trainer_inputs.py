@@ -8,7 +8,7 @@ ms-swift reads them once per process.
 
 import sys
 
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.child_process import quick_imports
 
 if __name__ == "__main__":
     model, out, question, answer, *pictures = sys.argv[1:]

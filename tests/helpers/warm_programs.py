@@ -311,7 +311,7 @@ def _know_ancestors(proxies: Path) -> None:
 
         @staticmethod
         def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-            if name != "vlmflow.core.process":
+            if name != "vlmflow.core.processes":
                 return None
             spec = PathFinder.find_spec(name, path)
             assert spec is not None

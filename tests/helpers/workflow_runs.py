@@ -45,7 +45,7 @@ def speeds(folder: Path, rule: str) -> dict[str, str]:
 
 def program(name: str) -> Path:
     """Return the file of one of the project's programs: a stage or a tool."""
-    (file,) = (ROOT / "scripts").glob(f"*/{name}.py")
+    (file,) = [*(ROOT / "scripts").glob(f"stages/{name}.py"), *(ROOT / "scripts/vlmflow").glob(f"tools/{name}.py")]
     return file
 
 

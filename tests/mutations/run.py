@@ -20,11 +20,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 OWN = ("track", "search")
-"""The environments beside .venv, whose programs some of the modules are (core/own_environment)."""
+"""The environments beside .venv, whose programs some of the modules are (core/child_programs)."""
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 from vlmflow.config.yaml_file import read_yaml  # noqa: E402
-from vlmflow.core.own_environment import python_of  # noqa: E402
+from vlmflow.core.child_programs import python_of  # noqa: E402
 from vlmflow.core.progress import clock  # noqa: E402
 from workflow_runs import clone  # noqa: E402
 

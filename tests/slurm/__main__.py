@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from slurm.slurm_cluster import SlurmCluster
-from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.processes import bound_to_this_process
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

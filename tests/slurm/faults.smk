@@ -6,13 +6,13 @@ from pathlib import Path
 ROOT = Path(workflow.basedir, "scripts").resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from vlmflow.harness import read_config, start
+from vlmflow.harness import start
 
 
 configfile: ROOT / "config.yaml"
 
 
-start.before_rules(workflow, read_config.read(workflow, config))
+start.before_rules(workflow, start.read(workflow, config))
 
 
 # Each start leaves a line in NAME.begun; it ends when NAME.enough is there.

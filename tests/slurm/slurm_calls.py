@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.processes import bound_to_this_process
 from vlmflow.remote.slurm.queue import QueuedJob, jobs
 from vlmflow.remote.slurm.request import folder_digest
 from workflow_runs import ROOT

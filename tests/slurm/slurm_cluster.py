@@ -24,7 +24,7 @@ from cluster.paths import CACHE
 from cluster.processes import children
 from cluster.shell import run, wait_for
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.processes import bound_to_this_process
 
 SOURCES = Path(__file__).parent
 FOLDER = CACHE / "slurm"

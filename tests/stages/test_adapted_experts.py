@@ -29,12 +29,12 @@ from made_inputs import settings_of
 from stages import estimate_run
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.tuners import LORA as LORA_TUNER
-from vlmflow.config.tuners import QLORA, Tuner
+from vlmflow.config.strategies import LORA as LORA_TUNER
+from vlmflow.config.strategies import QLORA, Tuner
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.small_files import write_small_files
+from vlmflow.fetch.placed import write_small_files
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.merge_plan import plan_merge
+from vlmflow.merging.updates import plan_merge
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import Targets

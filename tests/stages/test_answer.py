@@ -19,7 +19,7 @@ import pytest
 from chat_server import chat_server
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.answering.accounts import AnswerReport
+from vlmflow.evaluation.report import AnswerReport
 from workflow_runs import ROOT, RUN, words_of
 
 answer: Callable[..., None] = pydantic.validate_call(importlib.import_module("stages.answer").main)

@@ -13,7 +13,7 @@ from families import LLAMA_3_2, LLAMA_TOKENS, write_family, write_gpt2
 from forked_snakemake import called
 from text_run import TRAIN
 from vlmflow.core.account import read_account
-from vlmflow.lengths.accounts import LengthSummary
+from vlmflow.lengths.summary import LengthSummary
 from workflow_runs import ROOT
 
 

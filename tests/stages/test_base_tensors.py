@@ -16,8 +16,8 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from vlmflow.swift import limited_child
-from vlmflow.swift.base_tensors import compare_tensors
+from vlmflow.swift import child_process
+from vlmflow.swift.meta_model import compare_tensors
 
 TEXT = {
     "vocab_size": 96,
@@ -107,7 +107,7 @@ def test_a_configuration_of_no_model_is_a_failure(saved: Saved, monkeypatch: pyt
     folder, _ = saved(CONFIGS[0])
     with_config(folder, num_hidden_layers=10**9, layer_types=None)
     with monkeypatch.context() as patch:
-        patch.setattr(limited_child, "SECONDS", 1.0)
+        patch.setattr(child_process, "SECONDS", 1.0)
         assert "failed" in compared(folder, [])
     (folder / "config.json").write_text('{"model_type": "of nobody"}')
     assert compared(folder, [])["failed"].startswith("ValueError: ")

@@ -21,7 +21,7 @@ MANY = [*SIZES, *((Random(n).randint(28, 1400), Random(-n).randint(28, 1400)) fo
 COUNT = """
 import json, sys
 from swift.dataset import load_dataset
-from vlmflow.swift.counted_row import RowCounter
+from vlmflow.swift.row_counter import RowCounter
 from vlmflow.swift.own_template import own_template
 
 template = own_template(sys.argv[3:])

@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM
 from families import write_family
 from seeing_families import write_qwen2_5_vl
 from tiny_models import tensors_of
-from vlmflow.swift.base_tensors import compare_tensors
-from vlmflow.swift.description import Description, Layout
+from vlmflow.swift.meta_model import compare_tensors
+from vlmflow.swift.model_layers import Description, Layout
 
 
 def described(folder: Path) -> Description:

@@ -32,12 +32,10 @@ from transformers import (
 
 from vlmflow.estimate.fake_pass import FUSED, LiveBytes, as_on_cuda, measure
 from vlmflow.estimate.meta_shape import kind_of, numbered
-from vlmflow.estimate.parameters import LANGUAGE, PARTS, TOWER, adapted
 from vlmflow.estimate.pass_memory import Batch, pass_of
 from vlmflow.estimate.picture_pass import measure as measure_pictures
-from vlmflow.estimate.shape import ModelShape, read_shape
-from vlmflow.estimate.states import trained_of
-from vlmflow.estimate.training_mode import Adapter, TrainingMode
+from vlmflow.estimate.shape import LANGUAGE, PARTS, TOWER, ModelShape, adapted, read_shape
+from vlmflow.estimate.states import Adapter, TrainingMode, trained_of
 
 SIZES = {
     "vocab_size": 1_500,

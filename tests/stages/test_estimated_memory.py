@@ -25,11 +25,9 @@ from transformers import (
 )
 
 from vlmflow.estimate.fake_pass import FUSED, LiveBytes, WithWholeNumbers, as_on_cuda, make_fake, measure
-from vlmflow.estimate.parameters import ALIGNER, LANGUAGE, PARTS, TOWER, weights_of
 from vlmflow.estimate.pass_memory import Batch, pass_of, picture_tower
-from vlmflow.estimate.shape import ModelShape, read_shape
-from vlmflow.estimate.states import base_bytes, states, trained_of
-from vlmflow.estimate.training_mode import Adapter, Sharding, TrainingMode
+from vlmflow.estimate.shape import ALIGNER, LANGUAGE, PARTS, TOWER, ModelShape, read_shape, weights_of
+from vlmflow.estimate.states import Adapter, Sharding, TrainingMode, base_bytes, states, trained_of
 
 TEXT = {
     "vocab_size": 1000,

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedConfig, 
 from families import made_tokenizer
 from tiny_models import file_names, randomise
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.logit_proof import LogitProof
+from vlmflow.merging.logits import LogitProof
 from vlmflow.merging.merge import merge_weights
 from vlmflow.merging.verify_logits import verify_logits
 

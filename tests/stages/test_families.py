@@ -15,13 +15,13 @@ from forked_snakemake import called
 from text_run import TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.accounts import ShownText
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter, read_lengths
 from vlmflow.lengths.measure import LengthSummary, measure_lengths
+from vlmflow.lengths.summary import ShownText
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.accounts import Gate
+from vlmflow.supervisor.report import Gate
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment
 from workflow_runs import ROOT

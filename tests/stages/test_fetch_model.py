@@ -22,8 +22,7 @@ from stages import fetch_model, fetch_model_files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_files import list_files
-from vlmflow.fetch.model_folder import FileRecord, digest_of, read_model_manifest
-from vlmflow.fetch.small_files import read_small_files, tensors_of
+from vlmflow.fetch.placed import FileRecord, digest_of, read_model_manifest, read_small_files, tensors_of
 
 SOURCE = "hf://o/m"
 PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", "LICENSE": b"free"}

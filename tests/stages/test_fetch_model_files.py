@@ -17,7 +17,7 @@ from stages import fetch_model, fetch_model_files
 from vlmflow.config.model import Config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX, SINGLE, local_files
-from vlmflow.fetch.small_files import read_small_files, tensors_of
+from vlmflow.fetch.placed import read_small_files, tensors_of
 from vlmflow.harness.params import RuleParams
 from vlmflow.lengths.count import TOKENIZER
 

@@ -19,7 +19,7 @@ from one_rule import one_rule
 from stages import fetch_rows
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
-from vlmflow.fetch.from_disk import link_or_copy
+from vlmflow.fetch.placed import link_or_copy
 
 SOURCE = "hf://datasets/o/d/sub/train.json"
 CONTENT = Random(2).randbytes(4_000_000)

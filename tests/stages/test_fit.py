@@ -15,14 +15,13 @@ from vlmflow.config.model import check_config
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths import fit as fit_module
-from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.against_swift import check_lengths
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, lines_of, measure_rows, read_lengths
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
-from vlmflow.lengths.fitted import fitted_data
 from vlmflow.lengths.measure import refuse_other_lengths
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.lengths.summary import FittedRows, fitted_data
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data

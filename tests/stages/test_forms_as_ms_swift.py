@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vlmflow.rows.chat import call_text, trained_messages_of
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.messages import trained_messages_of
-from vlmflow.rows.tools import call_text
 
 pytestmark = pytest.mark.slow  # until ms-swift changes, the forms' own tests say the same
 

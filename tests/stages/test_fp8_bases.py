@@ -20,9 +20,9 @@ from tiny_models import file_names, write_base
 from vlmflow.core.account import read_account
 from vlmflow.fetch.dequantise import E4M3, dequantised, to_bfloat16
 from vlmflow.fetch.model_files import CONFIG, INDEX
-from vlmflow.fetch.model_folder import ModelManifest, digest_of, hash_files
-from vlmflow.fetch.tensor_names import refuse_other_tensors
-from vlmflow.reports.accounts import Provenance
+from vlmflow.fetch.model_weights import refuse_other_tensors
+from vlmflow.fetch.placed import ModelManifest, digest_of, hash_files
+from vlmflow.reports.origin import Provenance
 from vlmflow.tools.check_provenance import main as check_provenance
 from workflow_runs import ROOT
 

@@ -19,12 +19,11 @@ from gpu.parts import NO_FLASH, NO_GPU, NO_TIME, Part, in_time
 from gpu.road import REAL, STRATEGIES
 from gpu.table import table
 from gpu.trainings import figures_of, figures_of_swift
-from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.demo.tiny_tokenizer import fire_texts
+from vlmflow.demo.tiny_model import TinyShape, fire_texts, write_tiny_model
 from vlmflow.in_trainer.messages import Begin, Log
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
-from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.trajectories import trajectory_row
 from workflow_runs import ROOT

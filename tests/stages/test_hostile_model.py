@@ -13,8 +13,8 @@ from text_run import TRAIN, TRAPS, set_traps
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.lengths.fitted import fitted_data
-from vlmflow.supervisor import trainers
+from vlmflow.lengths.summary import fitted_data
+from vlmflow.supervisor import launch
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
 from workflow_runs import ROOT
@@ -49,7 +49,7 @@ def test_stages_see_only_links_to_a_models_files(text_run: Path) -> None:
 
 def test_the_trainer_never_trusts_remote_code(text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ms-swift passes true to each of these calls; transformers gets false."""
-    monkeypatch.setattr(trainers, "trainer", SimpleNamespace(__name__="recording_worker"))
+    monkeypatch.setattr(launch, "trainer", SimpleNamespace(__name__="recording_worker"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "helpers"), prepend=os.pathsep)
     monkeypatch.setenv("VLMFLOW_TEST_RECORD", str(tmp_path / "record"))
     settings = TrainSettings(**TRAIN | {"max_steps": 1, "checkpoint_steps": 1})
@@ -66,7 +66,7 @@ def test_the_trainer_never_trusts_remote_code(text_run: Path, tmp_path: Path, mo
 LOAD = """
 import sys
 from transformers import AutoConfig, AutoModelForCausalLM
-from vlmflow.swift.no_remote_code import refuse_remote_code
+from vlmflow.swift.own_template import refuse_remote_code
 for folder in sys.argv[1:]:
     AutoConfig.from_pretrained(folder, trust_remote_code=True)
     AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)

@@ -13,9 +13,9 @@ from vlmflow.config.search_settings import trained_with
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.chosen_split import RawRows
-from vlmflow.fetch.model_folder import MANIFEST, FileRecord, ModelManifest, digest_of
-from vlmflow.rows.halves import group_of, half_of
-from vlmflow.search.against_own import decisive
+from vlmflow.fetch.placed import MANIFEST, FileRecord, ModelManifest, digest_of
+from vlmflow.rows.holdout import group_of, half_of
+from vlmflow.search.best import decisive
 from vlmflow.search.judge import FOLDER, Judgement, compared
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training

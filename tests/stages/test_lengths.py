@@ -15,12 +15,19 @@ from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
 from vlmflow.config.swift_args import names
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.accounts import MaxLengths, NamedRow
 from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths
-from vlmflow.lengths.count import RowLength, TokenCounter, measure_rows, read_lengths
-from vlmflow.lengths.token_counts import NAMED, LengthAccount, max_lengths
+from vlmflow.lengths.count import (
+    LONGEST_NAMED,
+    LengthAccount,
+    RowLength,
+    TokenCounter,
+    max_lengths,
+    measure_rows,
+    read_lengths,
+)
+from vlmflow.lengths.summary import MaxLengths, NamedRow
 from vlmflow.pictures.budget import PictureBudget, Squares
-from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
+from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel
@@ -92,7 +99,7 @@ def test_lengths_are_the_same_on_any_number_of_cores(demo_run: Path, model: Path
 
 def test_of_rows_of_one_length_the_first_are_named() -> None:
     account = LengthAccount.of(RowLength(str(number), 0, 0, 7) for number in range(100))
-    assert [row.id for row in account.longest] == [str(number) for number in range(NAMED)]
+    assert [row.id for row in account.longest] == [str(number) for number in range(LONGEST_NAMED)]
 
 
 def test_the_account_knows_what_a_max_length_covers() -> None:
@@ -105,7 +112,7 @@ def test_the_account_knows_what_a_max_length_covers() -> None:
     assert (described.median, described.p99) == (601, 1_091)
     assert described.longest[0] == NamedRow("huge", 5_000, 0)
     assert [row.id for row in described.longest[1:3]] == ["r1100", "r1099"]
-    assert len(described.longest) == NAMED
+    assert len(described.longest) == LONGEST_NAMED
     assert max_lengths([account]) == MaxLengths(covers_most=1_152, covers_all=5_056)
     val = LengthAccount.of(RowLength(str(tokens), 0, 0, tokens) for tokens in (9, 6_000))
     assert max_lengths([account, val]) == MaxLengths(6_016, 6_016), "val has to fit, too"

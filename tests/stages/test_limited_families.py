@@ -12,11 +12,11 @@ from transformers import AutoProcessor
 from seeing_families import SEEING
 from training_rows import made_row
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.lengths.by_template import TemplateCounter
-from vlmflow.merging.published_limits import publish_limits
+from vlmflow.lengths.measure import TemplateCounter
+from vlmflow.merging.proof import publish_limits
 from vlmflow.pictures.budget import PictureBudget
 from vlmflow.rows.chat import Turn
-from vlmflow.serving.served_folder import link_served
+from vlmflow.serving.finished_run import link_served
 from vlmflow.swift.child_process import environment
 
 FEWEST = {"internvl": 4, "mistral3": 2}

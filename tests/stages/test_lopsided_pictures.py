@@ -14,8 +14,7 @@ import pytest
 from seeing_families import write_llava
 from tiny_trainings import Tiny, losses_of
 from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
-from vlmflow.config.strategies import STRATEGIES
-from vlmflow.config.tuners import FULL, LORA, Tuner
+from vlmflow.config.strategies import FULL, LORA, STRATEGIES, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import rows_of_step
 from vlmflow.supervisor.train import train

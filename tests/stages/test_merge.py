@@ -27,8 +27,8 @@ from tiny_models import (
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
-from vlmflow.fetch.model_folder import MANIFEST, ModelManifest, digest_of, hash_files
-from vlmflow.fetch.safetensors_header import read_header
+from vlmflow.fetch.model_weights import read_header
+from vlmflow.fetch.placed import MANIFEST, ModelManifest, digest_of, hash_files
 from vlmflow.merging.merge import merge_weights
 from workflow_runs import ROOT
 

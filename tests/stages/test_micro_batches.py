@@ -25,8 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from tiny_trainings import Tiny, train_and_kill
 from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.config.strategies import STRATEGIES
-from vlmflow.config.tuners import TUNERS
+from vlmflow.config.strategies import STRATEGIES, TUNERS
 from vlmflow.core.account import write_account
 from vlmflow.in_trainer.messages import BAD_STEP, Log, read_events, rows_of_step
 from vlmflow.lengths.count import RowLength, read_lengths
@@ -35,8 +34,7 @@ from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.smoke import choose_rows, find_passes, smoke_training
 from vlmflow.supervisor.train import TooLargeError, Trained, TrainingFailedError, train
 from vlmflow.swift.arguments import Passes, Training
-from vlmflow.swift.one_sequence import joins_rows
-from vlmflow.swift.row_attention import keep_rows_apart
+from vlmflow.swift.row_attention import joins_rows, keep_rows_apart
 
 COUNT_PASSES = """
 if TRAINER:

@@ -13,10 +13,9 @@ import pytest
 
 from tiny_trainings import Tiny, losses_of, train_and_kill
 from trainer_faults import make_fault
-from vlmflow.core.errors import PassingError
+from vlmflow.core.errors import PassingError, counted
 from vlmflow.core.files import sha256_of
-from vlmflow.core.printable import counted
-from vlmflow.supervisor import trainers
+from vlmflow.supervisor import launch
 from vlmflow.supervisor.group import group_of
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import Trained, train
@@ -69,7 +68,7 @@ def test_a_killed_training_of_two_nodes_ends_with_the_weights_of_one_node(
     assert steps == [*range(1, last + 1), 3, 4, 5, 6]
     assert f"; lost since then, and trained again: {counted(last - 2, 'step')}" in caplog.text
     assert left == [] == [*trained.folder.path.glob("launch-*")], "nothing is left"
-    assert trainers.log_of(trained.folder, 1).stat().st_size
+    assert launch.log_of(trained.folder, 1).stat().st_size
 
 
 def test_a_fault_on_another_node_is_named_and_resumed(

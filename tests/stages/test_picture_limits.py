@@ -11,11 +11,10 @@ from PIL import Image
 from qwen_vl_utils.vision_process import smart_resize
 from transformers import AutoImageProcessor, AutoProcessor
 
-from vlmflow.config.row_settings import PictureLimits
+from vlmflow.config.settings import PictureLimits
 from vlmflow.core.files import sha256_of
 from vlmflow.demo.tiny_model import PIXELS_PER_TOKEN
-from vlmflow.merging.proof import take_over
-from vlmflow.merging.published_limits import publish_limits
+from vlmflow.merging.proof import publish_limits, take_over
 from vlmflow.pictures.decode import check_picture
 from vlmflow.swift.child_process import environment
 from workflow_runs import ROOT

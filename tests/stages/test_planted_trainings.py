@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from planted_trainings import FEEDBACK, FORM, PICTURE, TOPIC, figures_of_training
-from vlmflow.evaluation.accounts import OTHER, OWN, Compared, MarginFigures
+from vlmflow.evaluation.report import OTHER, OWN, Compared, MarginFigures
 from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, judge
 
 

@@ -9,9 +9,8 @@ import pytest
 from datasets import Dataset
 from swift.dataset.preprocessor.core import AutoPreprocessor
 
+from vlmflow.rows.chat import Reject, trained_messages_of
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.messages import trained_messages_of
-from vlmflow.rows.rejects import Reject
 
 pytestmark = pytest.mark.slow  # until ms-swift changes, the forms' own tests say the same
 

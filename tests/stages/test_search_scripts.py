@@ -15,17 +15,15 @@ from made_inputs import some_inputs
 from made_search import NOTHING, TRAIN, best_unjudged, result
 from stages import choose_best, propose, search_page, tell
 from vlmflow.config.model import check_config
-from vlmflow.config.search_settings import SearchLimits, SearchSettings
-from vlmflow.config.search_steps import slots_of, step_before, steps_of
+from vlmflow.config.search_settings import SearchLimits, SearchSettings, slots_of, step_before, steps_of
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.search_page import search_page as search_page_of
-from vlmflow.search.accounts import Asked, Judged
-from vlmflow.search.study import Study
+from vlmflow.search.study import Asked, Judged, Study
 
 HOSTILE = "<script>document.title='taken'</script>"
 

@@ -19,19 +19,17 @@ from seeing_families import SEEING
 from text_run import TRAIN
 from tiny_models import file_names, randomise, tensors_of
 from training_rows import made_row
-from vlmflow.config.tuners import FULL
+from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.merging.loaded_model import load, logits_of
-from vlmflow.merging.logit_inputs import inputs_of
+from vlmflow.merging.logits import inputs_of, load, logits_of
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.names_in_memory import loaded_as, saved_as
-from vlmflow.merging.verify_logits import verify_logits
-from vlmflow.merging.verify_stored_logits import verify_stored_logits
+from vlmflow.merging.tensors import loaded_as, saved_as
+from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
-from vlmflow.swift.row_tensors import Inputs
+from vlmflow.swift.row_attention import Inputs
 from workflow_runs import ROOT
 
 TURNS = [Turn("human", "<image>\nWhat colour is the square?"), Turn("gpt", "It is red, and so is the other one.")]

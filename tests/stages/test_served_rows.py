@@ -10,14 +10,14 @@ from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 from seeing_families import write_gemma3
 from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
-from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
+from vlmflow.demo.tiny_model import CHAT_TEMPLATE, write_tokenizer
 from vlmflow.lengths.against_swift import check_lengths
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import PLAIN, read_lengths
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift import limited_child
+from vlmflow.swift import child_process
 from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.served_rows import first_difference
 from workflow_runs import RUN
@@ -120,7 +120,7 @@ def test_a_template_that_refuses_only_some_rows_fails(tokenizer_folder: Path) ->
 
 
 def test_a_template_without_end_is_stopped(tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_child, "SECONDS", 1)
+    monkeypatch.setattr(child_process, "SECONDS", 1)
     template = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert found(tokenizer_folder, template, TURNS) == {"failed": "not done after 1 s of processor time"}
 

@@ -18,13 +18,12 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.loaded_model import load, logits_of
-from vlmflow.rows.messages import messages_of
+from vlmflow.merging.logits import load, logits_of
+from vlmflow.rows.chat import messages_of
 from vlmflow.serving.asked import asked_by_person, asked_in_val, opened
 from vlmflow.serving.client import Client, picture_part
-from vlmflow.serving.finished_run import finished_run
+from vlmflow.serving.finished_run import finished_run, link_served
 from vlmflow.serving.loaded import LoadedModel
-from vlmflow.serving.served_folder import link_served
 from vlmflow.tools.serve import main as serve
 from vlmflow.tools.try_run import main as try_run
 from workflow_runs import ROOT, RUN, copy_folder

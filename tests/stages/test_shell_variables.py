@@ -15,7 +15,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from tiny_trainings import IMAGE_MAX_TOKENS, Tiny, losses_of
-from vlmflow.core.child_environment import KEPT
+from vlmflow.core.child_programs import KEPT
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.measure import Measurement, ScoredModel, measure
@@ -27,7 +27,7 @@ from vlmflow.supervisor.train import train
 from vlmflow.swift import row_lengths
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, run_module
-from vlmflow.swift.row_reader import _load_rows, _rows
+from vlmflow.swift.own_template import _load_rows, _rows
 from warm_programs import fresh
 
 LIBRARIES = (

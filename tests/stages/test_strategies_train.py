@@ -21,7 +21,7 @@ from vlmflow.config.deepspeed_json import BLOCKS, OWN_CHECK, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.in_trainer.messages import Begin, Event, Log, read_events, rows_of_step
-from vlmflow.supervisor.checkpoint import SAFE, ForeignCodeError, refuse_foreign_code
+from vlmflow.supervisor.run_folder import SAFE, ForeignCodeError, refuse_foreign_code
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
 

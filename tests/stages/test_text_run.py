@@ -14,11 +14,11 @@ from made_stats import some_stats
 from text_run import SWIFT_ARGS, TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
-from vlmflow.lengths.by_template import TemplateCounter
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
-from vlmflow.pictures.picture_counts import PictureCounts
-from vlmflow.reports.accounts import Provenance
+from vlmflow.lengths.measure import TemplateCounter
+from vlmflow.pictures.manifest import PictureCounts
+from vlmflow.reports.origin import Provenance
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words

@@ -21,10 +21,9 @@ from transformers import (
 )
 
 from vlmflow.demo.sample import write_sample
-from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.demo.tiny_tokenizer import VOCABULARY_SIZE, fire_texts
+from vlmflow.demo.tiny_model import VOCABULARY_SIZE, TinyShape, fire_texts, write_tiny_model
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.forms.fire import read_trajectory
-from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import trajectory_row
 from workflow_runs import ROOT
 

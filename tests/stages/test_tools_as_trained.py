@@ -16,22 +16,29 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from fire_rows import write_picture
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
+from vlmflow.lengths.against_swift import accepted_difference
 from vlmflow.lengths.chat_form import ChatForm
-from vlmflow.lengths.chat_template import accepted_difference
 from vlmflow.lengths.count import TokenCounter
-from vlmflow.pictures.image_manifest import PictureEntry
-from vlmflow.rows.chat import Turn, tags_in, times_answered, with_thought
-from vlmflow.rows.messages import messages_of, trained_messages_of
+from vlmflow.pictures.manifest import PictureEntry
+from vlmflow.rows.chat import (
+    Turn,
+    call_text,
+    declarations_of,
+    messages_of,
+    tags_in,
+    times_answered,
+    tools_text,
+    trained_messages_of,
+    with_thought,
+)
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
-from vlmflow.rows.tools import call_text, declarations_of, tools_text
 from vlmflow.serving.client import with_ids
 from vlmflow.serving.guarded import with_texts, with_unreadable
 from vlmflow.swift.child_process import environment
-from vlmflow.swift.row_encoder import AGENT_TEMPLATE, encode_rows_as_served
-from vlmflow.swift.row_reader import read_rows_by_type
+from vlmflow.swift.own_template import AGENT_TEMPLATE, encode_rows_as_served, read_rows_by_type
 from vlmflow.swift.served_rows import first_difference
 from workflow_runs import ROOT
 

@@ -15,16 +15,16 @@ import pytest
 from fire_rows import fire_row, fire_rows, write_picture
 from real_rows import FOLDER
 from tiny_trainings import QUICK
-from vlmflow.config.row_settings import RowLimits
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.against_swift import check_lengths
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
-from vlmflow.pictures.image_manifest import PictureEntry
+from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.rows.converted import ConvertedRow
+from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.sharegpt import as_line, first_fault
@@ -42,7 +42,7 @@ import json, sys
 from itertools import groupby
 from swift import get_processor, get_template
 from swift.dataset import load_dataset
-from vlmflow.swift.row_reader import read_rows_by_type
+from vlmflow.swift.own_template import read_rows_by_type
 read_rows_by_type()
 model, *cases = sys.argv[1:]
 for loss_scale, file, wanted in map(json.loads, cases):

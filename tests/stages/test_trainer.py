@@ -14,13 +14,12 @@ import psutil
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP
-from vlmflow.config.tuners import LORA
+from vlmflow.config.strategies import DDP, LORA
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer import process as trainer
 from vlmflow.in_trainer.messages import Orders
 from vlmflow.lengths.count import TokenCounter, measure_rows
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.training_data import TrainingData

@@ -7,9 +7,9 @@ import pytest
 from tiny_trainings import Tiny, losses_of
 from trained_rows import check_rows
 from trainer_faults import make_fault
-from vlmflow.config.tuners import FULL
+from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import PassingError
-from vlmflow.supervisor.accounts import TrainingReport
+from vlmflow.supervisor.report import TrainingReport
 from vlmflow.supervisor.train import report, train
 
 SHAPES = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 3)]

@@ -13,14 +13,13 @@ import pytest
 
 from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import DDP, STRATEGIES, Strategy
+from vlmflow.config.strategies import DDP, LORA, STRATEGIES, TUNERS, Strategy, Tuner
 from vlmflow.config.strategies import DEEPSPEED as DEEPSPEED_JSON
-from vlmflow.config.tuners import LORA, TUNERS, Tuner
 from vlmflow.core.errors import InterruptedTrainingError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.steps import Steps
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.accounts import EndedEarly
+from vlmflow.supervisor.report import EndedEarly
 from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import BaseModel, Training
 from warm_programs import fresh

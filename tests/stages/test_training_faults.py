@@ -24,7 +24,7 @@ from trained_rows import check_rows
 from trainer_faults import make_fault, passes
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.in_trainer.messages import BAD_STEP, Log, read_events, rows_of_step
-from vlmflow.supervisor import trainers, watch
+from vlmflow.supervisor import launch, watch
 from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import Training
 from warm_programs import fresh
@@ -66,7 +66,7 @@ class Hung:
 def hung(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     folder, training, said = tmp_path_factory.mktemp("hung"), short(tiny), Said()
     with fresh(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainers, "GRACE", 1.0)
+        patch.setattr(launch, "GRACE", 1.0)
         make_fault(patch, folder, "hang", "step", 4, rank=1)
         logging.getLogger("vlmflow").addHandler(said)
         trained = train(training, folder / "runs", 2, "train_model r")
@@ -188,7 +188,7 @@ def test_an_interrupted_training_resumes_and_has_the_losses_of_an_unbroken_one(
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers, "GRACE", 1.0)
+    monkeypatch.setattr(launch, "GRACE", 1.0)
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from transformers import AutoModelForImageTextToText
 
 from seeing_families import write_qwen3_vl_moe
 from tiny_models import file_names, randomise, tensors_of
-from vlmflow.config.tuners import FULL
+from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.merge_plan import plan_merge
-from vlmflow.merging.verify_stored_logits import verify_stored_logits
+from vlmflow.merging.updates import plan_merge
+from vlmflow.merging.verify_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 
 EXPERTS = "model.language_model.layers.0.mlp.experts."

@@ -19,13 +19,23 @@ from vlmflow.config.search_settings import trained_with
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import PassingError
 from vlmflow.core.files import sha256_of
-from vlmflow.search.accounts import AskedTrial
-from vlmflow.search.run_trial import TRIES, Ended, empty_slot, of_trial, run_trial
-from vlmflow.search.starts import Starts, Step, forget_tries, one_start, starts_of
+from vlmflow.search.study import AskedTrial
+from vlmflow.search.trial import (
+    TRIES,
+    Ended,
+    Starts,
+    Step,
+    empty_slot,
+    forget_tries,
+    of_trial,
+    one_start,
+    run_trial,
+    starts_of,
+)
 from vlmflow.supervisor.failures import TrainersDiedError
+from vlmflow.supervisor.launch import ranks_of
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train, trained_before
-from vlmflow.supervisor.trainers import ranks_of
 from vlmflow.swift.arguments import Training
 from warm_programs import fresh
 from workflow_runs import words_of

@@ -18,20 +18,17 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from tiny_models import file_names, randomise
 from training_rows import made_row
-from vlmflow.config.tuners import FULL
+from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.in_trainer.messages import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.merging.logit_inputs import inputs_of
-from vlmflow.merging.logit_proof import LogitProof
+from vlmflow.merging.logits import LogitProof, inputs_of
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.verify_logits import verify_logits
-from vlmflow.merging.verify_stored_logits import verify_stored_logits
+from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.messages import messages_of
-from vlmflow.swift.row_tensors import Inputs
+from vlmflow.rows.chat import Turn, messages_of
+from vlmflow.swift.row_attention import Inputs
 from workflow_runs import ROOT
 
 TEXTS = ["What colour is the square in the picture?", "The square is red.", "Wrong.", "It is green, I see now."]

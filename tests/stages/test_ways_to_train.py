@@ -11,10 +11,9 @@ import pytest
 from tiny_trainings import Tiny, losses_of, train_and_kill
 from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.model_types import model_types
-from vlmflow.config.strategies import DDP, STRATEGIES, strategy_of
-from vlmflow.config.tuners import LORA, QLORA, TUNERS, Tuner
+from vlmflow.config.strategies import DDP, LORA, QLORA, STRATEGIES, TUNERS, Tuner, strategy_of
 from vlmflow.merging.proof import LogitProof, TensorProof
-from vlmflow.supervisor.gate import QUANTISED
+from vlmflow.supervisor.smoke import QUANTISED
 from vlmflow.supervisor.train import report, train
 from vlmflow.swift.model_layers import Layers
 

@@ -10,9 +10,9 @@ from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from made_inputs import some_inputs
 from vlmflow.demo.tiny_model import ID
-from vlmflow.estimate.row_lengths import RowLengths
+from vlmflow.estimate.estimate_input import RowLengths
 from vlmflow.estimate.shape import read_shape
-from vlmflow.estimate.work import training
+from vlmflow.estimate.step_cost import training
 
 WIDTH, RANK, LAYERS = 256, 16, 3
 SIDE = 8

@@ -10,7 +10,7 @@ import yaml
 
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.yaml_file import read_layers
-from vlmflow.rows.converted import ConvertedRow
+from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
 from workflow_runs import ROOT
 

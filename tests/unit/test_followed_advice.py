@@ -14,8 +14,8 @@ from vlmflow.config.yaml_file import read_yaml
 from vlmflow.core import files
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import whole_file
+from vlmflow.fetch import hub
 from vlmflow.pictures.roots import PictureRoots
-from vlmflow.web import hub
 from workflow_runs import ROOT
 
 pytestmark = pytest.mark.lengthy

@@ -148,9 +148,7 @@ def test_every_program_with_a_configuration_gets_the_files(checkout: Path) -> No
         assert files in said[said.index(f"vlmflow.tools.{name} ") :][:120], name
     for end in ("reports/estimate-qwen3vl-fire.html", "merged/qwen3vl-fire"):
         assert f"{files} -- {end}" in said
-    assert said.count(files) == len(takes) + len(
-        ["run", "estimate", "refresh-pictures", "doctor", "status", "cluster-run"]
-    )
+    assert said.count(files) == len(takes) + len(["run", "estimate", "refresh-pictures", "doctor", "cluster-run"])
 
 
 def test_the_files_are_read_before_snakemake_starts(checkout: Path) -> None:

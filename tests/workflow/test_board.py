@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from vlmflow.track.event_folders import EventFolders
+from vlmflow.track.send import EventFolders
 from workflow_runs import ROOT, RUN
 
 BOARD = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "board.py"]

@@ -18,13 +18,13 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Begin, as_line, read_events
-from vlmflow.lengths.accounts import FittedRows, LengthSummary
+from vlmflow.lengths.summary import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
-from vlmflow.reports.accounts import Provenance
+from vlmflow.reports.origin import Provenance
 from vlmflow.reports.run_index import index_page
-from vlmflow.rows.rejects import HARMLESS, LEFT_OUT
+from vlmflow.rows.chat import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
-from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.report import Gate, TrainingReport
 from workflow_runs import ROOT, RUN, STEPS, copy_folder, snakemake, stale_rules
 
 

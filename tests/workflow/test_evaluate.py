@@ -22,15 +22,13 @@ from stages.evaluate import RunBlock
 from stages.evaluate import main as evaluate
 from trace_sink import trace_sink
 from vlmflow.core.account import read_account
-from vlmflow.evaluation.accounts import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport
 from vlmflow.evaluation.answer_losses import Pass, Work
-from vlmflow.evaluation.looks import read_looks
 from vlmflow.evaluation.measure import TOGETHER, Measurement, ScoredModel, measure
-from vlmflow.reports.accounts import Provenance
+from vlmflow.evaluation.report import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport, read_looks
+from vlmflow.reports.origin import Provenance
 from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.track.accounts import Tracked
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
+from vlmflow.track.story import Tracked
 from warm_programs import fresh
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
 

@@ -23,8 +23,7 @@ from hub_server import HubServer, served_hub
 from tiny_models import file_names, write_wide_adapter, write_wide_base
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.fetch.from_disk import write_raw_account
-from vlmflow.fetch.model_folder import MANIFEST, ModelManifest, digest_of, hash_files
+from vlmflow.fetch.placed import MANIFEST, ModelManifest, digest_of, hash_files, write_raw_account
 from warm_programs import fresh
 from workflow_runs import CHECKPOINT_STEPS, RUN, command, copy_folder, snakemake, words_of
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forked_snakemake import called
+from vlmflow.core.account import RECORDS_FOLDER
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import RECORDS_FOLDER
-from vlmflow.core.pod_shares import items_of, joined_lines
-from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
+from vlmflow.core.processes import items_of, joined_lines
+from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
 from vlmflow.pictures.resolve import join_picture_manifests, write_picture_manifest
 from workflow_runs import ROOT, TRAIN_ROWS, command, script, snakemake, speeds
 

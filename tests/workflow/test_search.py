@@ -13,7 +13,7 @@ import yaml
 from cluster.shell import wait_for
 from trainers_on_cores import before_trainers
 from vlmflow.core.account import read_account
-from vlmflow.search.accounts import Asked, Judged, TrialResult
+from vlmflow.search.study import Asked, Judged, TrialResult
 from warm_programs import fresh
 from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 

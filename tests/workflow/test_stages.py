@@ -10,7 +10,7 @@ from snakemake.io import strip_wildcard_constraints
 from rules import read_rules
 from vlmflow.config.model import TARGETS
 from vlmflow.harness.plan import LOOKING, TRAINING
-from vlmflow.remote.rule_job import ASKED_BY
+from vlmflow.remote.job import ASKED_BY
 from workflow_runs import ROOT
 
 

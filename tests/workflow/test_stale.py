@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.manifest import read_picture_manifest
 from workflow_runs import CHECKPOINT_STEPS, ROOT, RUN, STEPS, clone, copy_folder, snakemake, stale_rules
 
 PUBLISHING = {"publish_merged"}

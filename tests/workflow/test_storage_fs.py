@@ -16,7 +16,7 @@ from vlmflow.core.account import write_account
 
 WORKFLOW = """
 from pathlib import Path
-from vlmflow.harness.volume_inputs import as_inputs
+from vlmflow.harness.inputs import as_inputs
 
 rule all:
     input: "merged/x"
@@ -164,7 +164,7 @@ def test_a_pod_that_is_killed_in_the_middle_of_the_store(tmp_path: Path, elsewhe
 
 SAID = """
 onerror:
-    from vlmflow.remote.storage.stored_text import text_of
+    from vlmflow.remote.storage.plugins import text_of
     for job in workflow.scheduler.failed:
         print([text_of(log) for log in job.log])
 """

@@ -19,11 +19,11 @@ import pytest
 from drawn_pictures import drawn, encoded, put
 from forked_snakemake import called
 from stage_settings import validation
-from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.after_training import ChosenBy
+from vlmflow.core.account import CLOCK_NS, LEVEL, RECORDS
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import CLOCK_NS, LEVEL, RECORDS
 from vlmflow.merging.proof import PROOF
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.training_data import first_rows
 from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
 

@@ -18,7 +18,7 @@ from bulk_rows import write_volcano_rows
 from rules import read_rules
 from vlmflow.config.raw_forms import modules_of
 from vlmflow.harness.read_code import _bound, _parts
-from vlmflow.harness.code_digest import LEFT_OUT, Code
+from vlmflow.harness.staleness import LEFT_OUT, Code
 from workflow_runs import ROOT, RUN, clone, make_demo_folder
 
 TRACED = ROOT / "tests" / "helpers" / "traced" / "traced_code.py"

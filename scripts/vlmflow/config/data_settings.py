@@ -6,8 +6,22 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from vlmflow.config.raw_forms import ANY_ROW, all_settings, form_of, kinds, kinds_with
-from vlmflow.config.row_settings import NOT_IN_COLUMNS, NearDuplicates, PictureLimits, RowChoice, RowLimits, Take
-from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Number, Positive, Seed, Settings, Share
+from vlmflow.config.settings import (
+    EXPONENT_FORM,
+    MOST,
+    NOT_IN_COLUMNS,
+    Count,
+    NearDuplicates,
+    Number,
+    PictureLimits,
+    Positive,
+    RowChoice,
+    RowLimits,
+    Seed,
+    Settings,
+    Share,
+    Take,
+)
 from vlmflow.config.source import files_of, split_sample
 
 RAW_SPLITS = ("train", "val", "test")

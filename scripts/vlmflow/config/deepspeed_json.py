@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
-from vlmflow.config.shown import allowed, shown
+from vlmflow.config.settings import allowed, shown
 
 AUTO = (
     *("train_batch_size", "train_micro_batch_size_per_gpu"),

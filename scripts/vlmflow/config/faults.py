@@ -7,7 +7,7 @@ from typing import Any
 
 import pydantic
 
-from vlmflow.config.shown import Schema, allowed, shown
+from vlmflow.config.settings import Schema, allowed, shown
 from vlmflow.config.yaml_file import read_yaml
 
 COMMAND_LINE = "--config"

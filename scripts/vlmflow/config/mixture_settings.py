@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, field_validator
 
 from vlmflow.config.data_settings import DatasetSettings
-from vlmflow.config.row_settings import NearDuplicates, PictureLimits
-from vlmflow.config.settings import MOST, Name, Seed, Settings
+from vlmflow.config.settings import MOST, Name, NearDuplicates, PictureLimits, Seed, Settings
 
 AMOUNT = r"^(?:all|[0-9]+(?:\.[0-9]+)? ?%|[0-9]+ rows?)$"
 
@@ -120,7 +119,7 @@ class MixtureSettings(Settings):
 
     @property
     def source_licences(self) -> dict[str, str]:
-        """The licences of single sources, by the sources' names in the mixture (`rows/mixture_names`)."""
+        """The licences of single sources, by the sources' names in the mixture (`rows/mixture_files`)."""
         return {
             f"{name}/{source}": licence
             for name, member in self._members.items()

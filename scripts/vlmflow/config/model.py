@@ -1,5 +1,12 @@
-"""The configuration as one model: the keys, their meaning and their defaults."""
+"""The configuration as one model: the keys, their meaning and their defaults.
 
+What the command lines of tools have in common: configuration, working directory, and how an error ends them.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -7,25 +14,26 @@ from typing import Annotated, Any, Literal, Self
 import pydantic
 from pydantic import Field, field_validator, model_validator
 
+from vlmflow import CHECKOUT
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
 from vlmflow.config.model_settings import ModelSettings, name_kinds
-from vlmflow.config.picture_sources import PictureSource
 from vlmflow.config.raw_forms import has_feedback
-from vlmflow.config.row_settings import GOOD
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchSettings, check_search
-from vlmflow.config.settings import Name, Positive, Settings
+from vlmflow.config.settings import GOOD, Name, Positive, Settings
 from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, refuse_path
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import Integrity
+from vlmflow.config.tables import PictureSource
+from vlmflow.config.yaml_file import read_layers
+from vlmflow.core.account import Integrity
+from vlmflow.core.errors import VlmflowError, printable_lines
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of an environment variable, or the beginning of names before a `*`."""
 
 LightStages = Literal["fetch", "data", "pages"]
-"""Kinds of stages that need no GPU and little time; `harness.light_stages` has the rules of each."""
+"""Kinds of stages that need no GPU and little time; `harness.resources` has the rules of each."""
 
 TARGETS = (
     *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted"),
@@ -333,3 +341,45 @@ def _refuse_target(where: str, place: Path) -> None:
 
 def _names(known: dict[str, Any]) -> str:
     return ", ".join(known) or "none"
+
+
+CONFIG = CHECKOUT / "config.yaml"
+
+
+def tool_parser(text: str | None, *, run: str | None = None, configured: bool = True) -> argparse.ArgumentParser:
+    """Return a parser of a tool's command line, with --directory.
+
+    text: the tool's docstring. run: the folder or key under which the run stands that --run names; None: no --run.
+    configured: whether it takes --configfile (`settings_of`).
+    """
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if run:
+        parser.add_argument("--run", required=True, help=f"its name under {run}")
+    if configured:
+        words = "as for snakemake; later files take precedence"
+        parser.add_argument("--configfile", nargs="+", type=Path, default=[], metavar="FILE", help=words)
+    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
+    return parser
+
+
+def settings_of(files: list[Path]) -> Config:
+    """Return the configuration of config.yaml and `files`, of which later ones take precedence.
+
+    Raises VlmflowError with a line per fault: file, line and column, or key and value, and what is allowed.
+    """
+    return check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
+
+
+@contextmanager
+def errors_in_words(interrupted: int = 130) -> Iterator[None]:
+    """End the process with the cause and the next step of an error that is not a bug, and on Ctrl-C without words.
+
+    interrupted: the exit code after Ctrl-C; 0 for what nothing else ends.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print()
+        sys.exit(interrupted)
+    except VlmflowError as error:
+        sys.exit(printable_lines(str(error)))

@@ -27,7 +27,7 @@ TESTED = (
 )
 """The kinds that tests train, merge and prove, each with a small model of its architecture.
 
-It is here, because what stages import makes them stale (harness/code_digest.py).
+It is here, because what stages import makes them stale (harness/staleness.py).
 """
 
 

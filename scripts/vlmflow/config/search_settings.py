@@ -1,6 +1,10 @@
-"""The settings of a search for a run's settings: which are searched, how often, and within which limits."""
+"""The settings of a search for a run's settings: which are searched, how often, and within which limits.
 
-from collections.abc import Mapping, Sequence
+The steps of a search: its rounds, each in rungs, and how many trials each has.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, Self
@@ -9,9 +13,8 @@ import pydantic
 from pydantic import Field
 
 from vlmflow.config.run_settings import ROWS_OF_A_STEP, RunSettings, TrainSettings
-from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings
-from vlmflow.config.shown import shown
-from vlmflow.config.tuners import tuner_of
+from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, shown
+from vlmflow.config.strategies import tuner_of
 
 DATA = "trials would not train on the same rows"
 SCHEDULE = "rungs stop trials at the same share of one schedule; set it in the run"
@@ -296,3 +299,32 @@ def _typed(key: str, value: Any) -> Any:
 
 def _value_of(train: TrainSettings, key: str) -> Any:
     return attrgetter(key)(train)
+
+
+def trials_of_rung(together: int, rung: int) -> int:
+    """Return how many trials of a round a rung has: a third, rounded up, of those of the rung before."""
+    return together if rung == 0 else math.ceil(trials_of_rung(together, rung - 1) / 3)
+
+
+def slots_of(together: int, number: int, rung: int) -> int:
+    """Return how many trials a step has: those of its rung, and in the first round the run's own settings."""
+    return trials_of_rung(together, rung) + (number == 0)
+
+
+def share_of_rung(rungs: int, rung: int) -> float:
+    """Return the share of the whole training after which a rung stops its trials."""
+    return float(1 / 3 ** (rungs - 1 - rung))
+
+
+def steps_of(search: SearchSettings) -> Iterator[tuple[int, int]]:
+    """Yield all steps of a search, in their order: round and rung."""
+    for number in range(search.rounds):
+        for rung in range(search.rungs):
+            yield number, rung
+
+
+def step_before(rungs: int, number: int, rung: int) -> tuple[int, int] | None:
+    """Return the step before one; None before the first."""
+    if rung:
+        return number, rung - 1
+    return (number - 1, rungs - 1) if number else None

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from vlmflow.config.shown import shown
+from vlmflow.config.settings import shown
 from vlmflow.core.errors import VlmflowError
 
 

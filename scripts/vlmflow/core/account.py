@@ -2,17 +2,32 @@
 
 The type is in the folder of the code that writes the account: a `msgspec.Struct`, whose fields are the file's keys, or
 a `dict` with a name of its own if the keys are names of files. Paths are stored as texts.
+
+Compares files with the digests that an earlier stage recorded; a stage refuses any difference.
+
+To get a digest, the whole file must be read. So a record holds the digest of each file with the size, mtime and inode
+that the file had when it was read: while these are the same, the digest counts as the same. Records are in the stores,
+not among the targets, which are the same bytes on every machine. If a record is missing or from another machine, the
+files are read again.
 """
 
+import errno
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from hashlib import file_digest
 from pathlib import Path
-from typing import Any, TypeVar
+from stat import S_ISREG
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json, target_of, write_json
+from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.files import read_json, sha256_of, target_of, whole_file, write_json
+from vlmflow.core.progress import Progress
 
 T = TypeVar("T")
 
@@ -88,3 +103,220 @@ def _from_text(kind: type[Any], value: Any) -> Any:
     if kind is Path and isinstance(value, str):
         return Path(value)
     raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
+
+
+Integrity = Literal["quick", "full"]
+
+LEVEL = "VLMFLOW_INTEGRITY"
+"""The environment variable with the configuration's `integrity`. It is no param of a rule: a changed value is no reason
+to train again."""
+
+RECORDS = "VLMFLOW_RECORDS"
+"""The environment variable with the folder of the records; without it, every file is read."""
+
+RECORDS_FOLDER = ".seen"
+"""The name of that folder in `stores.pictures`."""
+
+READERS = 8
+"""Files that are read at a time, at most; hashlib releases the interpreter's lock."""
+
+AHEAD = 10_000
+"""Files that wait for a reader, at most: each takes a KB of memory, and a data set may have a million pictures."""
+
+CLOCK_NS = 100_000_000
+"""A file that changed within these nanoseconds is not recorded: it may change again in one tick of the disk's clock."""
+
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Errors that mean that a file is missing; others (permissions, a failing disk) do not."""
+
+NAMED = 5
+"""Changed files that an error names, and missing files, at most."""
+
+
+class Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The state of a file when it was read, and its SHA-256. size: bytes. mtime: ns.
+
+    ctime is left out: a new or removed hard link changes it too.
+    """
+
+    size: int
+    mtime: int
+    inode: int
+    sha256: str
+
+
+Record = dict[str, Seen]
+
+
+def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: str, next_step: str) -> None:
+    """Refuse files that are missing, or differ from the digest that an earlier stage recorded.
+
+    what: the files, as messages call them ("pictures"). digests: SHA-256 by name in `folder`.
+    record: the name of their record, the same in every stage ("pictures/fire").
+    next_step: what to do if some are missing or differ.
+
+    Raises VlmflowError with their number and the first names; PassingError if a file cannot be read.
+    """
+    gone, changed = compare(what, folder, digests, record)
+    faults = [(changed, "have changed since they were checked"), (gone, "are missing")]
+    said = [
+        f"{len(names):,} of {len(digests):,} {what} {fault}: {', '.join(names[:NAMED])}"
+        for names, fault in faults
+        if names
+    ]
+    if said:
+        raise VlmflowError(f"{folder}: {'; '.join(said)}", next_step)
+
+
+def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) -> tuple[list[str], list[str]]:
+    """Return the names of the missing files, and of those with another digest than expected, each list sorted.
+
+    The parameters are those of `refuse_changed`. With `integrity: full` every file is read, with quick only those whose
+    state differs from the record.
+
+    Raises PassingError if a file cannot be read.
+    """
+    seen = _recorded(_place_of(record))
+    full = os.environ.get(LEVEL) == "full"
+    gone: list[str] = []
+    doubtful: list[str] = []
+    for name, sha256 in digests.items():
+        found = _state(folder / name)
+        if found is None:
+            gone.append(name)
+        elif full or seen.get(name) != _looks(found, sha256):
+            doubtful.append(name)
+    began = time.time_ns()
+    read = read_files(f"comparing {what} with their digests", what, folder, doubtful)
+    changed = [name for name in doubtful if name in read and read[name].sha256 != digests[name]]
+    gone += [name for name in doubtful if name not in read]
+    remember(record, {name: look for name, look in read.items() if look.sha256 == digests[name]}, began)
+    return sorted(gone), sorted(changed)
+
+
+def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Record:
+    """Read whole files; return their states and digests by name, without the missing ones.
+
+    doing, what: the work, and what it counts, for the progress.
+
+    Raises PassingError if a file cannot be read.
+    """
+    if not names:
+        return {}
+    with (
+        Progress(doing, len(names), what) as progress,
+        ThreadPoolExecutor(min(READERS, len(os.sched_getaffinity(0)))) as pool,
+    ):
+        found: Record = {}
+        for first in range(0, len(names), AHEAD):
+            some = names[first : first + AHEAD]
+            for name, one in zip(some, pool.map(lambda name: _seen(folder / name), some), strict=True):
+                progress.advance()
+                if one is not None:
+                    found[name] = one
+        return found
+
+
+class _Digests(msgspec.Struct):
+    """The one key that all accounts of rows have: their own types are in folders that `core` must not import."""
+
+    digests: dict[str, str]
+
+
+class _DigestsByKind(msgspec.Struct):
+    """The digests of an account that has files of several kinds."""
+
+    digests: dict[str, dict[str, str]]
+
+
+def refuse_other_rows(
+    account: Path, files: Sequence[Path] | None = None, kind: str | None = None, advice: str | None = None
+) -> None:
+    """Refuse files of rows that are missing, or differ from the digests in an account. It reads them whole, every time.
+
+    account: a JSON file whose `digests` are their SHA-256 by name. files: those to check; None for all `.jsonl` files
+    that it names, in its folder. kind: the key in `digests` under which they are; None if there are no such keys.
+    advice: what to do; None to make the folder of the files again.
+
+    Raises VlmflowError with the files; PassingError if one cannot be read.
+    """
+    digests = read_account(account, _DigestsByKind).digests[kind] if kind else read_account(account, _Digests).digests
+    if files is None:
+        files = [account.parent / name for name in digests if name.endswith(".jsonl")]
+    found = {file: _seen(file) for file in files}
+    differ = [file for file, seen in found.items() if seen is None or seen.sha256 != digests[file.name]]
+    if differ:
+        folder = differ[0].parent
+        raise VlmflowError(
+            f"{', '.join(map(str, differ))}: {account} records other digests for these rows",
+            advice or f"remove {folder} and run the same command again: the workflow makes it again",
+        )
+
+
+def remember(record: str, files: Record, began: int) -> None:
+    """Add files to a record; if it cannot be written, or another stage writes it too, they are only read again later.
+
+    began: when their reading began, in ns. Files that changed just before (CLOCK_NS) are left out: another change could
+    fall into the same tick of the disk's clock.
+    """
+    place = _place_of(record)
+    settled = {name: look for name, look in files.items() if look.mtime < began - CLOCK_NS}
+    if place is None or not settled:
+        return
+    known = _recorded(place)
+    if all(known.get(name) == look for name, look in settled.items()):
+        return
+    with suppress(OSError, VlmflowError), whole_file(place) as file:
+        file.write(msgspec.json.encode(known | settled))
+
+
+def _place_of(record: str) -> Path | None:
+    folder = os.environ.get(RECORDS)
+    return Path(folder) / f"{record}.json" if folder else None
+
+
+def _recorded(place: Path | None) -> Record:
+    try:
+        return msgspec.json.decode(place.read_bytes(), type=Record) if place else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+
+
+def _looks(found: os.stat_result, sha256: str) -> Seen:
+    return Seen(found.st_size, found.st_mtime_ns, found.st_ino, sha256)
+
+
+def _state(file: Path) -> os.stat_result | None:
+    """Return the state of a regular file, or None; reading a pipe would wait forever."""
+    try:
+        found = os.stat(file)
+    except OSError as error:
+        _refuse_unless_gone(file, error)
+        return None
+    return found if S_ISREG(found.st_mode) else None
+
+
+def _seen(file: Path) -> Seen | None:
+    """Read a file; return its digest and its state before the reading, or None if the file is missing."""
+    if _state(file) is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            before = os.fstat(opened.fileno())
+            return _looks(before, file_digest(opened, "sha256").hexdigest())
+    except OSError as error:
+        _refuse_unless_gone(file, error)
+        return None
+
+
+def _refuse_unless_gone(file: Path, error: OSError) -> None:
+    if error.errno not in GONE:
+        raise PassingError(
+            f"{file}: {error.strerror}",
+            "check its permissions and its disk, then run the same command again",
+        ) from None
+
+
+def digests_of(folder: Path, names: list[str]) -> dict[str, str]:
+    """Return the SHA-256 of some files of a folder by name, which accounts record for later stages."""
+    return {name: sha256_of(folder / name) for name in names}

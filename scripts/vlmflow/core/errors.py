@@ -1,4 +1,12 @@
-"""The exceptions that a stage raises on purpose."""
+"""The exceptions that a stage raises on purpose.
+
+Texts from outside, and counts, for terminals and pages.
+
+How a stage says why it failed, to Snakemake's process and to whoever runs its pod; and how its log is read there.
+"""
+
+import re
+from pathlib import Path
 
 
 class VlmflowError(Exception):
@@ -31,3 +39,52 @@ class InterruptedTrainingError(PassingError):
     def __init__(self, cause: str, next_step: str, saved: bool) -> None:
         super().__init__(cause, next_step)
         self.saved = saved
+
+
+def printable(text: str) -> str:
+    """Return a text with � for each character that cannot be printed: a terminal might obey it."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines, each as `printable` gives it."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
+def counted(number: int, unit: str) -> str:
+    """Return a number with its unit, which is given in the singular: 1 row, 2 processes, 1,234 pictures."""
+    many = f"{unit}es" if unit.endswith(("s", "ch")) else f"{unit}s"
+    return f"{number:,} {unit if number == 1 else many}"
+
+
+FAILURE = "the stage failed: "
+"""The start of the last lines of a failed stage's log; Snakemake's process prints these lines again at its end."""
+
+VERDICT = "VLMFLOW_VERDICT"
+"""The environment variable with the file into which a stage that runs elsewhere writes its verdict; in a pod it is the
+container's termination message, which the API server shows in the pod's status. Snakemake, which runs the stage, passes
+on only exit code 1."""
+
+NOT_AGAIN = {"again": False}
+"""The verdict of a stage whose failure would repeat: a closed gate, a refused row or setting."""
+
+SAVED = "saved"
+"""The key of the verdict of a training that was interrupted: whether it saved progress since it started."""
+
+SHOWN_BYTES = 1 << 20
+"""How much of a log's end is read."""
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters that move a terminal's cursor, set its title, or change the text's direction; not tab and line feed."""
+
+
+def plain(text: str) -> str:
+    """Return the text without control characters: a log holds whatever a job, its data and its libraries wrote."""
+    return CONTROL.sub("", text)
+
+
+def end_of(log: Path) -> str:
+    """Return the end of a log file, plain."""
+    with log.open("rb") as stream:
+        stream.seek(max(0, log.stat().st_size - SHOWN_BYTES))
+        return plain(stream.read(SHOWN_BYTES).decode(errors="replace"))

@@ -1,4 +1,7 @@
-"""Reports the progress of long work: count, rate and time left."""
+"""Reports the progress of long work: count, rate and time left.
+
+Asks the person at the terminal.
+"""
 
 import logging
 import sys
@@ -115,3 +118,12 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def agrees(question: str) -> bool:
+    """Return whether the person answers yes; Enter, Ctrl-C and the end of the input are a no."""
+    try:
+        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+    except (EOFError, KeyboardInterrupt):
+        print()
+        return False

@@ -1,9 +1,182 @@
-"""Makes dialogues between a student and a teacher about a question, in FIRE's wording and raw form."""
+"""Questions about a drawn picture, with the right answer, likely wrong ones, and a teacher's hints.
 
+Makes dialogues between a student and a teacher about a question, in FIRE's wording and raw form.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
-from vlmflow.demo.sample_questions import Question
+from vlmflow.demo.sample_scenes import COLOURS, PLACES, SHAPES, BarsScene, Scene, ShapesScene, Thing
+
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question about one picture.
+
+    texts: wordings of the question; one of them is used.
+    answers: wordings of an answer, with {} for the right or wrong word.
+    truth: the right word.
+    wrong: plausible wrong words.
+    seen: what a student might notice first.
+    hints: how a teacher points at the mistake without giving the answer away.
+    """
+
+    texts: tuple[str, ...]
+    answers: tuple[str, ...]
+    truth: str
+    wrong: tuple[str, ...]
+    seen: tuple[str, ...]
+    hints: tuple[str, ...]
+
+
+def questions_about(scene: Scene) -> list[Question]:
+    """Return every possible question about a picture, always in the same order."""
+    return list(_about_shapes(scene) if isinstance(scene, ShapesScene) else _about_bars(scene))
+
+
+def _about_shapes(scene: ShapesScene) -> Iterator[Question]:
+    things = scene.things
+    for thing in things:
+        colour, shape, place = thing.colour, thing.shape, thing.place
+        around = tuple(_noticed(other) for other in things if other is not thing)
+        yield Question(
+            texts=(
+                f"What colour is the shape at the {place}?",
+                f"Which colour has the {shape} at the {place}?",
+                f"At the {place} stands a shape. What is its colour?",
+            ),
+            answers=("The shape is {}.", "It is {}.", f"The {shape} at the {place} is {{}}."),
+            truth=colour,
+            wrong=_others(COLOURS, colour),
+            seen=(f"one shape stands at the {place}", f"the {place} is not empty", *around),
+            hints=(
+                f"Look at the {place} again and name the colour that you see there.",
+                f"You may have looked at a neighbour of the {shape}.",
+                f"Compare the {shape} with the shapes around it.",
+            ),
+        )
+        yield Question(
+            texts=(
+                f"Which shape is {colour}?",
+                f"What is the shape of the {colour} thing?",
+                f"Name the {colour} shape in the picture.",
+            ),
+            answers=("It is a {}.", f"The {colour} shape is a {{}}.", "The shape is a {}."),
+            truth=shape,
+            wrong=_others(SHAPES, shape),
+            seen=(f"something {colour} stands at the {place}", f"only one shape is {colour}", *around),
+            hints=(
+                f"Count the corners of the {colour} shape.",
+                f"Follow the outline of the shape at the {place}.",
+                "Its edges tell more than its size.",
+            ),
+        )
+        yield Question(
+            texts=(
+                f"Where is the {colour} {shape}?",
+                f"In which part of the picture is the {colour} {shape}?",
+                f"Find the {colour} {shape} and say where it stands.",
+            ),
+            answers=("It is at the {}.", f"The {colour} {shape} is at the {{}}.", "At the {}."),
+            truth=place,
+            wrong=_others(PLACES, place),
+            seen=(f"there is just one {colour} shape", f"the {shape} is easy to find", *around),
+            hints=(
+                "Divide the picture into two rows of three parts and look again.",
+                f"Look for the {colour} colour alone, part by part.",
+                "Left and right, top and bottom: check both.",
+            ),
+        )
+    for shape, count in Counter(thing.shape for thing in things).items():
+        yield Question(
+            texts=(
+                f"How many {_several(shape)} are there?",
+                f"How many {_several(shape)} can you see in the picture?",
+                f"Count the {_several(shape)}.",
+            ),
+            answers=("I count {}.", f"The number of {_several(shape)} is {{}}.", "The number is {}."),
+            truth=NUMBERS[count],
+            wrong=(NUMBERS[count - 1], NUMBERS[count + 1]),
+            seen=(f"the picture holds {NUMBERS[len(things)]} shapes in all", *map(_noticed, things)),
+            hints=(
+                f"Count every {shape} once, row by row.",
+                "Other shapes do not count here.",
+                f"Look at each shape and ask whether it is a {shape}.",
+            ),
+        )
+
+
+def _about_bars(scene: BarsScene) -> Iterator[Question]:
+    bars = scene.bars
+    seen = tuple(f"the {colour} bar reaches about {NUMBERS[tenths]} tenths" for colour, tenths in bars)
+    by_height = sorted(bars, key=lambda bar: bar[1])
+    for word, (colour, _) in (("highest", by_height[-1]), ("lowest", by_height[0])):
+        yield Question(
+            texts=(
+                f"Which bar is the {word}?",
+                f"What colour has the {word} bar of the chart?",
+                f"Find the {word} bar and name its colour.",
+            ),
+            answers=(f"The {word} bar is {{}}.", "It is the {} bar.", "The {} one."),
+            truth=colour,
+            wrong=_others([other for other, _ in bars], colour),
+            seen=seen,
+            hints=(
+                f"Compare the tops of all bars to find the {word} one.",
+                "Draw a level line in your mind and see which bars cross it.",
+                f"Another bar is still {'higher' if word == 'highest' else 'lower'}.",
+            ),
+        )
+    count = len(bars)
+    yield Question(
+        texts=("How many bars are there?", "How many bars does the chart have?", "Count the bars."),
+        answers=("There are {} bars.", "The chart has {} bars.", "I count {} bars."),
+        truth=NUMBERS[count],
+        wrong=(NUMBERS[count - 1], NUMBERS[count + 1]),
+        seen=seen,
+        hints=(
+            "Count the bars from left to right.",
+            "A low bar is a bar too.",
+            "Each colour stands for one bar.",
+        ),
+    )
+    for (left, height), (right, other) in pairwise(bars):
+        truth, wrong = ("yes", "no") if height > other else ("no", "yes")
+        yield Question(
+            texts=(
+                f"Is the {left} bar higher than the {right} bar?",
+                f"Does the {left} bar rise above the {right} one?",
+                f"Compare {left} and {right}: is {left} higher?",
+            ),
+            answers=("The answer is {}.", "I would say {}.", "{}"),
+            truth=truth,
+            wrong=(wrong,),
+            seen=(f"the {left} bar stands beside the {right} one", *seen),
+            hints=(
+                f"Compare the tops of the {left} and the {right} bar.",
+                "The two stand side by side, so the step between them is easy to see.",
+            ),
+        )
+
+
+def _noticed(thing: Thing) -> str:
+    article = "an" if thing.colour[0] in "aeiou" else "a"
+    return f"there is {article} {thing.colour} {thing.shape} at the {thing.place}"
+
+
+def _several(shape: str) -> str:
+    return f"{shape}es" if shape.endswith("s") else f"{shape}s"
+
+
+def _others(words: Iterable[str], but: str) -> tuple[str, ...]:
+    return tuple(word for word in words if word != but)
+
 
 Row = dict[str, Any]
 

@@ -9,21 +9,17 @@ import numpy as np
 
 from vlmflow.config.gpus import GPUS, Gpu
 from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.account import refuse_other_rows
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.estimate.accounts import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
+from vlmflow.estimate.account import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, changes
-from vlmflow.estimate.estimate_input import EstimateInput, inputs_of
-from vlmflow.estimate.memory import memory
-from vlmflow.estimate.parameters import weights_of
+from vlmflow.estimate.estimate_input import EstimateInput, RowLengths, inputs_of
 from vlmflow.estimate.pass_memory import assumed
-from vlmflow.estimate.row_lengths import RowLengths
-from vlmflow.estimate.shape import UnknownModelError, read_shape
-from vlmflow.estimate.states import base_bytes, trained_of
-from vlmflow.estimate.times import amount, comparison_seconds, times
-from vlmflow.estimate.training_mode import BF16
-from vlmflow.fetch.small_files import read_small_files
-from vlmflow.lengths.micro_batches import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
+from vlmflow.estimate.shape import UnknownModelError, read_shape, weights_of
+from vlmflow.estimate.states import BF16, base_bytes, trained_of
+from vlmflow.estimate.step_cost import amount, comparison_seconds, memory, times
+from vlmflow.fetch.placed import read_small_files
+from vlmflow.lengths.steps import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
 
 log = logging.getLogger("vlmflow")
 

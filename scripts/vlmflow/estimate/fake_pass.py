@@ -34,9 +34,9 @@ from transformers.integrations import moe
 from transformers.integrations.sdpa_attention import repeat_kv
 
 from vlmflow.estimate.meta_shape import kind_of, layers_of, numbered
-from vlmflow.estimate.parameters import LANGUAGE
 from vlmflow.estimate.pass_memory import Moment, Pass, PassMemory
-from vlmflow.estimate.training_mode import BF16, FP32
+from vlmflow.estimate.shape import LANGUAGE
+from vlmflow.estimate.states import BF16, FP32
 from vlmflow.swift.meta_model import built
 
 FUSED = "fused_as_on_cuda"

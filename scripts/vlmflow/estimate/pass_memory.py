@@ -13,10 +13,8 @@ import msgspec
 
 from vlmflow.config.model_types import ModelPart
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate.kept import measured
-from vlmflow.estimate.parameters import LANGUAGE, adapted
-from vlmflow.estimate.shape import WITHOUT, Files, ModelShape, UnknownModelError
-from vlmflow.estimate.training_mode import Adapter, TrainingMode
+from vlmflow.estimate.shape import LANGUAGE, WITHOUT, Files, ModelShape, UnknownModelError, adapted, measured
+from vlmflow.estimate.states import Adapter, TrainingMode
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,90 @@
-"""The sizes of a model that decide its memory and its work, as transformers builds it from its config.json."""
+"""What is measured of a model once, in a child process with limits, and kept in the user's cache.
 
+An estimate that finds it there needs no torch.
+
+The sizes of a model that decide its memory and its work, as transformers builds it from its config.json.
+
+Counts a model's weights and those of an adapter, by part: language model, picture tower, aligner.
+
+The parts are ms-swift's: its freeze_llm, freeze_vit and freeze_aligner freeze one each.
+"""
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterable
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from vlmflow.config.model_types import ModelPart
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate.kept import measured
+from vlmflow.core.files import user_cache, whole_file
 from vlmflow.pictures.budget import PictureBudget
+from vlmflow.swift.child_process import quick_imports
+
+log = logging.getLogger("vlmflow")
+
+Found = TypeVar("Found")
+
+PACKAGES = ("torch", "transformers", "peft")
+"""Packages whose versions decide what is measured."""
+
+CODE = ("fake_pass.py", "meta_shape.py", "picture_pass.py", "../swift/meta_model.py", "../config/model_types.json")
+
+
+def measured(by: str, given: msgspec.Struct, kind: type[Found]) -> Found:
+    """Return what the function `measure` of a module returns: from the user's cache, or measured now.
+
+    by: the module's name. given: the function's argument. kind: the type of its result.
+
+    Raises VlmflowError if it fails: with the sizes of a foreign file, in foreign code.
+    """
+    found: Found = _measured(by, msgspec.json.encode(given), type(given), kind)  # type: ignore[arg-type]
+    return found
+
+
+@cache
+def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
+    name = by.rpartition(".")[2]
+    file = user_cache() / "passes" / f"{name}-{hashlib.sha256(given + _made_by()).hexdigest()}.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        log.info(f"measuring the model ({name}) on tensors without data; once for a model and a training mode")
+    with quick_imports():
+        from vlmflow.swift.child_process import limited
+
+        measure = import_module(by).measure  # imports torch, which takes seconds
+    found = limited(lambda: dict(msgspec.to_builtins(measure(msgspec.json.decode(given, type=type_of_given)))))
+    try:
+        if why := found.get("failed"):
+            raise ValueError(why)
+        checked = msgspec.convert(found, kind)
+    except (ValueError, msgspec.ValidationError) as error:  # such as a size that is a text
+        raise VlmflowError(
+            f"a model of the sizes in config.json fails: {error}",
+            "take a model with the files that its owner published; to train it in any case, set "
+            "runs.NAME.estimate: ignore",
+        ) from None
+    try:
+        with whole_file(file) as content:
+            content.write(msgspec.json.encode(found))
+    except OSError as error:
+        log.info(f"it is not kept for the next estimate: {error}")
+    return checked
+
+
+@cache
+def _made_by() -> bytes:
+    """Return the code that measures, and the versions of the packages that it runs."""
+    code = b"".join(Path(__file__).parent.joinpath(name).read_bytes() for name in CODE)
+    return code + " ".join(map(version, PACKAGES)).encode()
+
 
 CONFIG = "config.json"
 
@@ -133,3 +208,47 @@ def _text(file: Path) -> str:
     if file.stat().st_size > LARGEST:
         raise ValueError(f"{file.name} has more than {LARGEST:,} bytes")
     return file.read_text(encoding="utf-8")
+
+
+LANGUAGE: ModelPart = "language_model"
+TOWER: ModelPart = "vision_tower"
+ALIGNER: ModelPart = "aligner"
+PARTS = (LANGUAGE, TOWER, ALIGNER)
+"""The parts of a model, as `train.freeze` names them."""
+
+ALL_LINEAR = "all-linear"
+"""ms-swift's word for the linear layers of every part that is not frozen, but for the output head."""
+
+
+def weights_of(shape: ModelShape) -> int:
+    """Return the number of all weights of a model."""
+    return sum(shape.of.weights.values())
+
+
+def trained_weights(shape: ModelShape, trained: Collection[ModelPart]) -> int:
+    """Return the number of weights that full fine-tuning changes. trained: the parts that are not frozen."""
+    return sum(count for part, count in shape.of.weights.items() if part in trained)
+
+
+def adapted(shape: ModelShape, trained: Collection[ModelPart], targets: Iterable[str]) -> list[Matrix]:
+    """Return the matrices that get an adapter.
+
+    trained: the parts that are not frozen. targets: names as in `train.lora.target_modules`. Names other than
+    ALL_LINEAR match in every part, as peft matches them: by the end of a layer's name.
+    """
+    names = tuple(f".{name}" for name in targets if name != ALL_LINEAR)
+    every = ALL_LINEAR in targets
+    return [
+        one
+        for one in shape.of.matrices
+        if (every and one.listed and one.part in trained) or (not one.parameter and f".{one.name}".endswith(names))
+    ]
+
+
+def adapter_weights(matrices: Iterable[Matrix], rank: int, dora: bool = False) -> int:
+    """Return the number of an adapter's weights on some matrices: two factors each, and DoRA's vector of magnitudes.
+
+    Experts that share a parameter have factors each. Source: peft 0.20, tuners/lora/layer.py (`update_layer`,
+    `ParamWrapper`) and dora.py.
+    """
+    return sum(one.count * one.experts * (rank * (one.inputs + one.outputs) + dora * one.outputs) for one in matrices)

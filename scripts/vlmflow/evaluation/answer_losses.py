@@ -22,12 +22,11 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from vlmflow.core.process import die_with_parent
-from vlmflow.evaluation.accounts import Loss
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.messages import trained_messages_of
+from vlmflow.core.processes import die_with_parent
+from vlmflow.evaluation.report import Loss
+from vlmflow.rows.chat import Turn, trained_messages_of
+from vlmflow.swift.child_process import quick_imports
 from vlmflow.swift.own_template import own_template
-from vlmflow.swift.quick_imports import quick_imports
 
 IGNORED = -100
 """The label of tokens that are not part of a trained answer."""
@@ -88,9 +87,8 @@ def main() -> None:
         template = own_template(words)
         from transformers.utils.logging import disable_progress_bar
 
-        from vlmflow.merging.loaded_model import load
-        from vlmflow.swift.one_sequence import joins_rows
-        from vlmflow.swift.row_attention import SDPA, keep_rows_apart
+        from vlmflow.merging.logits import load
+        from vlmflow.swift.row_attention import SDPA, joins_rows, keep_rows_apart
     disable_progress_bar()
     model = load(Path(template.model_info.model_dir), how.device, how.dtype)
     template.model = model  # the template asks it for the positions of pictures
@@ -160,8 +158,7 @@ def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any],
     """Return the losses of encoded conversations in one forward pass, each with what is given of its last answer."""
     import torch
 
-    from vlmflow.swift.row_attention import ROWS, NamesRows
-    from vlmflow.swift.row_tensors import NOT_INPUTS
+    from vlmflow.swift.row_attention import NOT_INPUTS, ROWS, NamesRows
 
     lengths = [len(each["input_ids"]) for each, _ in conversations]
     encoded = [each | {"length": length} for (each, _), length in zip(conversations, lengths, strict=True)]

@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from vlmflow.config.row_settings import GOOD
-from vlmflow.evaluation.accounts import LeftOut
-from vlmflow.evaluation.scoring.answer_text import answer_in, normalised
-from vlmflow.rows.chat import Turn, dialogue_start
-from vlmflow.rows.halves import group_of
+from vlmflow.config.settings import GOOD
+from vlmflow.evaluation.report import LeftOut
+from vlmflow.evaluation.scoring.stated import answer_in, normalised
+from vlmflow.rows.chat import CALLS, Turn, dialogue_start
+from vlmflow.rows.holdout import group_of
 from vlmflow.rows.raw_text import SINGLE_TURN
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.tools import CALLS
 
 ATTEMPT = re.compile(r"-a(\d+)$")
 """The attempt at the end of an id in the timestep form (`trajectories.timestep_rows`)."""

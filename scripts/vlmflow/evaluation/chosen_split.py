@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.raw_forms import form_of, has_feedback
-from vlmflow.core.account import read_account
+from vlmflow.core.account import read_account, refuse_other_rows
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of
-from vlmflow.pictures.image_manifest import name_and_digest
+from vlmflow.evaluation.report import LeftOut
+from vlmflow.pictures.manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.gold import gold_answers
-from vlmflow.rows.halves import Part, group_of, half_of
-from vlmflow.rows.mixture_names import member_of, own_id
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.holdout import Part, group_of, half_of
+from vlmflow.rows.mixture_files import member_of, own_id
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of, loss_scale
 from vlmflow.rows.stats import Stats
-from vlmflow.rows.trained_text import loss_scale
 from vlmflow.rows.training_data import entries_named, pictures_in
+from vlmflow.rows.trajectories import gold_answers
 
 
 @dataclass(frozen=True)

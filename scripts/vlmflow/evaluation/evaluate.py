@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedRow, LeftOut
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.choice import (
     Case,
@@ -22,9 +21,10 @@ from vlmflow.evaluation.choice import (
     without_single_turns,
 )
 from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor
-from vlmflow.evaluation.passes import RIGHT, WRONG, margins_of, passes_of, scored_answers
-from vlmflow.evaluation.scoring.answer_text import answer_in
+from vlmflow.evaluation.measure import RIGHT, WRONG, margins_of, passes_of, scored_answers
+from vlmflow.evaluation.report import EvaluatedRow, LeftOut
 from vlmflow.evaluation.scoring.judge import holds
+from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.rows.sharegpt import ShareGptRow
 
 

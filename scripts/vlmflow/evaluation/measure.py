@@ -1,4 +1,7 @@
-"""Measures the losses of rows with one model: in several processes, each with its share of the rows and GPUs."""
+"""The conversations whose last answers are scored: what a row becomes for the models.
+
+Measures the losses of rows with one model: in several processes, each with its share of the rows and GPUs.
+"""
 
 import importlib.metadata
 import logging
@@ -13,18 +16,72 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import count_lines
-from vlmflow.core.process import bound_to_this_process
+from vlmflow.core.processes import bound_to_this_process
 from vlmflow.core.progress import Progress
 from vlmflow.evaluation import answer_losses
-from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Work
-from vlmflow.evaluation.kept_lines import KeptLines
+from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Pass, Work
+from vlmflow.evaluation.choice import Case
+from vlmflow.evaluation.report import OTHER, OTHER_PICTURE, OWN, QUESTION, KeptLines, Loss, Margin
+from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.pictures.budget import PictureBudget
+from vlmflow.rows.chat import Turn, after_mark, tags_in, without_tags
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, failed, gpu_products, visible_gpus
+
+RIGHT, WRONG = "right", "wrong"
+
+BEGINNING = "Answer:"
+"""Where answers have a thought before this mark, all that is scored begins with it: the thought was written after the
+feedback was read, and speaks of it."""
+
+
+def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dict[str, Pass]:
+    """Return the conversations of a row, by context and answer (`margins_of`).
+
+    donor: the row whose feedback is the control, with as many turns of it, without its pictures; None in a data set
+    without feedback.
+    picture_donor: the row whose pictures are the control, with as many; None if there is none.
+    """
+    contexts = {QUESTION: case.turns[:-1]} if donor is None else {QUESTION: case.turns[:1], OWN: case.turns[:-1]}
+    if donor is not None:
+        contexts[OTHER] = list(case.turns[:-1])
+        others = donor.turns[2 : len(case.turns) - 1 : 2]
+        contexts[OTHER][2::2] = [Turn(turn.speaker, without_tags(turn.value)) for turn in others]
+    pictures = dict.fromkeys(contexts, case.row.images)
+    if picture_donor is not None:
+        contexts[OTHER_PICTURE] = contexts[QUESTION] if donor is None else contexts[OWN]
+        pictures[OTHER_PICTURE] = picture_donor.row.images
+    answers = {RIGHT: case.turns[-1]} if donor is None else scored_answers(case)
+    given = BEGINNING if donor is not None and answers[RIGHT].value.startswith(BEGINNING) else ""
+    if donor is not None:  # what the training left out of the loss is history like all else
+        contexts = {each: [Turn(turn.speaker, turn.value) for turn in turns] for each, turns in contexts.items()}
+    return {
+        f"{context} {which}": Pass(
+            [*case.system, *before, answer], pictures[context][: tags_in(before)], given, case.row.tools or UNSET
+        )
+        for context, before in contexts.items()
+        for which, answer in answers.items()
+    }
+
+
+def scored_answers(case: Case) -> dict[str, Turn]:
+    """Return the right and the wrong answer of a row with feedback, without thoughts, in the same form."""
+    texts = {RIGHT: case.answer} | ({} if case.wrong is None else {WRONG: case.wrong})
+    marked = all(after_mark(text) is not None for text in texts.values())
+    begins = f"{BEGINNING} " if marked else ""
+    return {which: Turn("gpt", begins + (answer_in(text) or text)) for which, text in texts.items()}
+
+
+def margins_of(losses: dict[str, Loss]) -> dict[str, Margin]:
+    """Return the margins by context. losses: by the names of `passes_of`."""
+    contexts = dict.fromkeys(name.split()[0] for name in losses)
+    return {each: Margin(losses[f"{each} {RIGHT}"], losses.get(f"{each} {WRONG}")) for each in contexts}
+
 
 log = logging.getLogger("vlmflow")
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.owners_files import read_object, read_template, utf8
+from vlmflow.fetch.model_files import read_object, read_template, utf8
 
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = (TEMPLATE, "chat_template.json")

@@ -21,11 +21,16 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import BUFFER, json_bytes, locked, read_json, require_free_disk, whole_folder
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.model_files import CONFIG, INDEX
-from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
-from vlmflow.fetch.model_weights import ModelWeights, read_model_weights
-from vlmflow.fetch.quantised import block_of, without_quantisation
-from vlmflow.fetch.safetensors_header import ITEM_BYTES, LENGTH_BYTES, SafetensorsFile, TensorEntry
+from vlmflow.fetch.model_files import CONFIG, INDEX, block_of, without_quantisation
+from vlmflow.fetch.model_weights import (
+    ITEM_BYTES,
+    LENGTH_BYTES,
+    ModelWeights,
+    SafetensorsFile,
+    TensorEntry,
+    read_model_weights,
+)
+from vlmflow.fetch.placed import FileRecord, digest_of, hash_files
 
 DEQUANTISED = "bfloat16"
 """The folder of a store with the bases that were in FP8, by the digest of what they were made of."""

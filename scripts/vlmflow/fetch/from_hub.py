@@ -5,23 +5,21 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from vlmflow.config.pins import Pin
 from vlmflow.config.source import HubSource
+from vlmflow.config.tables import Pin
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_json
 from vlmflow.core.patience import patiently
 from vlmflow.core.progress import Progress
+from vlmflow.fetch import hub
+from vlmflow.fetch.download import download
+from vlmflow.fetch.hub import HubFile
 from vlmflow.fetch.model_files import INDEX, SINGLE, refuse_code, require_weights, sort_names
-from vlmflow.fetch.model_folder import FileRecord, digest_of, hash_files
-from vlmflow.fetch.small_files import small_names
-from vlmflow.fetch.tensor_names import read_names, tensor_names
-from vlmflow.web import hub
-from vlmflow.web.download import download
-from vlmflow.web.hub import HubFile
-from vlmflow.web.missing import CHECK_PROXIES, Refused
-from vlmflow.web.remote_file import RemoteFile
-from vlmflow.web.transport import Transport
+from vlmflow.fetch.model_weights import read_names, tensor_names
+from vlmflow.fetch.placed import FileRecord, digest_of, hash_files, small_names
+from vlmflow.fetch.remote_file import RemoteFile
+from vlmflow.fetch.transport import CHECK_PROXIES, Refused, Transport
 
 LEFT_OUT = ".left-out.json"
 """Beside a model's files in the store: the names of the repository's other files, which are not fetched."""

@@ -1,15 +1,138 @@
-"""Finds the files of a model's weights, and the tensors in each."""
+"""The header of a safetensors file: where each tensor's bytes are. It needs no torch.
 
-from collections.abc import Collection
+A file has 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes one after the
+other without gaps (https://github.com/huggingface/safetensors#format). The safetensors package returns tensors but not
+their offsets, which whoever reads or writes in place needs.
+
+Finds the files of a model's weights, and the tensors in each.
+
+The names of a model's tensors, from the index or the header of its weights: nothing else of these is read.
+"""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE
-from vlmflow.fetch.quantised import refuse_quantised
-from vlmflow.fetch.safetensors_header import SafetensorsFile, TensorEntry, read_header
+from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE, refuse_quantised, shown
+
+LENGTH_BYTES = 8
+MAX_HEADER_BYTES = 100_000_000
+"""The safetensors package's own limit, against headers that fill the memory."""
+
+MAX_NUMBER = 1 << 63
+MAX_DIMENSIONS = 32
+"""Limits of a tensor's size and dimensions; the product of many larger numbers would take hours."""
+
+MOST_CHARS = 1_000
+"""Of a tensor's name."""
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
+"""The bytes of a number of the types that are read, by the format's names."""
+
+WHOLE_AGAIN = "fetch or write the file again; a full disk or a killed process can leave such files"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One tensor of a file.
+
+    dtype: the format's name of the type ("BF16").
+    begin, end: its bytes, counted from the start of the file.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """The length of the first dimension; 1 for a single number."""
+        return self.shape[0] if self.shape else 1
+
+    @property
+    def columns(self) -> int:
+        """The elements of one row."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def matrices_transposed(self) -> tuple[int, ...]:
+        """The shape with rows and columns of each matrix swapped, of a tensor of matrices; otherwise the shape."""
+        return (self.shape[0], self.shape[2], self.shape[1]) if len(self.shape) == 3 else self.shape
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A file with a checked header; `tensors` are in the order of their bytes."""
+
+    path: Path
+    size: int
+    data_begin: int
+    tensors: dict[str, TensorEntry]
+
+
+def read_header(path: Path) -> SafetensorsFile:
+    """Read and check the header: every tensor's bytes exist, without gap, overlap or rest.
+
+    Raises VlmflowError with the file, and the tensor, if not.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+        data_begin = LENGTH_BYTES + length
+        if size < LENGTH_BYTES or length > MAX_HEADER_BYTES or data_begin > size:
+            raise _broken(path, f"its header would end at byte {data_begin:,}, the file has {size:,}")
+        raw = file.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique)
+        entries = [_entry(name, value, data_begin) for name, value in header.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise _broken(path, f"its header cannot be read: {error}") from None
+    entries.sort(key=lambda entry: (entry.begin, entry.end))
+    position = data_begin
+    for entry in entries:
+        if entry.begin != position:
+            raise _broken(path, f"tensor {entry.name} begins at byte {entry.begin:,}, not at {position:,}")
+        position = entry.end
+    if position > size:
+        raise _broken(path, f"truncated: the header promises {position:,} bytes, the file has {size:,}")
+    if position < size:
+        raise _broken(path, f"{size - position:,} bytes follow the last tensor")
+    return SafetensorsFile(path, size, data_begin, {entry.name: entry for entry in entries})
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = dict(pairs)
+    if len(names) != len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"{twice} appears twice")
+    return names
+
+
+def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
+    dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    if not name.isprintable() or len(name) > MOST_CHARS:  # messages show it
+        raise ValueError(f"tensor {name!r:.200} has control characters in its name, or more than {MOST_CHARS:,}")
+    sound = all(type(number) is int and 0 <= number < MAX_NUMBER for number in [*shape, begin, end])
+    if not isinstance(dtype, str) or not sound or len(shape) > MAX_DIMENSIONS or end < begin:
+        raise ValueError(f"tensor {name} has a wrong type, shape or place")
+    if dtype in ITEM_BYTES and end - begin != math.prod(shape) * ITEM_BYTES[dtype]:
+        raise ValueError(f"tensor {name} has {end - begin:,} bytes, which does not match {dtype} of shape {shape}")
+    return TensorEntry(name, dtype, shape, data_begin + begin, data_begin + end)
+
+
+def _broken(path: Path, what: str) -> VlmflowError:
+    return VlmflowError(f"{path}: {what}", WHOLE_AGAIN)
+
 
 WEIGHT_SUFFIXES = (
     ".bin",
@@ -119,3 +242,59 @@ def _compare_with_index(path: Path, weight_map: dict[str, str], shards: dict[str
     for tensor, name in sorted(stored ^ listed):
         which = "is listed for" if (tensor, name) in listed else "is not listed, but is in"
         raise VlmflowError(f"{path}: tensor {tensor} {which} {name}: index and shards disagree", FETCH_AGAIN)
+
+
+Read = Callable[[int, int], bytes]
+"""Returns a file's bytes from one place up to another one, exclusive."""
+
+
+def tensor_names(folder: Path, names: Collection[str]) -> list[str] | None:
+    """Return the names of a model's tensors, sorted; None if neither an index nor the weights in one file are there.
+
+    folder: a folder of the model's files. names: those that it has, and may have without weights.
+
+    Raises VlmflowError for weights without a readable header.
+    """
+    if INDEX in names:
+        return sorted(read_json(folder / INDEX)["weight_map"])
+    return names_in_header(folder / SINGLE) if SINGLE in names and (folder / SINGLE).is_file() else None
+
+
+def names_in_header(file: Path) -> list[str]:
+    """Return the names of the tensors in a safetensors file; raises VlmflowError as `read_names` does."""
+    with file.open("rb") as content:
+
+        def read(start: int, end: int) -> bytes:
+            content.seek(start)
+            return content.read(end - start)
+
+        return read_names(read, file.stat().st_size, str(file))
+
+
+def read_names(read: Read, size: int, what: str) -> list[str]:
+    """Return the names of the tensors in a safetensors file, sorted. size: its bytes. what: its name for people.
+
+    Raises VlmflowError if the header is not one.
+    """
+    length = int.from_bytes(read(0, LENGTH_BYTES), "little") if size > LENGTH_BYTES else size
+    try:
+        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
+            raise ValueError(f"it would have {length:,} bytes, the file has {size:,}")
+        header: dict[str, Any] = json.loads(read(LENGTH_BYTES, LENGTH_BYTES + length))
+        return sorted(header.keys() - {"__metadata__"})
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise VlmflowError(f"{what}: its header cannot be read: {error}", WHOLE_AGAIN) from None
+
+
+def refuse_other_tensors(folder: Path, names: Collection[str]) -> None:
+    """Raise VlmflowError if the index of a model names other tensors than its files have.
+
+    folder, names: the model's files.
+    """
+    if INDEX not in names:
+        return
+    weight_map: dict[str, str] = read_json(folder / INDEX)["weight_map"]
+    stored = {tensor for shard in set(weight_map.values()) for tensor in names_in_header(folder / shard)}
+    for tensor in sorted(stored ^ weight_map.keys()):
+        which = "no file has it" if tensor in weight_map else "the index does not name it"
+        raise VlmflowError(f"{folder / INDEX}: tensor {shown(tensor)}: {which}: index and shards disagree", FETCH_AGAIN)

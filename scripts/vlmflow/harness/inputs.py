@@ -1,23 +1,188 @@
-"""The files that a rule needs: input functions for the rules, bound to workflow and settings in the Snakefile.
+"""The allowed values of wildcards, and the names of the results of shared stages.
+
+Files outside the storage of the targets as inputs of a rule: a local data set, a local model.
+
+The files that the rules of a search need: those of its run, and those of its steps.
+
+The files that a rule needs: input functions for the rules, bound to workflow and settings in the Snakefile.
 
 They refuse by ending the process, because Snakemake would print an exception with a traceback.
 """
 
+import re
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from snakemake.iocontainers import Wildcards
 
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import form_of
+from vlmflow.config.search_settings import slots_of, step_before, steps_of
 from vlmflow.config.source import base_run, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import local_files
-from vlmflow.fetch.small_files import small_names
-from vlmflow.harness.search_inputs import SearchInputs
-from vlmflow.harness.volume_inputs import as_inputs
-from vlmflow.raw.signatures import not_a_file
+from vlmflow.fetch.placed import small_names
+from vlmflow.harness import patches
+from vlmflow.raw.damaged_file import not_a_file
+
+
+class Names:
+    """The configuration's names, as constraints of wildcards."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+        parts = settings.cluster.pods_per_stage
+        self.part = f".{{part}}-of-{parts}" if parts > 1 else ""
+        """The part in the names of a stage's results if several pods share it: `.{part}-of-4`, otherwise ""."""
+        self.mixtures = _one_of(settings.mixtures)
+        """The constraint of wildcard `dataset` in the rule that mixes data sets."""
+        self.datasets = _one_of(settings.datasets)
+        """The constraint of wildcard `dataset` in rules for every data set; other rules take those with raw rows."""
+
+    def constraints(self) -> dict[str, str]:
+        """Return the constraints of the wildcards that several rules have."""
+        return {
+            "run": _one_of(self._settings.runs),
+            "model": _one_of(self._settings.models),
+            "dataset": _one_of(self._settings.raw_datasets),
+            "split": "|".join(RAW_SPLITS),
+            "search": _one_of(self._settings.search),
+            **dict.fromkeys(("round", "rung", "slot"), r"0|[1-9]\d*"),
+        }
+
+
+def _one_of(names: Iterable[str]) -> str:
+    """Return a wildcard constraint that matches these names, or nothing if there are none."""
+    return "|".join(map(re.escape, names)) or "$^"
+
+
+CLOCKS_DIFFER = 60.0
+"""Seconds by which the clock of a file server may be ahead of this machine's: no stage makes its files so fast."""
+
+
+def as_inputs(workflow: Any, files: Iterable[Path]) -> list[Any]:
+    """Return local files as inputs of a rule, in Snakemake's form.
+
+    With targets in storage, Snakemake would look for each path below the storage's prefix (its path_modifier,
+    `apply_default_storage`). Absolute paths are then used unchanged, for a volume that is mounted here and in the pods.
+    A file that does not exist here (a laptop has no such volume) is left out; if the pod lacks it too, the stage fails.
+
+    Ends the process if a file's time is in the future: Snakemake would take whatever is made of it for older, and
+    remove it, in every call.
+    """
+    wanted = list(files)
+    for file in wanted:
+        if file.is_file() and (changed := file.stat().st_mtime) > time.time() + CLOCKS_DIFFER:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed))
+            sys.exit(f"{file}: its time, {when}, is in the future\n  what to do: set it to now: touch {file}")
+    if workflow.storage_registry.default_storage_provider is None:
+        return [str(file) for file in wanted]
+    return [workflow.storage_registry.fs(str(file)) for file in wanted if file.is_absolute() and file.is_file()]
+
+
+Files = Callable[[Any], Any]
+"""An input function: takes Snakemake's wildcards, returns file names."""
+
+OF_A_SEARCH = re.compile(r"(?:^|/)(?:search/([^/]+)/best\.yaml|reports/search-([^/]+)\.html)$")
+"""The files that are made of all results; a default storage puts its prefix before them."""
+
+
+class SearchInputs:
+    """The input functions of rules with wildcard `search`; `RuleInputs` has them too."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+
+    def of_search(self, files: Files | str) -> Files:
+        """The files of the run of wildcard `search`: those of an input function, or of a name with `{run}`.
+
+        Functions of params and resources are asked in the same way.
+        """
+
+        def of_its_run(wildcards: Any) -> Any:
+            run = self._settings.search[wildcards.search].run
+            return files.format(run=run) if isinstance(files, str) else files(Wildcards(fromdict={"run": run}))
+
+        return of_its_run
+
+    def judged(self, files: Files) -> Files:
+        """Files of the search's run, if the search judges its trials by the evaluation; otherwise none."""
+
+        def if_evaluated(wildcards: Any) -> list[str]:
+            if self._settings.search[wildcards.search].objective == "eval_loss":
+                return []
+            found = self.of_search(files)(wildcards)
+            return [found] if isinstance(found, str) else list(found)
+
+        return if_evaluated
+
+    def search_pace(self, wildcards: Any) -> list[str]:
+        """The smoke run of the run of wildcard `search`, if only that tells what the search's budget is compared with.
+
+        The estimate knows the time of a run on a GPU product that its settings name.
+        """
+        search = self._settings.search[wildcards.search]
+        run = self._settings.runs[search.run]
+        measured = search.limits.gpu_hours is not None and (run.gpu is None or run.device == "cpu")
+        return [f"checkpoints/{search.run}/smoke"] if measured else []
+
+    def step_before(self, file: str) -> Files:
+        """A file of the step before that of wildcards `search`, `round` and `rung`; none before the first."""
+
+        def files(wildcards: Any) -> list[str]:
+            rungs = self._settings.search[wildcards.search].rungs
+            step = step_before(rungs, int(wildcards.round), int(wildcards.rung))
+            return [_step(wildcards.search, *step, file)] if step else []
+
+        return files
+
+    def step_results(self, wildcards: Any) -> list[str]:
+        """The results of the trials of one step, in the order of their slots."""
+        return self._results(wildcards.search, int(wildcards.round), int(wildcards.rung))
+
+    def search_results(self, wildcards: Any) -> list[str]:
+        """The results of all trials of wildcard `search`, in the order of its steps."""
+        return self.results_of_search(wildcards.search)
+
+    def results_of_search(self, search: str) -> list[str]:
+        """Return the results of all trials of a search, in the order of its steps."""
+        steps = steps_of(self._settings.search[search])
+        return [file for step in steps for file in self._results(search, *step)]
+
+    def last_study(self, wildcards: Any) -> str:
+        """The account of wildcard `search` after its last step."""
+        *_, last = steps_of(self._settings.search[wildcards.search])
+        return _step(wildcards.search, *last, "study.json")
+
+    def _results(self, search: str, number: int, rung: int) -> list[str]:
+        slots = range(slots_of(self._settings.search[search].together, number, rung))
+        return [_step(search, number, rung, f"{slot}.json") for slot in slots]
+
+
+def _step(search: str, number: int, rung: int, file: str) -> str:
+    return f"search/{search}/{number}/{rung}/{file}"
+
+
+def ask_for_results(workflow: Any, settings: Config) -> None:
+    """Make the results of a search's trials targets of whoever asks for the search. Call it before planning.
+
+    Snakemake leaves a missing file alone as long as nothing that needs it has to be made. A search would then name a
+    best trial whose result is gone, and nobody would notice. As a target it is made again, in seconds: its training is
+    kept.
+    """
+    inputs = SearchInputs(settings)
+    asked = {name for file in workflow.dag.targetfiles for name in _searches_of(file) if name in settings.search}
+    patches.ask_for(workflow, (file for name in sorted(asked) for file in inputs.results_of_search(name)))
+
+
+def _searches_of(file: str) -> list[str]:
+    found = OF_A_SEARCH.search(str(file))
+    return [name for name in found.groups() if name] if found else []
+
 
 InputFunction = Callable[[Any], Any]
 """Takes Snakemake's wildcards, returns file names."""

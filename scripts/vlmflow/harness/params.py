@@ -13,14 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from vlmflow.config.model import Config
-from vlmflow.config.picture_sources import read_sources
-from vlmflow.config.pins import revision_of
 from vlmflow.config.raw_forms import form_of, modules_of
 from vlmflow.config.search_settings import dimensions, trained_with
 from vlmflow.config.settings import Settings
 from vlmflow.config.source import base_run, parse_source
+from vlmflow.config.tables import read_sources, revision_of
 from vlmflow.fetch.model_files import list_files
-from vlmflow.fetch.small_files import naming_files
+from vlmflow.fetch.placed import naming_files
 from vlmflow.harness.inputs import raw_source
 
 ParamsFunction = Callable[..., Any]

@@ -1,13 +1,99 @@
-"""What this workflow changes inside Snakemake, since 9.27.1 has no public way to it; nothing else replaces its parts.
+"""Keeps processes from loading unused libraries as they start.
+
+This saves half a second of a Snakemake call that runs jobs, and a tenth of a second of each job.
+
+Clears the lock that a killed Snakemake leaves, if nobody holds it any more.
+
+What this workflow changes inside Snakemake, since 9.27.1 has no public way to it; nothing else replaces its parts.
 
 Each function names the upstream line that it works around. A test (tests/unit/harness/test_patches.py) fails when
 upstream no longer needs it: then delete the function.
 """
 
+import fcntl
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
+from pathlib import Path
 from typing import Any
+
+from vlmflow.core.errors import VlmflowError
+
+
+def leave_out_what_nobody_uses() -> None:
+    """Make pandas unavailable in this process, and switch off pydantic's plugins in the stages that it starts.
+
+    Before each script Snakemake checks whether a param is a pandas table, if pandas is installed; our params are JSON
+    values. None in `sys.modules` marks a module as missing. pydantic searches the entry points of every installed
+    package for plugins; no lock file has one.
+
+    Call it only in a process that runs jobs: one that only plans (the doctor, a test) may use pandas afterwards.
+    """
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
+
+LOCK = Path(".snakemake", "vlmflow.lock")
+"""The file, in the working directory, on which every main process holds a shared flock."""
+
+_held: list[Any] = []
+"""Keeps our lock file open during the life of the process: the kernel releases the lock with it."""
+
+
+def clear(workflow: Any) -> None:
+    """Remove Snakemake's lock files in the working directory if the process that wrote them is gone.
+
+    Snakemake's own lock is a file, which remains after a SIGKILL. Every main process of this workflow also holds a
+    shared flock, which ends with the process: if an exclusive one succeeds, the files are stale. If others hold it, the
+    files stay, and Snakemake reports that the directory is locked.
+    """
+    if not workflow.is_main_process or workflow.dryrun:
+        return
+    LOCK.parent.mkdir(exist_ok=True)
+    lock = LOCK.open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for stale in (LOCK.parent / "locks").glob("*.lock"):
+            stale.unlink(missing_ok=True)
+    except BlockingIOError:
+        pass
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    _held.append(lock)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Lock the working directory: a Snakemake that is started meanwhile waits for the end of the block.
+
+    Raises VlmflowError if one is running, or if the volume has no file locks.
+    """
+    LOCK.parent.mkdir(exist_ok=True)
+    with LOCK.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise VlmflowError(f"{Path.cwd()}: Snakemake is running here", "wait until it ends, or stop it") from None
+        except OSError as error:
+            raise VlmflowError(
+                f"{LOCK.absolute()}: this volume has no file locks ({error}), so the workflow cannot know whether "
+                "Snakemake is running here",
+                "delete what you no longer need by hand: docs/outputs.md",
+            ) from None
+        yield
+
+
+def is_held() -> bool:
+    """Return whether a main process runs in the working directory; for a dry run, which holds no lock itself."""
+    try:
+        with LOCK.open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nothing has run here yet, or the volume has no flock
+        pass
+    return False
 
 
 def around_planning(workflow: Any, around: Callable[[Callable[[], None]], None]) -> None:

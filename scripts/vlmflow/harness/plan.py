@@ -1,26 +1,156 @@
-"""Checks while Snakemake plans, with and without -n: unknown targets, and jobs that would fail."""
+"""Refuses, before the first job, what would fail later, and limits jobs to this machine's GPUs; not with -n.
+
+What a plan says about the runs that it would train, where earlier stages have left an account that tells it.
+
+Refuses relative paths if jobs do not see this folder, as in pods: bulk data needs a place that all of them share.
+
+Checks while Snakemake plans, with and without -n: unknown targets, and jobs that would fail.
+"""
 
 import difflib
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
+from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler, refuse_old_driver
 from vlmflow.config.model import Config
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.source import base_run, parse_source
 from vlmflow.config.strategies import strategy_of
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.own_environment import python_of
-from vlmflow.core.printable import counted
-from vlmflow.harness import before_start, light_stages, patches, place, search_inputs, stale_lock, staleness
-from vlmflow.harness.before_start import run_of
-from vlmflow.harness.plan_notes import notes
-from vlmflow.harness.temporary_folder import TRAINING, refuse_long_temporary_folder
+from vlmflow.config.tables import revision_of
+from vlmflow.core.account import read_account
+from vlmflow.core.child_programs import python_of
+from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.harness import inputs, patches, resources, stage, staleness
+from vlmflow.harness.stage import TRAINING, refuse_long_temporary_folder
+from vlmflow.lengths.steps import Steps, evaluations_of, schedule_in_words
+from vlmflow.lengths.summary import ACCOUNT, FittedRows
+from vlmflow.rows.sharegpt import in_words, is_mixed
+from vlmflow.rows.stats import Stats
+
+
+def run_of(settings: Config, job: Any) -> str:
+    """Return the run that a job trains: its wildcard, or that of its search."""
+    search = job.wildcards.get("search")
+    return settings.search[search].run if search else str(job.wildcards.run)
+
+
+def refuse_unpinned(workflow: Any, settings: Config) -> None:
+    """End the process if the fetch of a model would fail, which may come hours later: it has no revision in pins.yaml.
+
+    An exception would print a traceback of the Snakefile.
+    """
+    jobs = workflow.dag.needrun_jobs()
+    models = {job.wildcards.model for job in jobs if job.name in ("fetch_model", "fetch_model_files")}
+    for model in sorted(models):
+        source = settings.models[model].source
+        if source.startswith("hf://") and revision_of(source) is None:
+            sys.exit(
+                f"models.{model}.source: {source} has no revision in pins.yaml\n  what to do: run `make pins` and "
+                f"review the table (a new source needs a row `{source}:` first), or write the commit into the address "
+                "(…/NAME@COMMIT)"
+            )
+
+
+def share_gpus(workflow: Any, settings: Config) -> None:
+    """End the process if a job needs more GPUs than the machine has, and make jobs wait for free ones (`gpu_share`).
+
+    Snakemake limits only resources that --resources or a profile names: two runs would start on the same GPUs. Call it
+    when there is a plan, and no scheduler yet.
+    """
+    most = max(workflow.dag.needrun_jobs(), key=_gpus)
+    wanted = _gpus(most)
+    present = len(stage.gpus()) if wanted else 0
+    if wanted > present:
+        run = run_of(settings, most)
+        sys.exit(
+            f"rule {most.name} needs {counted(wanted, 'GPU')}, this machine has {present}\n  what to do: train on the "
+            f"CPU (runs.{run}.device: cpu, for a tiny model: README.md), on fewer GPUs (runs.{run}.processes), or on a "
+            "cluster (--executor kubernetes, docs/kubernetes.md)"
+        )
+    if wanted and "gpu" not in workflow.global_resources:
+        workflow.register_resource("gpu", present)
+
+
+def _gpus(job: Any) -> int:
+    return int(job.resources.get("gpu", 0))
+
+
+Kind = TypeVar("Kind")
+
+
+def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
+    """Return the lines on some runs, those on the same data set once.
+
+    folder: the working directory. What no readable account tells is not said: the stages that make it will speak.
+    """
+    lines: dict[str, None] = {}
+    for name in runs:
+        run = settings.runs[name]
+        if said := settings.models[run.model].untested:
+            lines[f"models.{run.model}.{said}"] = None
+        stats = _account(folder / "data" / run.dataset / "stats.json", Stats)
+        if stats and is_mixed(trained := stats.trained_characters):
+            lines[f"data set {run.dataset}: {in_words(trained, stats.scored, settings.good_run(run.dataset))}"] = None
+        fitted = _account(folder / "fitted" / name / ACCOUNT, FittedRows)
+        rows = fitted.train.lengths.rows if fitted else stats.examples["train"] if stats else 0
+        if rows:
+            lines[f"run {name}: {_schedule(run, rows)}"] = None
+    return list(lines)
+
+
+def _schedule(run: RunSettings, rows: int) -> str:
+    steps = Steps.of(rows, run.train, run.ranks).total
+    return schedule_in_words(steps, evaluations_of(steps, run.train))
+
+
+def _account(file: Path, kind: type[Kind]) -> Kind | None:
+    try:
+        return read_account(file, kind)
+    except (OSError, VlmflowError):
+        return None
+
+
+ADVICE = (
+    "what to do: on a cluster, stores must be on its volumes; put profiles/kubernetes/stores.yaml before your own file "
+    "(--configfile profiles/kubernetes/stores.yaml my-run.yaml), and use absolute paths in yours"
+)
+
+
+def refuse_relative_stores(workflow: Any, settings: Config) -> None:
+    """End the process if jobs run elsewhere and a store, a picture root or a local source is a relative path.
+
+    A pod's working directory disappears with the pod: what is stored there is lost without an error.
+    """
+    if SharedFSUsage.INPUT_OUTPUT in workflow.storage_settings.shared_fs_usage or not workflow.is_main_process:
+        return
+    relative = [f"{key}: {place} is relative to the working directory" for key, place in relative_places(settings)]
+    if relative:
+        sys.exit("\n".join([*relative, f"  {ADVICE}"]))
+
+
+def relative_places(settings: Config) -> list[tuple[str, str]]:
+    """Return key and value of every relative path in the configuration that stages read or write, except targets."""
+    places = [(f"stores.{name}", place) for name, place in settings.stores]
+    places += [(f"models.{name}.source", model.source) for name, model in settings.models.items()]
+    for name, dataset in settings.raw_datasets.items():
+        places += [(f"datasets.{name}.image_roots.{number}", root) for number, root in enumerate(dataset.image_roots)]
+        for split in RAW_SPLITS:
+            places += [(f"datasets.{name}.{split}", address) for address in dataset.addresses(split)]
+    return [(key, place) for key, place in places if _is_relative(place)]
+
+
+def _is_relative(place: str) -> bool:
+    source = parse_source(place)
+    return isinstance(source, Path) and not source.is_absolute() and not base_run(place)
+
 
 SHIPPED_ROOT = "pictures"
 """The picture root of the data sets in config.yaml."""
@@ -47,11 +177,11 @@ def install(
         return
 
     def look_and_plan(plan: Callable[[], None]) -> None:
-        stale_lock.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
+        patches.clear(workflow)  # here, because only now Snakemake knows whether this is a dry run
         _refuse_unknown_targets(workflow, settings)
-        search_inputs.ask_for_results(workflow, settings)
-        if place.on_slurm():
-            light_stages.arrange(workflow, settings)
+        inputs.ask_for_results(workflow, settings)
+        if stage.on_slurm():
+            resources.arrange(workflow, settings)
         look_at_code = staleness.install(workflow)
         patches.compare_past_ancient_inputs(workflow.dag)
         plan()
@@ -71,7 +201,7 @@ def install(
         elif workflow.executor_plugin and not len(workflow.dag):  # without: --dag, --report and their like
             when_nothing_is_to_do()
         elif workflow.executor_plugin and workflow.local_exec:
-            before_start.share_gpus(workflow, settings)
+            share_gpus(workflow, settings)
 
     patches.around_planning(workflow, look_and_plan)
 
@@ -121,7 +251,7 @@ def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
 
 def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
     """Refuse a planned training on this machine's CPU with more processes than cores."""
-    if place.jobs_leave(workflow):
+    if stage.jobs_leave(workflow):
         return
     cores = available_cpu_count()
     for job in workflow.dag.needrun_jobs():
@@ -163,7 +293,7 @@ def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> No
 
 def _refuse_a_long_temporary_folder(workflow: Any) -> None:
     """Refuse jobs on this machine whose processes could make no sockets in its folder for temporary files."""
-    if place.jobs_leave(workflow):
+    if stage.jobs_leave(workflow):
         return
     if any(job.rule.name in TRAINING for job in workflow.dag.needrun_jobs()):
         try:
@@ -174,7 +304,7 @@ def _refuse_a_long_temporary_folder(workflow: Any) -> None:
 
 def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
     """Refuse a planned training for which this machine lacks a package, a compiler or a newer driver."""
-    if place.jobs_leave(workflow):
+    if stage.jobs_leave(workflow):
         return
     for run in {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
         try:
@@ -235,5 +365,5 @@ def _say_what_is_trained(workflow: Any, settings: Config) -> None:
 
 def _say_who_is_at_work() -> None:
     """Print that another Snakemake is running; Snakemake's own line calls the lock an error (see `screen`)."""
-    if stale_lock.is_held():
+    if patches.is_held():
         print("Another Snakemake is running in this folder; this plan shows the state so far.", file=sys.stderr)

@@ -1,11 +1,26 @@
-"""What Snakemake prints while it works: the lines that tell a person something.
+"""Prints why stages failed: each cause once, at the end of the output, without Snakemake's text around it.
+
+Says which jobs run here when nothing has said anything for most of a minute: a stage may compute for long.
+
+Prints at the end of the process what the runs of a call are: rows, losses, gate, verdict, pages, weights.
+
+What Snakemake prints while it works: the lines that tell a person something.
 
 Its own log (`.snakemake/log`) and `--verbose` have every line, with every reason.
 """
 
+import atexit
 import logging
+import os
+import subprocess
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 from snakemake.common import NOTHING_TO_BE_DONE_MSG
@@ -13,7 +28,119 @@ from snakemake.jobs import Reason
 from snakemake.logging import DefaultFormatter, get_event, is_quiet_about, logger, timestamp
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from vlmflow.config.model import Config
+from vlmflow.core.errors import FAILURE, VlmflowError, end_of, printable_lines
 from vlmflow.harness.staleness import differing
+
+
+def collect_failures() -> None:
+    """Filter Snakemake's output: drop messages about a failure that do not give its cause."""
+    logger.addFilter(_gives_a_cause)
+
+
+def _gives_a_cause(record: logging.LogRecord) -> bool:
+    """Return whether a message says more than that a stage ended with code 1; a killed one has another code.
+
+    Snakemake prints an exception while it handles it.
+    """
+    if hasattr(record, "rule_msg") and record.rule_msg is None:
+        record.msg = ""  # otherwise Snakemake prints "message: None"
+    cause = getattr(sys.exc_info()[1], "__context__", None)
+    of_a_stage = isinstance(cause, subprocess.CalledProcessError) and cause.returncode == 1
+    return not (get_event(record) == LogEvent.ERROR and of_a_stage)
+
+
+def show_failures_at_the_end(workflow: Any, text_in_storage: Callable[[Any], str]) -> None:
+    """Print at the end of the process why stages failed, from their logs.
+
+    text_in_storage: returns the text of a log that is not a local file; may raise VlmflowError.
+    """
+    logger.addFilter(_is_not_the_end)
+    for job in workflow.scheduler.failed:
+        for log in job.log:
+            try:
+                text = text_in_storage(log) if log.is_storage else _text_of(Path(log))
+            except VlmflowError as error:
+                text = f"{FAILURE}unknown cause: {error}"
+            if FAILURE in text:
+                cause = text[text.rindex(FAILURE) :].strip()
+                atexit.register(print, f"\n{job.name} ({log}):\n{cause}", file=sys.stderr, flush=True)
+
+
+def _is_not_the_end(record: logging.LogRecord) -> bool:
+    """Return whether a message is no WorkflowError: the last one only says that jobs have failed."""
+    return getattr(record, "exception", None) != "WorkflowError"
+
+
+def _text_of(log: Path) -> str:
+    return end_of(log) if log.is_file() else ""
+
+
+SILENCE = 45.0
+"""Seconds. A terminal's time lags by up to 8, and no minute shall pass without a line."""
+
+
+def watch(workflow: Any) -> None:
+    """Start a thread that ends with this process. Call it before the first job."""
+    threading.Thread(target=_watch, args=(workflow,), daemon=True).start()
+
+
+def _watch(workflow: Any) -> None:
+    said = time.time()
+    while True:
+        time.sleep(max(said + SILENCE - time.time(), 1))
+        said = max(said, _last_line())
+        with suppress(Exception):  # a line that cannot be made is no reason to show a traceback
+            running = list(workflow.scheduler.running)
+            if running and time.time() - said >= SILENCE:
+                logger.info(f"still running: {'; '.join(sorted(map(_named, running)))}")
+                said = time.time()
+
+
+def _last_line() -> float:
+    """Return when this process or a stage last wrote to standard error, in seconds since 1970; 0 if nothing tells it.
+
+    A file and a terminal do; the pipes of a newer Linux do not, so that there the line comes beside a stage's own.
+    """
+    try:
+        return os.fstat(sys.stderr.fileno()).st_mtime
+    except (OSError, ValueError):
+        return 0.0
+
+
+def _named(job: Any) -> str:
+    return f"{job.message or job.rule.name}{''.join(f' ({log})' for log in job.log[:1])}"
+
+
+CopyFromStorage = Callable[[Any, Iterable[tuple[str, str]], Path], None]
+"""Copies from the storage of a workflow those of some targets (`summary.files_of`) that exist into a folder."""
+
+
+def show_runs_at_the_end(workflow: Any, settings: Config, copy_from_storage: CopyFromStorage) -> None:
+    """Print the summary of every run whose weights the call asks for, or needs; what fails here fails no run."""
+    runs = sorted({job.wildcards.run for job in workflow.dag.jobs if job.rule.name == "publish_merged"})
+    texts = []
+    for run in runs:
+        try:
+            texts.append(_summary(workflow, run, settings.runs[run].dataset, copy_from_storage))
+        except Exception as error:  # whatever an account of another version holds, or the storage says
+            texts.append(f"\n{run} is done. Its summary cannot be shown: {type(error).__name__}: {error}\n")
+    if texts:
+        atexit.register(print, printable_lines("".join(texts)), flush=True)
+
+
+def _summary(workflow: Any, run: str, dataset: str, copy_from_storage: CopyFromStorage) -> str:
+    from vlmflow.reports.summary import files_of, summary  # takes time, which plans and pods do not need
+
+    prefix = os.path.expandvars(workflow.storage_settings.default_storage_prefix or "")
+    if workflow.storage_settings.default_storage_provider is None:
+        here, asked_in = Path.cwd(), Path(workflow.rundir)
+        shown = here.relative_to(asked_in) if here.is_relative_to(asked_in) else here
+        return summary(Path(), run, dataset, "" if shown == Path() else f"{shown}/")
+    with tempfile.TemporaryDirectory(prefix="vlmflow-summary-") as copies:
+        copy_from_storage(workflow, files_of(run, dataset), Path(copies))
+        return summary(Path(copies), run, dataset, f"{prefix}/").replace(copies, prefix)
+
 
 BOOKKEEPING = {LogEvent.WORKFLOW_STARTED, LogEvent.RESOURCES_INFO, LogEvent.JOB_STARTED, LogEvent.JOB_FINISHED}
 """Versions and digests, the machine's cores, how many jobs start, which number ended: PROGRESS says how far all are."""

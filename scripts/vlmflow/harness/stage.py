@@ -1,4 +1,16 @@
-"""The common entry of every script: its rule calls it, or a shell, with the same names.
+"""Where the jobs of a call run: on this machine, or elsewhere, and by which executor.
+
+Refuses a folder for temporary files whose path is too long for sockets in it.
+
+Completes a stage's messages for the workflow that was called: its commands, and the names of a pod's files.
+
+Gives each job of this machine GPUs of its own: Snakemake counts GPUs, and every program takes the first ones.
+
+A GPU is held by a lock on a file, so also among several calls of Snakemake by one user, until the stage's process ends.
+In a pod the node has already chosen them. So has Slurm: a stage in a job of its own asks for no lock. In each job the
+first GPU has the number 0, so one job's locks are not another's.
+
+The common entry of every script: its rule calls it, or a shell, with the same names.
 
 A script has a keyword-only function `main`. Its parameters have the names of the rule's inputs, outputs and params;
 `threads` is optional:
@@ -14,13 +26,20 @@ YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the
 
 import argparse
 import errno
+import fcntl
 import gc
 import inspect
 import json
 import logging
 import os
+import re
+import shlex
 import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,13 +48,181 @@ from typing import Any, get_origin
 
 import pydantic
 
-from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
-from vlmflow.core.printable import printable_lines
-from vlmflow.core.process import descends_from, die_with_parent
-from vlmflow.core.stage_end import FAILURE, NOT_AGAIN, SAVED, VERDICT
-from vlmflow.harness import gpu_share
-from vlmflow.harness.messages import complete_commands
-from vlmflow.harness.temporary_folder import TRAINING, refuse_long_temporary_folder
+from vlmflow.core.errors import (
+    FAILURE,
+    NOT_AGAIN,
+    SAVED,
+    VERDICT,
+    InterruptedTrainingError,
+    PassingError,
+    VlmflowError,
+    printable_lines,
+)
+from vlmflow.core.processes import descends_from, die_with_parent
+
+IN_SLURM = "VLMFLOW_SLURM_ENDS"
+"""The variable that only jobs of the executor for Slurm have (`remote.slurm.in_job`)."""
+
+_named_executors: list[str] = []
+"""The executor that the call names; [] for this machine."""
+
+
+def note_executor(name: str) -> None:
+    """Note the executor that the call names."""
+    _named_executors[:] = [name]
+
+
+def on_slurm() -> bool:
+    """Return whether the call sends its jobs to Slurm. Its answer is known when Snakemake plans."""
+    return _named_executors == ["slurm"]
+
+
+def jobs_leave(workflow: Any) -> bool:
+    """Return whether jobs run on other machines, or this process is such a job. It is known when Snakemake plans."""
+    in_storage = workflow.storage_settings.default_storage_provider is not None
+    return bool(workflow.remote_exec or in_storage or on_slurm())
+
+
+TRAINING = ("train_smoke", "train_model", "trial")
+"""The rules that start trainers, whose sockets are there; other stages have none."""
+
+LONGEST = 107 - len("/torch-shm-dir-XXXXXX/manager.sock")
+"""Bytes of the folder's path. A socket's may have 107 (unix(7)), and this name is the longest that is put there, of
+PyTorch; that of Python's multiprocessing has 32 bytes."""
+
+
+def refuse_long_temporary_folder() -> None:
+    """Raise VlmflowError if the trainers' sockets would not fit in the folder for temporary files (TMPDIR)."""
+    folder = tempfile.gettempdir()
+    if len(folder.encode(errors="surrogateescape")) > LONGEST:
+        raise VlmflowError(
+            f"TMPDIR: {folder} has more than {LONGEST} bytes: trainers and other processes could make no sockets there",
+            "name a folder with a shorter path, on a disk with free space: export TMPDIR=/tmp",
+        )
+
+
+CALL = "VLMFLOW_CALL"
+"""The options that a command in a message needs to run the same workflow (--directory, --config), without its files."""
+
+CONFIG = "VLMFLOW_CONFIG"
+"""The files of its configuration (--configfile)."""
+
+TARGETS = "VLMFLOW_TARGETS"
+"""Set for a stage in a pod: the place of the targets, a folder of the volume or an address in S3."""
+
+LOCAL = "VLMFLOW_LOCAL"
+"""Set for a stage in a pod: the pod's folder below which the stage sees its targets."""
+
+COMMAND = re.compile(
+    r"make refresh-pictures DATASET=(?P<dataset>[\w.-]+)|\bsnakemake --forcerun (?P<rule>\w+) -- (?P<target>\S+)"
+)
+
+IN_S3 = "s3://"
+
+WITHOUT_CONTROLLER = ".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes"
+"""With targets in S3, Snakemake runs on a laptop (docs/kubernetes.md)."""
+
+
+def complete_commands(text: str) -> str:
+    """Return a message with complete commands, and with targets for the files of a pod; the library knows neither."""
+    if local := os.environ.get(LOCAL):
+        text = text.replace(f"{local}/fs/", "/").replace(f"{local}/s3/", IN_S3)
+    return COMMAND.sub(_completed, text)
+
+
+def _completed(found: re.Match[str]) -> str:
+    files, call, targets = (os.environ.get(name, "") for name in (CONFIG, CALL, TARGETS))
+    rule, target = "resolve_images", f"data/{found['dataset']}/stats.json"
+    if found["rule"]:
+        rule, target = found["rule"], found["target"].removeprefix(f"{targets}/")
+    forced = f"{call} --forcerun {rule}".strip()
+    of_snakemake = f"--configfile {files} {forced}" if files else forced
+    if targets.startswith(IN_S3):
+        return f"{WITHOUT_CONTROLLER} {of_snakemake} -- {target}"
+    if targets:
+        return f"make cluster-run TARGET={target}{_given(CONFIG=files, ARGS=forced)}"
+    if found["rule"]:
+        return f".venv/bin/snakemake {of_snakemake} -- {target}"
+    return f"{found[0]}{_given(CONFIG=files, ARGS=call)}"
+
+
+def _given(**variables: str) -> str:
+    """Return make's variables as a shell takes them, each behind a space; none that is empty."""
+    quoted = {name: shlex.quote(words) if '"' in words else f'"{words}"' for name, words in variables.items() if words}
+    return "".join(f" {name}={words}" for name, words in quoted.items())
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+PAUSE = 1.0
+"""Seconds between two looks for a free GPU."""
+
+_held: list[int] = []
+"""The open files of the locks: they go with the process."""
+
+
+def take(count: int) -> None:
+    """Choose `count` free GPUs for this process and its children, through CUDA_VISIBLE_DEVICES.
+
+    It waits for them as long as others hold them. It holds all that this process may use if that is no more than
+    `count`, and then names none.
+    """
+    names = gpus() if count and IN_SLURM not in os.environ else []
+    if not 0 < count <= len(names):
+        return  # too few are refused before the first job, or by the stage
+    folder, said = _folder(), False
+    while len(taken := _locked(folder, names, count)) < count:
+        if not said:
+            logging.getLogger("vlmflow").info(f"waiting for {count} of {len(names)} GPUs: others of you use them")
+            said = True
+        time.sleep(PAUSE)
+    if count < len(names):
+        if VISIBLE not in os.environ:
+            os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the names are the driver's numbers
+        os.environ[VISIBLE] = ",".join(taken)
+
+
+def gpus() -> list[str]:
+    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, or the driver's numbers of all."""
+    if (given := os.environ.get(VISIBLE)) is not None:
+        return given.split(",") if given else []
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=False, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return []  # the stage itself shows what is wrong with the driver
+    return [str(number) for number in range(sum(line.startswith("GPU ") for line in listed.stdout.splitlines()))]
+
+
+def _locked(folder: Path, names: list[str], count: int) -> dict[str, int]:
+    """Lock so many GPUs, or none; returns their files by name."""
+    found: dict[str, int] = {}
+    for name in names:
+        file = os.open(folder / name.replace("/", "_"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found[name] = file
+        except BlockingIOError:
+            os.close(file)
+        if len(found) == count:
+            _held.extend(found.values())
+            return found
+    for file in found.values():
+        os.close(file)
+    return {}
+
+
+def _folder() -> Path:
+    """Return the folder of this machine's locks, which is this user's alone; TMPDIR may be on a disk that others share.
+
+    Raises VlmflowError if another user made it.
+    """
+    job = f"-{number}" if (number := os.environ.get("SLURM_JOB_ID", "")).isdigit() else ""
+    folder = Path(tempfile.gettempdir(), f"vlmflow-gpus-{os.getuid()}-{socket.gethostname()}{job}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise VlmflowError(f"{folder}: belongs to another user", "remove it, or set TMPDIR to a folder of your own")
+    return folder
+
 
 SNAKEMAKE = "VLMFLOW_SNAKEMAKE"
 """The environment variable with the process id of the Snakemake that started a stage."""
@@ -59,7 +246,7 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
         _refuse_second_process()
         if job and job.rule in TRAINING:
             refuse_long_temporary_folder()
-        gpu_share.take(int(job.resources.get("gpu") or 0) if job else 0)
+        take(int(job.resources.get("gpu") or 0) if job else 0)
         pydantic.validate_call(config={"arbitrary_types_allowed": True})(main)(**values)
     except VlmflowError as error:
         if isinstance(error, InterruptedTrainingError):
@@ -209,7 +396,7 @@ def _refuse_second_process() -> None:
 def _fail(text: str, log: Path | None, job: Any) -> None:
     """End with code 1 and the cause in the log.
 
-    Snakemake prints the causes of its stages at its end (harness.failures). Others are printed here: of a script that
+    Snakemake prints the causes of its stages at its end (harness.screen). Others are printed here: of a script that
     was called alone, of a stage in a pod, and of one whose log could not be written (full disk).
     """
     kept, text = False, printable_lines(text)

@@ -1,4 +1,24 @@
-"""The params and the code that make a job stale, as Snakemake records and compares them.
+"""The code that a rule depends on, as a digest for its params.
+
+Snakemake compares only the script file, and by its modification time: it misses a changed function, and treats a fresh
+clone as a change. This digest covers the script and the definitions that it can reach: each name that a reached
+definition uses leads to what the name is bound to.
+
+| what a reached definition uses | what counts |
+|---|---|
+| a function, a class or a constant of ours | its statement (a class with all methods), and all that this reaches |
+| a name of a library | its full name: `numpy.median` |
+| a module of ours as a value (`trainer.__name__`), or its name as a text | all statements of the module, as above |
+
+A module-level statement that does more than bind names (`os.environ[…] = …`), or whose decorator may register, counts
+for each script that loads the module. Docstrings, comments, layout, import statements and names of modules do not
+count: so moving a definition makes nothing stale.
+
+Names do not show which modules are loaded by a computed name, nor which other files a script reads: a rule gives both
+in its params. The rules of pages read `vlmflow/reports/templates`: an edited template redraws them. `publish_merged`
+reads `card` in it.
+
+The params and the code that make a job stale, as Snakemake records and compares them.
 
 Snakemake compares the set of all params' values without their names: it misses two values that change places, and for
 a block of settings it prints the whole block, old and new. So every rule with a script has one more param, `recorded`:
@@ -9,15 +29,237 @@ files: of a block it would also compare the order of the keys.
 """
 
 import ast
+import hashlib
 import json
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vlmflow.core.files import user_cache
-from vlmflow.harness.code_digest import Code
+import msgspec
+
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import user_cache, whole_file
+from vlmflow.harness import read_code
+from vlmflow.harness.read_code import Module
+
+LEFT_OUT = ("vlmflow.reports.counts_page", "vlmflow.reports.gate_page", "vlmflow.reports.live_page")
+"""Modules that lay out pages. They count for rules that read templates. Other stages write such a page beside their
+result: a new layout is no reason to validate or train again, and the page gets it the next time."""
+
+MOST_KEPT = 5_000
+"""The files whose content is kept for the next call: those of some versions of the project."""
+
+
+class Definition(NamedTuple):
+    """A statement of a module, by its place there; with None all of them."""
+
+    module: str
+    place: int | None
+
+
+class Links(NamedTuple):
+    """What a definition leads to.
+
+    targets: for each name that it uses the definition, with the attributes that are read of it; None for what is not
+    ours, with its name. loads: the modules that are loaded before it can be used.
+    """
+
+    targets: list[tuple[Definition | None, str]]
+    loads: list[str]
+
+
+class Code:
+    """The modules below a folder, and what their definitions lead to."""
+
+    def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
+        """Find the modules. kept_in: a file with what earlier calls read of files (see `keep`)."""
+        self._folder = folder
+        self._files = {_module_name(file.relative_to(folder)): file for file in folder.rglob("*.py")}
+        self._kept = _Kept(kept_in)
+        self.module = cache(lambda name: self._kept.read(self._files[name].read_bytes()))
+        self._places = cache(self._places_of)
+        self._links = cache(self._links_of)
+        self._loaded = cache(self._loaded_by)
+
+    def keep(self) -> None:
+        """Write what was read, for the next call; on a disk that cannot be written to, nothing."""
+        self._kept.write()
+
+    def digest(self, script: str, *modules: str, reads: str | None = None) -> str:
+        """Return the digest of a script's code, 16 hexadecimal digits.
+
+        script, modules: dotted names; modules are those that the script loads by computed names. reads: the folder,
+        relative to that of the code, of other files that it reads. Raises FileNotFoundError if it has none.
+        """
+        digest = hashlib.sha256()
+        numbers = self.reached(script, *modules, pages=reads is not None)
+        for definition in numbers:
+            digest.update(f"{self.text(definition)}\n".encode())
+            for target, rest in self._links(definition).targets:
+                what = "" if target is None else numbers.get(target, "left out")
+                digest.update(f"{what} {rest}\n".encode())
+        for file in _files_in(self._folder / reads) if reads is not None else ():
+            content = hashlib.sha256(file.read_bytes()).digest()
+            digest.update(file.relative_to(self._folder).as_posix().encode() + b"\0" + content)
+        return digest.hexdigest()[:16]
+
+    def reached(self, script: str, *modules: str, pages: bool = False) -> dict[Definition, int]:
+        """Return the definitions that a script reaches, numbered in the order in which their texts lead to them.
+
+        pages: whether LEFT_OUT counts.
+        """
+        left_out = () if pages else LEFT_OUT
+        numbers: dict[Definition, int] = {}
+        waiting = deque(Definition(name, None) for name in (script, *modules))
+        loaded: set[str] = set()
+        while waiting:
+            while waiting:
+                definition = waiting.popleft()
+                if definition not in numbers and definition.module not in left_out:
+                    numbers[definition] = len(numbers)
+                    links = self._links(definition)
+                    waiting.extend(target for target, _ in links.targets if target is not None)
+                    loaded.update(links.loads)
+            new = self._acting(loaded, left_out) - numbers.keys()
+            waiting.extend(sorted(new, key=lambda one: (self.text(one), one)))
+        return numbers
+
+    def text(self, definition: Definition) -> str:
+        """Return the digest of a definition's own text."""
+        if definition.place is None:
+            return "all"
+        return self.module(definition.module).statements[definition.place].text
+
+    def names(self, definition: Definition) -> list[str]:
+        """Return what a definition binds."""
+        statements = self.module(definition.module).statements
+        chosen = statements if definition.place is None else [statements[definition.place]]
+        return [name for statement in chosen for name in statement.names]
+
+    def _acting(self, loaded: set[str], left_out: tuple[str, ...]) -> set[Definition]:
+        """Return the statements that act when modules are loaded, with all that these load."""
+        waiting, seen = list(loaded), set(left_out)
+        while waiting:
+            if (name := waiting.pop()) not in seen:
+                seen.add(name)
+                waiting += self._loaded(name)
+        return {
+            Definition(name, place)
+            for name in seen.difference(left_out)
+            for place, statement in enumerate(self.module(name).statements)
+            if statement.acts and (statement.text or self._links(Definition(name, place)).targets)
+        }
+
+    def _links_of(self, definition: Definition) -> Links:
+        module = self.module(definition.module)
+        loads = self._with_packages(definition.module)
+        if definition.place is None:
+            all_of_them = (Definition(definition.module, place) for place in range(len(module.statements)))
+            return Links([(one, "") for one in sorted(all_of_them, key=self.text)], loads)
+        targets: list[tuple[Definition | None, str]] = []
+        for use in module.statements[definition.place].uses:
+            mark, name = (use[0], use[1:]) if use[0] in ".!'" else ("", use)
+            if mark == "!" and (found := self._longest(name)):
+                loads += self._with_packages(found)
+            elif mark == ".":
+                targets += self._within(definition.module, name.split("."))
+            elif mark == "'" and name not in self._files:
+                targets.append((None, name))
+            else:
+                targets += self._resolved(name)
+        return Links(targets, loads)
+
+    def _resolved(self, name: str) -> Iterator[tuple[Definition | None, str]]:
+        """Yield the definitions that a dotted name stands for, each with the attributes that are read of it."""
+        if module := self._longest(name):
+            yield from self._within(module, name.removeprefix(module).split(".")[1:])
+        else:
+            yield None, name
+
+    def _within(self, module: str, parts: list[str]) -> Iterator[tuple[Definition | None, str]]:
+        if not parts:
+            yield Definition(module, None), ""
+            return
+        name, *rest = parts
+        places, imported = self._places(module).get(name, []), self.module(module).imports.get(name, [])
+        yield from ((Definition(module, place), ".".join(rest)) for place in places)
+        for target in imported:
+            yield from self._resolved(".".join([target, *rest]))
+        if not places and not imported:  # as `__name__`
+            yield Definition(module, None), ".".join(parts)
+
+    def _longest(self, name: str) -> str | None:
+        """Return the module of ours that a dotted name begins with, the longest if there are several."""
+        while name and name not in self._files:
+            name = name.rpartition(".")[0]
+        return name or None
+
+    def _places_of(self, module: str) -> dict[str, list[int]]:
+        """Return the places of the statements that bind a name."""
+        places: dict[str, list[int]] = {}
+        for place, statement in enumerate(self.module(module).statements):
+            for name in statement.names:
+                places.setdefault(name, []).append(place)
+        return places
+
+    def _loaded_by(self, module: str) -> list[str]:
+        """Return the modules that loading one loads, without those that these load."""
+        names = {self._longest(name) for name in self.module(module).loads}
+        return [one for name in names if name for one in self._with_packages(name)]
+
+    def _with_packages(self, module: str) -> list[str]:
+        parts = module.split(".")
+        names = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
+        return [name for name in names if name in self._files]
+
+
+_Content = tuple[str, dict[str, Module]]
+"""The digest of the code that read the modules, and the modules by the digest of their bytes."""
+
+
+class _Kept:
+    """What was read of files, by the digest of their bytes; also for the next call."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._version = hashlib.sha256(Path(read_code.__file__).read_bytes()).hexdigest()
+        self._modules: dict[str, Module] = {}
+        with suppress(OSError, msgspec.MsgspecError):
+            version, modules = msgspec.msgpack.decode(
+                file.read_bytes() if file else b"", type=tuple[str, dict[str, Module]]
+            )
+            self._modules = modules if version == self._version else {}
+        self._known = len(self._modules)
+
+    def read(self, code: bytes) -> Module:
+        digest = hashlib.sha256(code).hexdigest()
+        if digest not in self._modules:
+            self._modules[digest] = read_code.read_code(code)
+        return self._modules[digest]
+
+    def write(self) -> None:
+        if self._file is not None and len(self._modules) > self._known:
+            newest = dict(list(self._modules.items())[-MOST_KEPT:])
+            with suppress(OSError, VlmflowError), whole_file(self._file) as file:
+                file.write(msgspec.msgpack.encode((self._version, newest)))
+
+
+def _module_name(file: Path) -> str:
+    parts = file.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files of a folder, at any depth, without hidden ones. Raises FileNotFoundError if there are none."""
+    files = [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
+    if not files:
+        raise FileNotFoundError(folder)
+    return sorted(files)
+
 
 NOT_RECORDED = {"recorded", "processes"}
 """Params that make nothing stale: the results of the scripts that read `processes` do not depend on it."""

@@ -1,36 +1,90 @@
-"""What the Snakefile does besides its rules: before the first of them, before the jobs, and after them.
+"""The configuration of a Snakemake run, checked when the workflow is read.
+
+Passes facts about the Snakemake call to its stages as environment variables.
+
+As params they would make Snakemake rerun a rule when two calls differ. A pod's Snakemake sets the same variables from
+the same configuration.
+
+What the Snakefile does besides its rules: before the first of them, before the jobs, and after them.
 
 This is the only module through which the workflow reaches `remote`, and only if a call asks for it: by an executor that
 runs jobs elsewhere, or by a default storage.
 """
 
 import os
+import shlex
+import sys
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from snakemake.utils import min_version
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from vlmflow.config.model import Config
-from vlmflow.harness import (
-    before_start,
-    end_of_run,
-    failures,
-    patches,
-    place,
-    plan,
-    quick_start,
-    screen,
-    sign_of_life,
-    stage,
-    stage_environment,
-)
-from vlmflow.harness.inputs import RuleInputs
-from vlmflow.harness.names import Names
+from vlmflow.config import yaml_file
+from vlmflow.config.model import Config, check_config
+from vlmflow.config.tables import read_sources
+from vlmflow.core.account import LEVEL, RECORDS, RECORDS_FOLDER
+from vlmflow.core.child_programs import NAMED
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.processes import import_path
+from vlmflow.harness import patches, plan, screen, stage
+from vlmflow.harness.inputs import Names, RuleInputs
 from vlmflow.harness.params import RuleParams
-from vlmflow.harness.refuse_relative_stores import refuse_relative_stores
+from vlmflow.harness.plan import refuse_relative_stores
 from vlmflow.harness.resources import RuleResources
+from vlmflow.harness.stage import CALL, CONFIG, LOCAL, TARGETS
+
+
+def read(workflow: Any, merged: dict[str, Any]) -> Config:
+    """Check the merged configuration of files and command line, and the table of picture sources; returns it.
+
+    Ends the process with a line per fault; an exception would print a traceback of the Snakefile.
+    """
+    ours = [file for file in workflow.configfiles if file not in workflow.overwrite_configfiles]
+    files = [Path(file) for file in [*ours, *workflow.overwrite_configfiles]]
+    try:
+        if workflow.is_main_process:  # it has checked them for its jobs, also those in pods
+            for file in files:
+                yaml_file.read_config(file)  # Snakemake accepts a duplicate key
+        settings = check_config(merged, files)
+        read_sources(settings.picture_sources)
+    except VlmflowError as error:
+        sys.exit(str(error))
+    return settings
+
+
+def tell_stages(workflow: Any, settings: Config) -> None:
+    """Set the variables that tell this Snakemake's stages where our modules are and how the workflow was called."""
+    os.environ["PYTHONPATH"] = import_path()
+    os.environ[LEVEL] = settings.integrity
+    os.environ[RECORDS] = str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER)
+    os.environ[NAMED] = " ".join(settings.environment)
+    storage = workflow.storage_settings
+    in_pod = workflow.remote_exec and storage.default_storage_provider is not None
+    if in_pod or not workflow.remote_exec:  # a job on a shared file system has them from the call itself
+        os.environ[CALL] = shlex.join(_options(workflow))
+        os.environ[CONFIG] = shlex.join(
+            _shown(workflow, Path(file).absolute()) for file in workflow.overwrite_configfiles
+        )
+    for name, place in ((TARGETS, storage.default_storage_prefix), (LOCAL, storage.local_storage_prefix)):
+        os.environ[name] = str(place) if in_pod else ""
+
+
+def _options(workflow: Any) -> list[str]:
+    here, words = Path.cwd(), []
+    if not workflow.remote_exec and not here.samefile(workflow.basedir):
+        words += ["--directory", _shown(workflow, here)]
+    if workflow.config_settings.config_args:
+        words += ["--config", *workflow.config_settings.config_args]
+    return words
+
+
+def _shown(workflow: Any, path: Path) -> str:
+    root = Path(workflow.basedir)
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+
 
 EXECUTORS = {"kubernetes": "vlmflow.remote.kubernetes.executor", "slurm": "vlmflow.remote.slurm.executor"}
 """Our own executors: the module of each, by the plugin whose settings it has and which it replaces (`install`)."""
@@ -43,12 +97,12 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     """
     min_version("9.27")
     if workflow.remote_exec:  # a pod runs a job, and no `onstart`
-        quick_start.leave_out_what_nobody_uses()
-        if place.IN_SLURM in os.environ:
+        patches.leave_out_what_nobody_uses()
+        if stage.IN_SLURM in os.environ:
             import_module("vlmflow.remote.slurm.in_job").install(workflow, patches.on_sigterm)
     stage.let_stages_end_with_this_process()
-    failures.install()
-    stage_environment.tell_stages(workflow, settings)
+    screen.collect_failures()
+    tell_stages(workflow, settings)
     if workflow.storage_settings.default_storage_provider is not None:
         storage = import_module("vlmflow.remote.storage.plugins")
         storage.prepare(workflow)
@@ -68,30 +122,30 @@ def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleP
 def before_jobs(workflow: Any, settings: Config) -> None:
     """Refuse what would fail later (`snakemake -n` still plans it), and make jobs start faster."""
     refuse_relative_stores(workflow, settings)
-    before_start.refuse_unpinned(workflow, settings)
-    quick_start.leave_out_what_nobody_uses()
+    plan.refuse_unpinned(workflow, settings)
+    patches.leave_out_what_nobody_uses()
     if workflow.local_exec:
-        sign_of_life.watch(workflow)
+        screen.watch(workflow)
 
 
 def after_success(workflow: Any, settings: Config) -> None:
     """Print at the end of the process what the runs of the call are."""
-    end_of_run.show_at_the_end(workflow, settings, lambda *asked: _stored().copy_existing(*asked))
+    screen.show_runs_at_the_end(workflow, settings, lambda *asked: _stored().copy_existing(*asked))
 
 
 def after_failures(workflow: Any) -> None:
     """Print at the end of the process why stages failed."""
-    failures.show_at_the_end(workflow, lambda log: str(_stored().text_of(log)))
+    screen.show_failures_at_the_end(workflow, lambda log: str(_stored().text_of(log)))
 
 
 def _refuse_plan(workflow: Any, settings: Config) -> None:
     """Refuse jobs that the scheduler of the call could never start."""
-    if place.on_slurm():
+    if stage.on_slurm():
         import_module("vlmflow.remote.slurm.partitions").refuse_plan(workflow, settings)
 
 
 def _stored() -> Any:
-    return import_module("vlmflow.remote.storage.stored_text")
+    return import_module("vlmflow.remote.storage.plugins")
 
 
 def _install_executors(workflow: Any, settings: Config) -> None:
@@ -104,7 +158,7 @@ def _install_executors(workflow: Any, settings: Config) -> None:
         install = partial(_install_executor, name, workflow, settings)
         later = bool(workflow.storage_settings.shared_fs_usage)
         patches.watch_executor(
-            registry.get_plugin(name), partial(place.note_executor, name), install if later else None
+            registry.get_plugin(name), partial(stage.note_executor, name), install if later else None
         )
         if not later:
             install()

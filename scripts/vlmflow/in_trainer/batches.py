@@ -21,10 +21,9 @@ from torch.nn.functional import pad
 from transformers import TrainerCallback
 
 from vlmflow.in_trainer.engine import Ranks
-from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.in_trainer.messages import Batch, MicroBatches, Orders, RowLog
+from vlmflow.in_trainer.messages import Batch, Doing, Heart, MicroBatches, Orders, RowLog
 from vlmflow.lengths.count import read_lengths
-from vlmflow.lengths.micro_batches import Plan, Planner, read_sizes
+from vlmflow.lengths.steps import Plan, Planner, read_sizes
 from vlmflow.swift.row_attention import in_one_sequence
 
 IGNORED = -100

@@ -23,10 +23,9 @@ from transformers import TrainerCallback
 
 from vlmflow.core.files import whole_file
 from vlmflow.in_trainer.batches import IGNORED, planner_of
+from vlmflow.in_trainer.checkpoints import EvaluationCut, Stop
 from vlmflow.in_trainer.events import Events
-from vlmflow.in_trainer.heartbeat import Doing, Heart
-from vlmflow.in_trainer.messages import STATE, Orders, evaluated
-from vlmflow.in_trainer.stop import EvaluationCut, Stop
+from vlmflow.in_trainer.messages import STATE, Doing, Heart, Orders, evaluated
 
 
 class EndsAtOnce(Exception):

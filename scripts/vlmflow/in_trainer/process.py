@@ -13,11 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.process import descends_from, die_with_parent
-from vlmflow.in_trainer.heartbeat import Heart
-from vlmflow.in_trainer.messages import Orders, read_orders
+from vlmflow.core.processes import descends_from, die_with_parent
+from vlmflow.in_trainer.messages import Heart, Orders, read_orders
+from vlmflow.swift.child_process import quick_imports
 from vlmflow.swift.own_template import encode_as_in_training
-from vlmflow.swift.quick_imports import quick_imports
 
 
 def main() -> None:
@@ -36,7 +35,7 @@ def main() -> None:
         from vlmflow.config.strategies import strategy_of
         from vlmflow.in_trainer import engine
         from vlmflow.in_trainer.evaluation import EndsAtOnce
-        from vlmflow.in_trainer.faults import BadStepError
+        from vlmflow.in_trainer.events import BadStepError
 
         # It prints a row. Its words may be private, or look like the cause of a failure (supervisor/failures.py).
         Template.print_inputs = _print_nothing
@@ -61,12 +60,10 @@ def register(orders: Orders, heart: Heart) -> None:
     from swift.callbacks.base import TrainerCallback
 
     from vlmflow.in_trainer.batches import Batches
-    from vlmflow.in_trainer.checkpoints import Checkpoints
+    from vlmflow.in_trainer.checkpoints import Checkpoints, Stop
     from vlmflow.in_trainer.engine import Ranks
     from vlmflow.in_trainer.evaluation import Evaluation
-    from vlmflow.in_trainer.events import Events
-    from vlmflow.in_trainer.faults import Faults
-    from vlmflow.in_trainer.stop import Stop
+    from vlmflow.in_trainer.events import Events, Faults
     from vlmflow.swift.arguments import CALLBACK
 
     class Ours(TrainerCallback):

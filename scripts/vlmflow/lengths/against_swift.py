@@ -1,4 +1,11 @@
-"""Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run."""
+"""Whether a model is of the kind that its `model_type` in the configuration says.
+
+Judges what the comparison of a base's tensors with its configuration found (`swift.meta_model`).
+
+Judges what the comparison of the training with the model's own chat template found (`swift.served_rows`).
+
+Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run.
+"""
 
 import json
 import tempfile
@@ -10,16 +17,126 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET
 
+from vlmflow.config.model_types import architectures_in, model_types, model_types_for
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress, lines_meanwhile
-from vlmflow.lengths.accounts import ShownText
-from vlmflow.lengths.chat_template import accepted_difference
+from vlmflow.fetch.model_files import CONFIG, shown
+from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, lines_of
-from vlmflow.lengths.whole_base import refuse_incomplete_base
+from vlmflow.lengths.summary import ShownText
+from vlmflow.rows.chat import THOUGHT
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import row_lengths
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment, run_module
-from vlmflow.swift.description import Description
+from vlmflow.swift.model_layers import Description
+
+
+def refuse_other_architecture(folder: Path, model_type: str) -> None:
+    """Raise VlmflowError if a model's architecture is none of those that its model_type is for.
+
+    ms-swift would load it with another model's code and fail, or train it in another model's chat form.
+    folder: the model's files; weights are not needed.
+    """
+    found, allowed = architectures_in(folder), model_types()[model_type].architectures
+    if not found or not allowed or set(found) & set(allowed):
+        return
+    fitting = model_types_for(found)
+    raise VlmflowError(
+        f"{folder / CONFIG}: the model is a {', '.join(map(shown, found))}; model_type {model_type} is for "
+        f"{', '.join(allowed)}",
+        f"set models.NAME.model_type: {' or '.join(fitting)}" if fitting else "use a model that ms-swift knows",
+    )
+
+
+NAMED = 3
+"""Tensors that the error names."""
+
+
+def refuse_incomplete_base(found: Mapping[str, Any], base: str) -> None:
+    """Raise VlmflowError if a base lacks tensors that its config.json needs, or has others that nothing loads.
+
+    found: the result of `base_tensors.compare_tensors`. base: its name for people.
+    """
+    if "failed" in found:
+        raise VlmflowError(
+            f"{base}: transformers cannot build the model of its config.json: {found['failed']!r}",
+            "use a model with the config.json that its owner published, and that transformers supports",
+        )
+    if missing := found.get("missing"):
+        raise VlmflowError(
+            f"{base}: its files lack tensors that its config.json needs: {_some(missing)}; the training would begin "
+            "with random numbers there",
+            "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole "
+            "folder; or fix config.json in a local copy (tie_word_embeddings, for a head that is the embedding)",
+        )
+    if unneeded := found.get("unneeded"):
+        raise VlmflowError(
+            f"{base}: its files have tensors that no model of its config.json has: {_some(unneeded)}; nobody would "
+            "load them",
+            "choose another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or remove the tensors, or fix "
+            "config.json, in a local copy",
+        )
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    return ", ".join(map(shown, names[:NAMED])) + more
+
+
+KEY = "models.NAME.template_differs"
+
+
+def accepted_difference(
+    found: Mapping[str, Any], folder: Path, text_args: Mapping[str, Any], template_differs: bool
+) -> str | None:
+    """Return the first difference between training and chat template in words; None if there is none.
+
+    found: the result of `served_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
+    template_differs: whether the configuration accepts a difference.
+
+    Raises VlmflowError for a difference that it does not accept, and for a template that fails or knows no tools, with
+    the row.
+    """
+    if "failed" in found:
+        at = f" at row {found['row']}" if "row" in found else ""
+        raise VlmflowError(
+            f"{folder}: the model's chat template fails{at}: {found['failed']!r}; so does every server that uses it",
+            "put a template that renders such rows into a local copy of the model, and use that; if it refuses system "
+            "turns, do without them (datasets.NAME.system_prompt)",
+        )
+    if "no_tools" in found:
+        raise VlmflowError(
+            f"{folder}: row {found['row']} has tools, and the model's chat template writes none, so every server would "
+            "leave them out without a word",
+            "put a chat template that writes tools into a local copy of the model, and use that; or choose a model "
+            "whose template does",
+        )
+    if not found:
+        return None
+    dated = f" on {found['day']} (it writes the date)" if found["day"] else ""
+    where = f"after {found['before']!r}" if found["before"] else "at the beginning"
+    difference = (
+        f"row {found['row']}: {where} the training has {found['trained']!r}, the model's chat template "
+        f"{found['served']!r}{dated}"
+    )
+    if not template_differs:
+        raise VlmflowError(
+            f"{folder}: servers would not give the model what it is trained on: {difference}",
+            f"{_what_makes_them_equal(found, text_args)}; or accept the difference, which the model card then tells: "
+            f"{KEY}: true",
+        )
+    return difference
+
+
+def _what_makes_them_equal(found: Mapping[str, Any], text_args: Mapping[str, Any]) -> str:
+    form = ChatForm.of(text_args, False)
+    if form.empty_thoughts != "none" and found["trained"].startswith(THOUGHT):
+        return "train no empty thoughts: add add_non_thinking_prefix: false to runs.NAME.train.swift_args"
+    if form.system is not None:
+        return "write the system prompt into the rows (datasets.NAME.system_prompt), not into swift_args"
+    return "put the chat template that the training uses into a local copy of the model, and use that"
+
 
 WHAT = "the check of token lengths"
 
@@ -27,9 +144,6 @@ NO_LIMIT = 1 << 30
 
 DRAWN = 12
 """Rows drawn at random for the check, in addition to the extremes."""
-
-NAMED = 3
-"""Rows that the error names."""
 
 
 class CheckedRows:

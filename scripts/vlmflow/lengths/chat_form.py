@@ -5,9 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from vlmflow.rows.chat import IMAGE_TAG, ROLES, THOUGHT, Turn, dialogue_start, places_answered
+from vlmflow.rows.chat import (
+    IMAGE_TAG,
+    ROLES,
+    THOUGHT,
+    Turn,
+    as_written,
+    declarations_of,
+    dialogue_start,
+    json_text,
+    places_answered,
+)
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.tools import as_written, declarations_of, json_text
 
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 THOUGHT_END = "</think>"

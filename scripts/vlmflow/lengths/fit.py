@@ -10,21 +10,17 @@ from typing import IO, Literal
 
 import msgspec
 
-from vlmflow.config.row_settings import RowLimits
-from vlmflow.core.account import write_account
+from vlmflow.config.settings import RowLimits
+from vlmflow.core.account import digests_of, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
-from vlmflow.core.integrity import digests_of
 from vlmflow.core.progress import Progress
-from vlmflow.lengths.accounts import ChatTemplate, FittedRows, FittedSplit
-from vlmflow.lengths.count import Counter, RowLength, Tokens, make_again, read_lengths
-from vlmflow.lengths.fitted import ACCOUNT
-from vlmflow.lengths.token_counts import LengthAccount
-from vlmflow.pictures.image_manifest import name_and_digest, pictures_digest
+from vlmflow.lengths.count import Counter, LengthAccount, RowLength, Tokens, make_again, read_lengths
+from vlmflow.lengths.summary import ACCOUNT, ChatTemplate, FittedRows, FittedSplit
+from vlmflow.pictures.manifest import name_and_digest, pictures_digest
 from vlmflow.rows.chat import dialogue_start
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.halves import group_of, half_of
-from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
+from vlmflow.rows.holdout import group_of, half_of
+from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault, lines_of
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
 
@@ -90,7 +86,7 @@ def fit_rows(
     their account. model: `text_files.text_digests` of its model.
     folder: gets {train,val}.jsonl; {train,val}.lengths.jsonl, their lengths; over_long.jsonl, every row that did not
     fit; account.json. No row is cut: it stays unchanged, loses whole attempts, or is left out. The half of val that
-    judges is set aside (`rows.halves`).
+    judges is set aside (`rows.holdout`).
 
     Memory does not grow with the rows of train.
 

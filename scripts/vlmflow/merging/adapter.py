@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import torch
 
-from vlmflow.config.tuners import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from vlmflow.config.strategies import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.safetensors_header import SafetensorsFile, TensorEntry, read_header
+from vlmflow.fetch.model_weights import SafetensorsFile, TensorEntry, read_header
 from vlmflow.merging.adapter_config import TRAIN_OTHERWISE, AdapterConfig, read_adapter_config
-from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_tensor
+from vlmflow.merging.tensors import FLOAT_TYPES, read_tensor
 
 PREFIX = "base_model.model."
 """peft's prefix of a layer's name in the base model."""

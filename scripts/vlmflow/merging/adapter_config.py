@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from vlmflow.config.strategies import ADAPTER_CONFIG
 from vlmflow.config.swift_args import HARMLESS_INITS
-from vlmflow.config.tuners import ADAPTER_CONFIG
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 

@@ -18,16 +18,14 @@ from pathlib import Path
 
 import torch
 
-from vlmflow.config.tuners import LORA, Tuner
+from vlmflow.config.strategies import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sync, whole_folder
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.safetensors_header import WHOLE_AGAIN, SafetensorsFile, TensorEntry
+from vlmflow.fetch.model_weights import WHOLE_AGAIN, SafetensorsFile, TensorEntry
 from vlmflow.merging.adapter import Adapter, Update, load_factors, load_finite, of_each_matrix
-from vlmflow.merging.merge_plan import plan_merge
-from vlmflow.merging.safetensors_file import FLOAT_TYPES, read_rows, write_rows
-from vlmflow.merging.threads import run_in_order
-from vlmflow.merging.trained_model import TrainedModel, as_in_base
+from vlmflow.merging.tensors import FLOAT_TYPES, read_rows, run_in_order, write_rows
+from vlmflow.merging.updates import TrainedModel, as_in_base, plan_merge
 
 BLOCK_ELEMENTS = 1 << 19
 """Elements in one step of the arithmetic: 2 MB in float32, which fits into a core's cache."""
@@ -49,7 +47,7 @@ def merge_weights(
     """Write base + adapter, or the trained weights, to the folder `merged`, which appears complete or not at all.
 
     base: the base model's folder. files: the names of the model's files in it.
-    released: the folder with the files that a training with `tuner` releases (`supervisor.released`).
+    released: the folder with the files that a training with `tuner` releases (`supervisor.report`).
     threads: the number of cores to use.
 
     A touched tensor is computed in float32 and rounded once, to the base's type.

@@ -2,7 +2,7 @@
 
     python -m vlmflow.merging.row_inputs ROWS INPUTS --model FOLDER …
 
-ROWS: JSON lines of ShareGPT rows. INPUTS: the output file (`swift.row_tensors`). ms-swift's own arguments of model
+ROWS: JSON lines of ShareGPT rows. INPUTS: the output file (`swift.row_attention`). ms-swift's own arguments of model
 and template follow. The picture store and the picture budget come from the environment, as for training
 (`child_process.environment`).
 """
@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.process import die_with_parent
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.core.processes import die_with_parent
+from vlmflow.swift.child_process import quick_imports
 
 
 def main() -> None:
@@ -28,7 +28,7 @@ def main() -> None:
         from swift.dataset import load_dataset
 
         from vlmflow.swift.meta_model import meta_model
-        from vlmflow.swift.row_tensors import row_tensors
+        from vlmflow.swift.row_attention import row_tensors
 
     template.model = meta_model(Path(template.model_info.model_dir))  # Qwen-VL's asks it for the positions of pictures
     dataset, _ = load_dataset([rows], strict=True)

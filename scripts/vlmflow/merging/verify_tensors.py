@@ -26,15 +26,13 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from vlmflow.config.tuners import LORA, Tuner
+from vlmflow.config.strategies import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.merging.expected_tensors import Expected, TrainedWeights, Updates
-from vlmflow.merging.proof import ChangedTensors, TensorProof
-from vlmflow.merging.safetensors_file import FLOAT_TYPES
-from vlmflow.merging.threads import run_in_order
-from vlmflow.merging.verify_files import MERGE_AGAIN, verify_files
-from vlmflow.swift.description import starred
+from vlmflow.merging.proof import MERGE_AGAIN, ChangedTensors, TensorProof, verify_files
+from vlmflow.merging.tensors import FLOAT_TYPES, run_in_order
+from vlmflow.swift.model_layers import starred
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements compared in one step: 2 MB in float64. With smaller steps, threads wait for the interpreter's lock; larger
@@ -83,7 +81,7 @@ def verify_tensors(
     """Compare the folder `merged` with base + adapter, or with the trained weights.
 
     base: the base model's folder. files: the names of the model's files in it.
-    released: the folder with the files that a training with `tuner` releases (`supervisor.released`).
+    released: the folder with the files that a training with `tuner` releases (`supervisor.report`).
     threads: the number of cores to use.
 
     Raises VlmflowError with file and tensor at the first fault: a missing, new or changed file, a shard with another

@@ -1,4 +1,6 @@
-"""The picture budget: what a run's `train.image_max_tokens` means for the pictures of its model.
+"""Where the members of a JSON object stand in its text, so that values can change and all other bytes stay.
+
+The picture budget: what a run's `train.image_max_tokens` means for the pictures of its model.
 
 All who scale pictures or count their tokens ask here: lengths, trainers, evaluations, the published and the served
 folder, and the estimate.
@@ -6,11 +8,12 @@ folder, and the estimate.
 transformers, vLLM and SGLang take the limits from the processor's file. So does ms-swift, all but Qwen-VL's: these it
 takes from the environment (`swift/child_process`). This module alone knows which keys of that file limit the tokens of
 a picture: the rules below. Where no rule holds, pictures stay as the processor scales them, in training and everywhere
-else, and only ms-swift's template says how many tokens they take (`swift/counted_row`).
+else, and only ms-swift's template says how many tokens they take (`swift/row_counter`).
 """
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -18,7 +21,59 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.json_members import ADVICE, Members, members_of, read_members
+
+ADVICE = "take the model with the files that its owner published"
+
+Members = dict[str, tuple[int, int]]
+"""Where the values of an object's keys begin and end in a text."""
+
+
+def read_members(file: Path) -> tuple[str, Members]:
+    """Return the text of a JSON file, and the members of its object; raises VlmflowError as `members_of`."""
+    try:
+        text = file.read_bytes().decode()
+        json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
+        raise VlmflowError(f"{file}: {error}", ADVICE) from None
+    return text, members_of(file, text, _blank(text, 0))
+
+
+def members_of(file: Path, text: str, start: int) -> Members:
+    """Return the members of the object that begins at `start` of a valid JSON text.
+
+    Raises VlmflowError, with the file's name, if no object begins there, or it names a key twice.
+    """
+    if text[start] != "{":
+        raise VlmflowError(
+            f"{file}: an object must begin at character {start + 1}, not {text[start : start + 9]!r}", ADVICE
+        )
+    found: Members = {}
+    for key, begin, end in _pairs(text, start):
+        if key in found:
+            raise VlmflowError(f"{file}: names the key {key!r} twice, so readers may take different values", ADVICE)
+        found[key] = begin, end
+    return found
+
+
+def _pairs(text: str, start: int) -> Iterator[tuple[str, int, int]]:
+    value = json.JSONDecoder().raw_decode
+    at = _blank(text, start + 1)
+    while text[at] != "}":
+        key, at = value(text, at)
+        begin = _blank(text, _blank(text, at) + 1)
+        _, end = value(text, begin)
+        yield key, begin, end
+        at = _blank(text, end)
+        if text[at] == ",":
+            at = _blank(text, at + 1)
+
+
+def _blank(text: str, at: int) -> int:
+    """Return the place of the next character that is no JSON white space."""
+    while text[at] in " \t\n\r":
+        at += 1
+    return at
+
 
 FEWEST_TOKENS = 4
 """The fewest tokens that a picture gets in training: the default of IMAGE_MIN_TOKEN_NUM in qwen_vl_utils and ms-swift

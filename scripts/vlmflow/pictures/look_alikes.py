@@ -1,17 +1,130 @@
-"""Finds pictures that look like one of the test split: their perceptual hashes differ in few bits.
+"""A picture's perceptual hash: 64 bits that change little when the picture is scaled, recompressed or brightened.
+
+The method is pHash's "DCT based" hash (C. Zauner, Implementation and Benchmarking of Perceptual Image Hash Functions,
+2010, section 3.2.1; https://www.phash.org): scale to 32 x 32 grey pixels, take the discrete cosine transform, keep the
+8 x 8 lowest frequencies without the constant ones, and set one bit for each that is above their median.
+
+ImageHash, the usual library, is not in the lock files: it needs SciPy and PyWavelets for one product of matrices, and
+keeps the constant frequencies.
+
+The table of perceptual hashes of a split's pictures, computed on all cores, by the pictures' SHA-256.
+
+Finds pictures that look like one of the test split: their perceptual hashes differ in few bits.
 
 Hashes that differ in at most d bits differ in at most d // 4 bits in one of four segments of 16 bits, so only such
 candidates are compared (M. Norouzi et al., Fast Search in Hamming Space with Multi-Index Hashing, CVPR 2012).
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from itertools import combinations
-from typing import NamedTuple
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import partial
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
+import msgspec
 import numpy as np
+from PIL import Image
 
+from vlmflow.core.account import read_lines
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import whole_file
+from vlmflow.core.processes import UNDIVIDED, Part, items_of, ordered_map
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.perceptual_hash import BITS
+from vlmflow.pictures.decode import open_picture
+from vlmflow.pictures.manifest import PictureEntry, name_and_digest, read_picture_manifest
+from vlmflow.pictures.store import refuse_changed_pictures
+
+BITS = 64
+SIDE = 32
+LOWEST = 8
+
+FLAT = 2.0
+"""The standard deviation of the 32 x 32 grey levels (0 to 255) below which a picture has no hash: all empty pages and
+plain colours would look alike."""
+
+_FREQUENCY = np.arange(1, LOWEST + 1)[:, None]
+_COSINES = math.sqrt(2 / SIDE) * np.cos(math.pi * _FREQUENCY * (2 * np.arange(SIDE) + 1) / (2 * SIDE))
+"""Rows 1 to 8 of the DCT-II matrix, 8 x 32."""
+
+_WEIGHTS = np.uint64(1) << np.arange(BITS, dtype=np.uint64)
+
+
+def perceptual_hash(image: Image.Image) -> int | None:
+    """Return the hash of a picture in any mode, 0 to 2^64 - 1; None for a nearly plain one.
+
+    The distance of two pictures is the number of bits in which their hashes differ (Hamming distance, 0 to 64).
+    """
+    small = image.convert("L").resize((SIDE, SIDE), Image.Resampling.BOX)
+    pixels = np.asarray(small, dtype=np.float64)
+    if pixels.std() < FLAT:
+        return None
+    frequencies = np.round(_COSINES @ pixels @ _COSINES.T, 3)  # a symmetric picture's zeros must be exact
+    bits = (frequencies > np.median(frequencies)).ravel()
+    return int(_WEIGHTS[bits].sum(dtype=np.uint64))
+
+
+CHUNK = 16
+"""Pictures that a worker takes at a time."""
+
+
+class PictureHash(msgspec.Struct):
+    """One line of the table. sha256: of the original file. hash: 16 hexadecimal digits; null for a plain colour."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{2})*$")]
+    hash: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]+$")] | None
+
+
+def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part: Part = UNDIVIDED) -> None:
+    """Write a PictureHash for every usable picture of a manifest, once each, in its order.
+
+    store: the data set's picture store. part: which of these pictures, if several pods share them.
+
+    Raises VlmflowError if a picture differs from the manifest.
+    """
+    usable = {entry.sha256: entry for entry in read_picture_manifest(manifest) if entry.reason is None}
+    entries = list(items_of(part, usable.values()))
+    refuse_changed_pictures(store, entries)
+    chunks = (entries[first : first + CHUNK] for first in range(0, len(entries), CHUNK))
+    encoder = msgspec.json.Encoder()
+    with (
+        whole_file(table) as file,
+        Progress(f"hash_pictures {table}", len(entries), "pictures") as progress,
+    ):
+        for hashes in ordered_map(partial(_hash_chunk, store), chunks, processes):
+            file.write(encoder.encode_lines(hashes))
+            progress.advance(len(hashes))
+
+
+def read_hashes(tables: Iterable[Path]) -> dict[bytes, int]:
+    """Return the hashes of several tables by SHA-256, without those of plain colours.
+
+    Raises VlmflowError if a line is damaged.
+    """
+    lines = chain.from_iterable(read_lines(table, PictureHash) for table in tables)
+    return {bytes.fromhex(line.sha256): int(line.hash, 16) for line in lines if line.hash is not None}
+
+
+def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:
+    return [PictureHash(name_and_digest(entry)[1], _hash(store, entry)) for entry in entries]
+
+
+def _hash(store: Path, entry: PictureEntry) -> str | None:
+    """Hash a picture as training sees it; a large JPEG is decoded at down to an eighth of its size."""
+    file = store / name_and_digest(entry)[0]
+    try:
+        with open_picture(file) as image:
+            if image.size != (entry.width, entry.height):
+                raise ValueError(f"{image.size[0]} x {image.size[1]} pixels")
+            image.draft("L", (2 * SIDE, 2 * SIDE))
+            found = perceptual_hash(image)
+    except Exception as error:  # hostile bytes make Pillow raise nearly anything
+        raise VlmflowError(
+            f"{file}: no longer the picture that was checked ({entry.width} x {entry.height} pixels): {error}",
+            f"put it back, or resolve the pictures again: make refresh-pictures DATASET={store.name}",
+        ) from None
+    return None if found is None else f"{found:016x}"
+
 
 COMPARED_AT_ONCE = 1 << 22
 """Pairs of hashes in memory, about 30 bytes each."""

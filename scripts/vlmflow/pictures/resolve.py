@@ -8,22 +8,18 @@ from typing import IO
 
 import msgspec
 
-from vlmflow.config.row_settings import PictureLimits, RowChoice
-from vlmflow.core.errors import VlmflowError
+from vlmflow.config.settings import PictureLimits, RowChoice
+from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import whole_file
-from vlmflow.core.parallel import ordered_map
-from vlmflow.core.pod_shares import joined_lines
-from vlmflow.core.printable import counted
+from vlmflow.core.processes import joined_lines, ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.decode import Picture, check_picture
-from vlmflow.pictures.image_manifest import REASONS, PictureEntry, Unusable
-from vlmflow.pictures.picture_counts import picture_counts
+from vlmflow.pictures.manifest import REASONS, PictureEntry, Unusable, picture_counts
 from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
-from vlmflow.raw.embedded import EMBEDDED
 from vlmflow.raw.found_kind import settled
-from vlmflow.raw.named import Named, reader
+from vlmflow.raw.named import EMBEDDED, Named, reader
 from vlmflow.raw.split import SHARD_BYTES, RawRows, open_rows
 
 CHUNK = 8

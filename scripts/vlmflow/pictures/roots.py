@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.pictures.image_manifest import Unusable
-from vlmflow.pictures.paths import is_text, picture_name, spellings
+from vlmflow.pictures.manifest import Unusable, is_text, picture_name, spellings
 
 NO_SUCH_NAME = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ})
 """A file system's errors for a name that it does not have, or cannot have (a colon on NTFS)."""

@@ -3,7 +3,7 @@
     <pictures>/<data set>/coco/train2017/000000000009.jpg           link to the file in its root
     <pictures>/<data set>/chartqa/train/png/x.png.rgb.png           link to the rewritten copy
     <pictures>/<mixture>/<data set>                                 link to the store of a data set that it mixes
-    <pictures>/.embedded/embedded/<ab>/<sha256>.png                 picture out of a data file (`raw/embedded`)
+    <pictures>/.embedded/embedded/<ab>/<sha256>.png                 picture out of a data file (`raw/named`)
     <pictures>/.rewritten/<sha256 of the original>.1.<its own sha256>.png    plain RGB, upright
 
 A rewritten copy is named after the digests of the original and of its own bytes: it is made once for all data sets, and
@@ -22,12 +22,11 @@ from pathlib import Path
 
 from PIL import Image
 
+from vlmflow.core.account import refuse_changed
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import unfinished
-from vlmflow.core.integrity import refuse_changed
 from vlmflow.pictures.decode import Picture
-from vlmflow.pictures.image_manifest import KnownPicture, PictureEntry, name_and_digest
-from vlmflow.pictures.paths import REWRITTEN_SUFFIX
+from vlmflow.pictures.manifest import REWRITTEN_SUFFIX, KnownPicture, PictureEntry, name_and_digest
 from vlmflow.pictures.roots import Located
 
 REWRITING = 1

@@ -16,13 +16,12 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineMod
 from huggingface_hub.utils import validate_repo_id
 from huggingface_hub.utils._runtime import is_xet_available
 
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError, printable
 from vlmflow.core.patience import AGAIN, PASSING_STATUS
-from vlmflow.core.printable import printable
 from vlmflow.core.progress import amount
+from vlmflow.fetch.hub import TIMEOUT
+from vlmflow.fetch.transport import host_of
 from vlmflow.publish.package import OutgoingFile, Package
-from vlmflow.web.hub import TIMEOUT
-from vlmflow.web.transport import host_of
 
 OF_THE_HUB = ".gitattributes"
 """The file that the hub itself writes into a new repository."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, Self
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.damaged_file import to_utf_8
 from vlmflow.raw.json_file import BYTE_ORDER_MARK, Places
-from vlmflow.raw.signatures import to_utf_8
 from vlmflow.raw.table_file import ENCODER, TEXT, TableRows
 
 CSV_DIALECTS = {".csv": "excel", ".tsv": "excel-tab"}

@@ -7,15 +7,24 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmflow.config.key_meanings import LABEL, MEDIA, PREFERENCE, SYSTEM, folded, is_given
-from vlmflow.config.raw_forms import RawForm, form_of, kinds, may_be_null, picture_keys
-from vlmflow.config.row_settings import RowChoice, Take
+from vlmflow.config.raw_forms import (
+    LABEL,
+    MEDIA,
+    PREFERENCE,
+    SYSTEM,
+    RawForm,
+    folded,
+    form_of,
+    is_given,
+    kinds,
+    may_be_null,
+    picture_keys,
+)
+from vlmflow.config.settings import RowChoice, Take
 from vlmflow.core.errors import VlmflowError
-from vlmflow.raw.embedded import is_picture
-from vlmflow.raw.named import raw_type, reader
-from vlmflow.raw.rewritten import rewriter
-from vlmflow.raw.row_keys import OBJECT, spelled
-from vlmflow.raw.signatures import ANOTHER_FILE
+from vlmflow.raw.damaged_file import ANOTHER_FILE
+from vlmflow.raw.named import is_picture, raw_type, reader
+from vlmflow.raw.rewritten import OBJECT, rewriter, spelled
 from vlmflow.raw.split import RawRows
 from vlmflow.raw.table_file import BYTES
 

@@ -12,9 +12,9 @@ import msgspec
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.csv_file import CSV_DIALECTS, CsvRows
+from vlmflow.raw.damaged_file import ANOTHER_FILE, PARQUET, refuse_other_kinds
 from vlmflow.raw.json_file import JsonRows
-from vlmflow.raw.row_keys import key_fault
-from vlmflow.raw.signatures import ANOTHER_FILE, PARQUET, refuse_other_kinds
+from vlmflow.raw.rewritten import key_fault
 from vlmflow.raw.table_file import ParquetRows
 
 

@@ -15,12 +15,12 @@ from typing import IO, Any
 
 import msgspec
 
-from vlmflow.config.key_meanings import folded
+from vlmflow.config.raw_forms import folded
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
-from vlmflow.raw.embedded import name_of
+from vlmflow.raw.damaged_file import ANOTHER_FILE
 from vlmflow.raw.json_file import JsonRows, Places
-from vlmflow.raw.signatures import ANOTHER_FILE
+from vlmflow.raw.named import name_of
 
 BATCH_ROWS = 256
 BATCH_PICTURES = 32

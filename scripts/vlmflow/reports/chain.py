@@ -1,4 +1,8 @@
-"""Checks the chain of digests from raw files to published weights, as far as the files are there.
+"""One link of the chain of digests from raw files to published weights: recorded files, and what is there of them.
+
+The link from a run's rows to their pictures: an image manifest names each picture of the rows, and its digest.
+
+Checks the chain of digests from raw files to published weights, as far as the files are there.
 
 The chain is what `provenance.json` of a published folder records. Anybody may have written that file: it is read by its
 types, its names stay inside the folders, and nothing is run or opened but the files it names.
@@ -6,8 +10,8 @@ types, its names stay inside the folders, and nothing is run or opened but the f
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
 from itertools import pairwise
@@ -15,21 +19,99 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.config.tuners import TUNERS
-from vlmflow.core.account import OtherVersionError, read_account
+from vlmflow.config.strategies import TUNERS
+from vlmflow.core.account import OtherVersionError, read_account, read_files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import lies_within
 from vlmflow.fetch.model_files import INDEX, is_housekeeping
-from vlmflow.fetch.model_folder import digest_of_files, model_with
 from vlmflow.fetch.model_weights import WEIGHT_SUFFIXES
-from vlmflow.fetch.published_run import PROVENANCE
-from vlmflow.lengths.fitted import ACCOUNT, fitted_rows
-from vlmflow.merging.proof import WRITTEN_AFTERWARDS
-from vlmflow.merging.published_limits import LimitedFile
+from vlmflow.fetch.placed import PROVENANCE, digest_of_files, model_with
+from vlmflow.lengths.summary import ACCOUNT, fitted_rows
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS, LimitedFile
 from vlmflow.pictures.budget import PictureBudget, processor_of
-from vlmflow.reports.link import Difference, Link, compared
-from vlmflow.reports.picture_link import pictures_link
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.pictures.manifest import pictures_digest
+from vlmflow.pictures.store import digest_in_store
+from vlmflow.rows.training_data import entries_named, pictures_in
+from vlmflow.swift.child_process import quick_imports
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that is not as recorded. found: its SHA-256, or what is wrong with it."""
+
+    file: str
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link of the chain. name: for people. detail: what was compared, or where it should be.
+
+    here: whether there was something to compare. differences: [] if all of it is as recorded. missing: names of
+    recorded files that are not here.
+    """
+
+    name: str
+    detail: str
+    here: bool
+    differences: list[Difference] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every recorded file is here and as recorded."""
+        return self.here and not self.differences and not self.missing
+
+
+def compared(name: str, folder: Path, digests: Mapping[str, str]) -> Link:
+    """Read files of a folder and compare them. name: the link's. digests: SHA-256 by the files' names in the folder.
+
+    Raises PassingError if a file cannot be read.
+    """
+    found = read_files(f"reading {name}", "files", folder, sorted(digests))
+    differences = [
+        Difference(str(folder / file), digests[file], seen.sha256)
+        for file, seen in found.items()
+        if seen.sha256 != digests[file]
+    ]
+    missing = [str(folder / file) for file in sorted(digests) if file not in found]
+    return Link(
+        name, f"{len(found)} of {len(digests)} files" if found else str(folder), bool(found), differences, missing
+    )
+
+
+NAME = "pictures of these rows"
+
+
+def pictures_link(directory: Path, rows: Path, dataset: str, of_rows: Link) -> Link:
+    """Compare the pictures of a run's rows with the image manifests, and this with the account of the rows.
+
+    directory: the working directory. rows: those that fit (fitted/RUN). dataset: its name. of_rows: the link of these
+    rows; only rows that are as recorded are read.
+
+    Raises PassingError if a picture cannot be read.
+    """
+    if not of_rows.whole:
+        return Link(NAME, "not looked for, because the rows that fit are not all here or differ", False)
+    images, store = directory / "images" / dataset, directory / "stores" / "pictures" / dataset
+    manifests = [file for file in (images / "train.jsonl", images / "val.jsonl") if file.is_file()]
+    recorded = fitted_rows(rows).digests.get("pictures", "")
+    try:
+        names = pictures_in(rows / "train.jsonl", rows / "val.jsonl")
+        if not names:
+            return Link(NAME, "they have none", True)
+        if not manifests:
+            return Link(NAME, str(images / "train.jsonl"), False)
+        entries = entries_named({name for name in names if lies_within(name)}, manifests)
+        found = pictures_digest(entries)
+    except VlmflowError as error:  # a manifest that is damaged, or another version's
+        return Link(NAME, "", True, [Difference(str(images), recorded, error.cause)])
+    except ValueError as error:  # rows of another version
+        return Link(NAME, "", True, [Difference(str(rows), recorded, str(error))])
+    if found != recorded:
+        return Link(NAME, "", True, [Difference(f"{images} ({rows / ACCOUNT})", recorded, found)])
+    return compared(NAME, store, {name: digest_in_store(store, entry) for name, entry in entries.items()})
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -91,7 +173,7 @@ class _Training(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The used part of provenance.json (reports/accounts, Provenance), also of other versions."""
+    """The used part of provenance.json (reports/origin, Provenance), also of other versions."""
 
     run: str
     data: _Data

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
+from vlmflow.pictures.manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import RowAccount, account_tiles, row_account
 from vlmflow.rows.stats import Stats

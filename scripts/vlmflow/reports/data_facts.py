@@ -7,12 +7,11 @@ from pathlib import Path
 
 from vlmflow.core.files import count_lines
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.image_manifest import read_picture_manifest, size_of
-from vlmflow.reports.histogram import Histogram
+from vlmflow.pictures.manifest import read_picture_manifest, size_of
+from vlmflow.reports.charts import Histogram
 from vlmflow.rows.chat import answers, said
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.row_counts import QuarantinedRow
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
+from vlmflow.rows.stats import QuarantinedRow
 
 FILES = ("train", "val", "test")
 """The data files of a data set, without their suffix."""

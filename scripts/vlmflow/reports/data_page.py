@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.config.row_settings import NearDuplicates, PictureLimits
+from vlmflow.config.settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import read_account
-from vlmflow.pictures.picture_counts import PictureCounts
+from vlmflow.pictures.manifest import PictureCounts
+from vlmflow.reports.charts import Chart, Histogram, chart, integer_bins, wide_bins
 from vlmflow.reports.data_facts import (
     FILES,
     REJECTS_PER_REASON,
@@ -16,15 +17,12 @@ from vlmflow.reports.data_facts import (
     longer_sides,
     row_facts,
 )
-from vlmflow.reports.histogram import Chart, Histogram, chart, integer_bins, wide_bins
 from vlmflow.reports.look_alikes_section import LookAlikes, look_alikes
 from vlmflow.reports.page import Tile, render
 from vlmflow.reports.row_account import Counted, Loss, RowAccount, account_tiles, ranked, row_account
 from vlmflow.reports.thumbnails import Shown, thumbnail
-from vlmflow.rows.row_counts import QuarantinedRow
-from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.stats import RawFile, Stats
-from vlmflow.rows.trained_text import in_words
+from vlmflow.rows.sharegpt import ShareGptRow, in_words
+from vlmflow.rows.stats import QuarantinedRow, RawFile, Stats
 
 SOURCES_SHOWN = 20
 THUMBNAIL = 420

@@ -4,10 +4,9 @@ from dataclasses import dataclass, field
 
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.core.printable import counted
-from vlmflow.estimate.accounts import Change, Estimate, NoEstimate, OnProduct, Result
-from vlmflow.estimate.changes import FITS, REFUSED
-from vlmflow.estimate.verdict import GB, parts_of, spread_of
+from vlmflow.core.errors import counted
+from vlmflow.estimate.account import Change, Estimate, NoEstimate, OnProduct, Result
+from vlmflow.estimate.changes import FITS, GB, REFUSED, parts_of, spread_of
 from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.reports.page import Tile, gb_or_mb, render
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from vlmflow.core.printable import counted
-from vlmflow.evaluation.accounts import (
+from vlmflow.core.errors import counted
+from vlmflow.evaluation.report import (
     OTHER,
     OTHER_PICTURE,
     OWN,

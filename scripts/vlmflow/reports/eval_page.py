@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.config.row_settings import PictureLimits
+from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedRow, EvaluationReport, left_out_in_words
-from vlmflow.evaluation.answering.accounts import AnsweredRow, AnswerReport
-from vlmflow.evaluation.results import REPORT
+from vlmflow.evaluation.report import AnsweredRow, AnswerReport, EvaluatedRow, EvaluationReport, left_out_in_words
+from vlmflow.evaluation.verdict import REPORT
 from vlmflow.reports.eval_figures import (
     ShownFigures,
     ShownLoss,
@@ -21,7 +20,7 @@ from vlmflow.reports.eval_figures import (
 )
 from vlmflow.reports.eval_rows import ChangedRows, Pictures, changed_rows
 from vlmflow.reports.page import Tile, render
-from vlmflow.rows.data_rows import lines_of
+from vlmflow.rows.sharegpt import lines_of
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.config.row_settings import PictureLimits
+from vlmflow.config.settings import PictureLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import OTHER, OWN, QUESTION, EvaluatedRow, Margin
-from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn
 from vlmflow.evaluation.choice import Case, read_case, with_right_last
-from vlmflow.evaluation.row_shares import row_shares
+from vlmflow.evaluation.report import OTHER, OWN, QUESTION, AnsweredRow, AnsweredTurn, EvaluatedRow, Margin
+from vlmflow.evaluation.verdict import row_shares
 from vlmflow.reports.data_page import CHARACTERS_SHOWN, THUMBNAIL, Text
 from vlmflow.reports.eval_figures import names_of
 from vlmflow.reports.thumbnails import Shown, thumbnail
 from vlmflow.rows.chat import FIRST_LINE
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 
 ROWS_SHOWN = 6
 """Rows that gained most, and as many that lost most."""

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from vlmflow.reports.longest_rows import LongRow, long_rows
-from vlmflow.reports.made_of import MadeOf
+from vlmflow.reports.lengths_page import LongRow, long_rows
 from vlmflow.reports.page import Tile, render
-from vlmflow.supervisor.accounts import Check, Gate
+from vlmflow.reports.run_history import MadeOf
+from vlmflow.supervisor.report import Check, Gate
 
 
 @dataclass(frozen=True)

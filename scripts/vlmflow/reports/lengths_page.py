@@ -1,18 +1,70 @@
-"""The lengths page: one HTML file with the tokens of a run's rows, and the max_length that they need."""
+"""The longest rows of a run, with lengths and questions, for the pages that name them.
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+The lengths page: one HTML file with the tokens of a run's rows, and the max_length that they need.
+"""
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from vlmflow.core.account import read_account
-from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, ShownText
-from vlmflow.reports.histogram import Chart, Histogram, chart, wide_bins
-from vlmflow.reports.longest_rows import LongRow, long_rows, with_looks
+from vlmflow.core.account import MAKE_AGAIN, read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.lengths.summary import ChatTemplate, LengthSummary, ShownText, SplitLengths
+from vlmflow.reports.charts import Chart, Histogram, chart, wide_bins
 from vlmflow.reports.page import Tile, render
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.swift.description import Description
+from vlmflow.rows.chat import said, without_tags
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
+from vlmflow.swift.model_layers import Description
+
+QUESTION_SHOWN = 160
+"""Characters."""
+
+
+@dataclass(frozen=True)
+class LongRow:
+    """One row. question: its beginning; "" if the page's stage does not read the rows.
+
+    turns: their number without a system prompt. source: as in the raw row.
+    """
+
+    split: str
+    id: str
+    tokens: int
+    picture_tokens: int
+    question: str = ""
+    turns: int = 0
+    source: str = ""
+
+
+def long_rows(split: str, lengths: SplitLengths) -> list[LongRow]:
+    """Return the longest rows of an account, without their questions."""
+    return [LongRow(split, row.id, row.tokens, row.picture_tokens) for row in lengths.longest]
+
+
+def with_looks(rows: Iterable[LongRow], file: Path, places: Mapping[str, tuple[int, int]]) -> list[LongRow]:
+    """Return the rows of one data file with their questions.
+
+    places: the bytes of a row in the file, from start to end (exclusive), by its id.
+
+    Raises VlmflowError if there is no row at its place.
+    """
+    return [_with_look(row, file, *places[row.id]) for row in rows]
+
+
+def _with_look(row: LongRow, file: Path, start: int, end: int) -> LongRow:
+    with file.open("rb") as opened:
+        line = os.pread(opened.fileno(), end - start, start)
+    try:
+        found = msgspec.json.decode(line, type=ShareGptRow)
+    except ValueError as error:
+        raise VlmflowError(f"{file}, bytes {start:,} to {end:,}: {error}", MAKE_AGAIN) from None
+    texts = said(found.conversations)
+    asked = " ".join(without_tags(texts[0]).split()) if texts else ""
+    question = asked if len(asked) <= QUESTION_SHOWN else f"{asked[:QUESTION_SHOWN]} …"
+    return replace(row, question=question, turns=len(texts), source=found.source)
 
 
 @dataclass(frozen=True)

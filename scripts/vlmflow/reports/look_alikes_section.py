@@ -6,10 +6,10 @@ from heapq import nsmallest
 from itertools import count
 from pathlib import Path
 
-from vlmflow.config.row_settings import NearDuplicates, PictureLimits
+from vlmflow.config.settings import NearDuplicates, PictureLimits
 from vlmflow.reports.thumbnails import Shown, thumbnail
-from vlmflow.rows.data_rows import lines_of
 from vlmflow.rows.near_duplicates import NearDuplicate
+from vlmflow.rows.sharegpt import lines_of
 
 SHOWN = 12
 THUMBNAIL = 240

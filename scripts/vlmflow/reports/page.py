@@ -13,10 +13,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-from vlmflow.core.printable import counted, printable
+from vlmflow.core.errors import counted, printable
 
 TEMPLATES = Path(__file__).with_name("templates")
-"""A rule that makes pages names this folder for its code digest (harness/code_digest.py); `publish_merged`, which makes
+"""A rule that makes pages names this folder for its code digest (harness/staleness.py); `publish_merged`, which makes
 the card, names `card` in it."""
 
 

@@ -6,22 +6,20 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.differing import own_settings
-from vlmflow.config.tuners import Tuner, tuner_of
+from vlmflow.config.run_blocks import own_settings
+from vlmflow.config.strategies import Tuner, tuner_of
 from vlmflow.core.account import read_account
-from vlmflow.evaluation.accounts import EvaluationReport, left_out_in_words
+from vlmflow.evaluation.report import EvaluationReport, left_out_in_words
 from vlmflow.evaluation.verdict import shown_shares
-from vlmflow.fetch.model_folder import InFp8, ModelManifest
-from vlmflow.merging.proof import WRITTEN_AFTERWARDS, Proof
-from vlmflow.merging.published_limits import LimitedFile
-from vlmflow.reports.accounts import BaseModelFiles, Fp8Files, Provenance
+from vlmflow.fetch.placed import InFp8, ModelManifest
+from vlmflow.merging.proof import WRITTEN_AFTERWARDS, LimitedFile, Proof
 from vlmflow.reports.eval_figures import ShownFigures, losses_of, shown_figures
-from vlmflow.reports.former import settings_of
-from vlmflow.reports.licences import StatedLicences, hub_datasets
+from vlmflow.reports.origin import BaseModelFiles, Fp8Files, Provenance, StatedLicences, hub_datasets
 from vlmflow.reports.page import render
+from vlmflow.reports.run_history import settings_of
+from vlmflow.rows.sharegpt import in_words
 from vlmflow.rows.stats import Stats
-from vlmflow.rows.trained_text import in_words
-from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.report import Gate, TrainingReport
 
 
 def provenance(

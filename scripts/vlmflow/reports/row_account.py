@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from vlmflow.pictures.image_manifest import REASONS as PICTURE_REASONS
+from vlmflow.pictures.manifest import REASONS as PICTURE_REASONS
 from vlmflow.reports.page import Tile
+from vlmflow.rows.chat import HARMLESS, LEFT_OUT, REASONS
 from vlmflow.rows.raw_text import RULES
-from vlmflow.rows.rejects import HARMLESS, LEFT_OUT, REASONS
 from vlmflow.rows.stats import SplitCounts, Stats
-from vlmflow.rows.unread_keys import UnreadKeys
+from vlmflow.rows.strict_rows import UnreadKeys
 
 KINDS = {
     "kept": "kept",

@@ -12,25 +12,22 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from vlmflow.config.differing import own_settings
+from vlmflow.config.run_blocks import own_settings
 from vlmflow.config.settings import is_name
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import counted, printable
+from vlmflow.core.errors import VlmflowError, counted, printable
 from vlmflow.core.progress import clock
-from vlmflow.evaluation.accounts import EvaluationReport
-from vlmflow.evaluation.answering.accounts import AnswerReport
-from vlmflow.evaluation.results import REPORT
-from vlmflow.fetch.model_folder import model_with
-from vlmflow.lengths.accounts import FittedRows, LengthSummary
+from vlmflow.evaluation.report import AnswerReport, EvaluationReport
+from vlmflow.evaluation.verdict import REPORT
+from vlmflow.fetch.placed import model_with
+from vlmflow.lengths.summary import FittedRows, LengthSummary
 from vlmflow.merging.proof import PROOF, Proof
 from vlmflow.reports.eval_figures import colour_of
-from vlmflow.reports.former import FormerTraining, former_trainings, settings_of
-from vlmflow.reports.made_of import MadeOf
 from vlmflow.reports.page import render
-from vlmflow.reports.weights import proven_weights
+from vlmflow.reports.run_history import FormerTraining, MadeOf, former_trainings, settings_of
+from vlmflow.reports.summary import proven_weights
 from vlmflow.rows.stats import Stats
-from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.supervisor.report import Gate, TrainingReport
 
 T = TypeVar("T")
 

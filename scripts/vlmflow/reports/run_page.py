@@ -7,21 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmflow.core.printable import counted
+from vlmflow.core.errors import counted
 from vlmflow.core.progress import clock
-from vlmflow.estimate import compare as estimated
-from vlmflow.estimate.accounts import NoEstimate, Result
-from vlmflow.estimate.compare import compare, nearest
+from vlmflow.estimate import account as estimated
+from vlmflow.estimate.account import NoEstimate, Result, compare, nearest
 from vlmflow.in_trainer.messages import Event
 from vlmflow.lengths.steps import schedule_in_words
-from vlmflow.reports.former import FormerTraining, former_trainings
-from vlmflow.reports.histogram import short
-from vlmflow.reports.line_chart import LineChart
-from vlmflow.reports.made_of import MadeOf
+from vlmflow.reports.charts import LineChart, short
 from vlmflow.reports.page import Tile, render
-from vlmflow.reports.run_history import RunHistory
-from vlmflow.supervisor.accounts import Gate, TrainingReport
+from vlmflow.reports.run_history import FormerTraining, MadeOf, RunHistory, former_trainings
 from vlmflow.supervisor.progress import Doing, Newest
+from vlmflow.supervisor.report import Gate, TrainingReport
 
 SENTENCES: dict[Doing, str] = {
     "starting": "The trainers load the model.",

@@ -5,13 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmflow.config.search_settings import SearchLimits
-from vlmflow.core.printable import counted
-from vlmflow.reports.curve import Curve
-from vlmflow.reports.line_chart import LineChart, line_chart
+from vlmflow.core.errors import counted
+from vlmflow.reports.charts import Curve, LineChart, line_chart
 from vlmflow.reports.page import Tile, render
-from vlmflow.search.accounts import OWN, Judged
-from vlmflow.search.objectives import MEANINGS, NAMES, cost, shown
-from vlmflow.search.study import STATES, Study, StudyTrial
+from vlmflow.search.study import MEANINGS, NAMES, OWN, STATES, Judged, Study, StudyTrial, cost, shown
 
 LIMITS = {"mem_mb": ("peak memory", "MB"), "hours": ("hours", "h")}
 

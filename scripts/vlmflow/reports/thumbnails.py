@@ -6,10 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.config.row_settings import PictureLimits
-from vlmflow.pictures.decode import check_picture
-from vlmflow.pictures.formats import open_picture
-from vlmflow.pictures.image_manifest import Unusable
+from vlmflow.config.settings import PictureLimits
+from vlmflow.pictures.decode import check_picture, open_picture
+from vlmflow.pictures.manifest import Unusable
 from vlmflow.pictures.roots import read_picture
 
 QUALITY = 82

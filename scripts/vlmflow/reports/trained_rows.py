@@ -7,11 +7,10 @@ from typing import Any
 import msgspec
 
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable
+from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.in_trainer.messages import ROWS_OF_STEPS, last_step_begun, rows_of_step
 from vlmflow.lengths.count import lines_of, read_lengths
-from vlmflow.lengths.fitted import fitted_rows
+from vlmflow.lengths.summary import fitted_rows
 from vlmflow.supervisor.run_folder import JOB
 
 WORDS = 60

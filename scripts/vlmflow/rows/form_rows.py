@@ -9,18 +9,18 @@ from typing import Any, get_args
 
 import msgspec
 
-from vlmflow.config.key_meanings import PREFERENCE
-from vlmflow.config.raw_forms import RawForm, form_of, picture_keys
-from vlmflow.config.row_settings import RowLimits, Take
+from vlmflow.config.raw_forms import PREFERENCE, RawForm, form_of, picture_keys
+from vlmflow.config.settings import RowLimits, Take
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
 from vlmflow.raw.named import pictures_of, raw_type, source_of
-from vlmflow.raw.rewritten import rewriter
-from vlmflow.raw.row_keys import key_fault, with_own_keys
+from vlmflow.raw.rewritten import key_fault, rewriter, with_own_keys
 from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
+    LEFT_OUT,
     SPEAKERS,
     THOUGHT,
+    Reject,
     Turn,
     dialogue_start,
     from_system,
@@ -29,9 +29,8 @@ from vlmflow.rows.chat import (
     times_answered,
     wrong_order,
 )
-from vlmflow.rows.converted import ConvertedRow, HowToConvert, MakeRows, RowsOf
+from vlmflow.rows.convert import ConvertedRow, HowToConvert, MakeRows, RowsOf
 from vlmflow.rows.raw_text import JOINED, NO_RULE, THOUGHTS, UNTRAINED_END, cleaned, untagged
-from vlmflow.rows.rejects import LEFT_OUT, Reject
 from vlmflow.rows.sharegpt import wrong_number_of_tags
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
@@ -55,7 +54,7 @@ def form_rows(
     """Return the converter of raw rows of one kind.
 
     columns: the names of the form's keys in the file, if they differ. ignore_keys: keys that would change what a row
-    means (see `config.key_meanings`), but do not stop the conversion. system_prompt: the text of `HowToConvert.system`;
+    means (see `config.raw_forms`), but do not stop the conversion. system_prompt: the text of `HowToConvert.system`;
     take, frames: see `raw/rewritten`; the others are in `HowToConvert`.
     """
     form = form_of(kind)

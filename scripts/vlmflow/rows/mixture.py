@@ -11,19 +11,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from vlmflow.config.mixture_settings import amount_of
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import digests_of
-from vlmflow.core.printable import counted
-from vlmflow.pictures.image_manifest import contents_digest, read_picture_manifest
-from vlmflow.pictures.picture_counts import picture_counts
+from vlmflow.core.account import digests_of
+from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.pictures.manifest import contents_digest, picture_counts, read_picture_manifest
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.holdout import shared
-from vlmflow.rows.mixture_files import SPLITS, MixtureWriter
-from vlmflow.rows.mixture_member import Member
-from vlmflow.rows.mixture_names import id_in_mixture, source_in_mixture
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.mixture_files import SPLITS, Member, MixtureWriter, id_in_mixture, source_in_mixture
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import MIXTURE, MemberStats, RawFile, RulesUsed, SplitCounts, Stats
-from vlmflow.rows.unread_keys import Found
+from vlmflow.rows.strict_rows import Found
 
 Key = TypeVar("Key", str, int)
 

@@ -1,23 +1,125 @@
-"""Writes the files of a mixture: rows and pictures under its own names."""
+"""The names that rows, their sources and their pictures have in a mixture: that of their data set comes first.
+
+A data set of a mixture: its validated rows, and what no other split may have of them.
+
+Writes the files of a mixture: rows and pictures under its own names.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
-from vlmflow.pictures.image_manifest import read_picture_manifest
-from vlmflow.rows.chat import ASSISTANT, places_answered
-from vlmflow.rows.mixture_member import Member
-from vlmflow.rows.mixture_names import id_in_mixture, picture_in_mixture, source_in_mixture
-from vlmflow.rows.rejects import Reject
-from vlmflow.rows.row_counts import QuarantinedRow
-from vlmflow.rows.sharegpt import ShareGptRow, as_line
-from vlmflow.rows.trained_text import trained_characters
+from vlmflow.pictures.manifest import KnownPicture, contents_digest, name_and_digest, read_picture_manifest
+from vlmflow.raw.named import UNKNOWN_SOURCE
+from vlmflow.rows.chat import ASSISTANT, Reject, places_answered
+from vlmflow.rows.row_check import Grouping
+from vlmflow.rows.sharegpt import ShareGptRow, as_line, lines_of, trained_characters
+from vlmflow.rows.stats import QuarantinedRow, Stats
+
+MARK = ":"
+"""It ends a data set's name in an id; neither names of data sets nor ids of rows have it."""
+
+
+def id_in_mixture(member: str, identity: str, copy: int = 1) -> str:
+    """Return the id of a row; the copies of one that is repeated have different ones.
+
+    It ends as the row's own id, which may name an attempt or a single turn. copy: counted from 1.
+    """
+    return f"{member}{MARK}{identity}" if copy == 1 else f"{member}{MARK}{copy}{MARK}{identity}"
+
+
+def member_of(identity: str) -> str:
+    """Return the data set that a row of a mixture is from; "" for a row of any other data set."""
+    return identity.partition(MARK)[0] if MARK in identity else ""
+
+
+def own_id(identity: str) -> str:
+    """Return the id that a row has in its own data set."""
+    return identity.rpartition(MARK)[2]
+
+
+def source_in_mixture(member: str, source: str) -> str:
+    """Return the source of a row; that of rows that name none is their data set."""
+    return member if source == UNKNOWN_SOURCE else f"{member}/{source}"
+
+
+def sources_of(identity: str, source: str) -> list[str]:
+    """Return under which names a row is reported by source: its own, and in a mixture also that of its data set.
+
+    identity, source: those of the row.
+    """
+    return sorted({source, member_of(identity) or source})
+
+
+def picture_in_mixture(member: str, name: str) -> str:
+    """Return a picture's name in the store of the mixture, which has a link to that of the data set."""
+    return f"{member}/{name}"
+
+
+@dataclass(frozen=True)
+class Member:
+    """A data set that is mixed.
+
+    drawn: how much of its train rows: a value of `mix`. folder: its validated rows. stats: its account. manifests: its
+    image manifests; none without pictures.
+    """
+
+    name: str
+    drawn: str
+    folder: Path
+    stats: Stats
+    manifests: Sequence[Path] = ()
+
+    @cached_property
+    def pictures(self) -> dict[str, bytes]:
+        """The SHA-256 of its usable pictures, by their names in its store."""
+        entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in self.manifests)
+        named = (name_and_digest(entry) for entry in entries if entry.name is not None)
+        return {name: bytes.fromhex(sha256) for name, sha256 in named}
+
+    def file(self, split: str) -> Path:
+        """Return where the validated rows of a split are; an empty split has an empty file."""
+        return self.folder / f"{split}.jsonl"
+
+    def rows(self, split: str) -> Iterator[ShareGptRow]:
+        """Yield the validated rows of a split, in the order of its file."""
+        return lines_of(self.file(split), ShareGptRow)
+
+    def parts_of(self, row: ShareGptRow) -> list[bytes]:
+        """Return what no two splits may share of a row (`row_check.Grouped.parts`).
+
+        Raises VlmflowError if no image manifest has a picture.
+        """
+        if not row.images:
+            found = Grouping(None, None, self.stats.one_prompt).parts_of(row)
+            assert not isinstance(found, Reject)
+            return found[1]
+        try:
+            return [self.pictures[name] for name in row.images]
+        except KeyError as error:
+            raise VlmflowError(
+                f"{self.folder}: row {row.id}: no image manifest has picture {error}",
+                f"check its pictures again: make refresh-pictures DATASET={self.name}",
+            ) from None
+
+    def refuse_other_pictures(self, named: Set[str]) -> None:
+        """Refuse pictures that are others than its account records. named: those of its train and val rows."""
+        if contents_digest({name: self.pictures[name] for name in named}) != self.stats.digests["pictures"]:
+            raise VlmflowError(
+                f"{', '.join(map(str, self.manifests))}: {self.folder / 'stats.json'} records other digests for these "
+                "pictures",
+                f"check them again: make refresh-pictures DATASET={self.name}",
+            )
+
 
 SPLITS = ("train", "val", "test")
 

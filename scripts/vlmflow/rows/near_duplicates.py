@@ -8,14 +8,12 @@ from typing import Literal
 import msgspec
 
 from vlmflow.core.files import whole_file
-from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.image_manifest import name_and_digest, read_picture_manifest
-from vlmflow.pictures.look_alikes import LookAlike, find_look_alikes
+from vlmflow.pictures.look_alikes import LookAlike, find_look_alikes, read_hashes
+from vlmflow.pictures.manifest import name_and_digest, read_picture_manifest
 from vlmflow.rows.chat import said
-from vlmflow.rows.converted import ConvertedRow
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.questions import question_key, question_of
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.convert import ConvertedRow
+from vlmflow.rows.row_check import question_key, question_of
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 
 
 class SearchedRow(ConvertedRow, kw_only=True, gc=False):

@@ -9,9 +9,9 @@ tool_call), axolotl (parts with path, url, base64), Oumi (parts with content), m
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from vlmflow.config.key_meanings import is_given, trained
-from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG, Speaker, Turn, with_thought
-from vlmflow.rows.raw_parts import (
+from vlmflow.config.raw_forms import is_given, trained
+from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG, Reject, Speaker, Turn, call_text, with_thought
+from vlmflow.rows.raw_text import (
     CALL_PARTS,
     INNER_KEYS,
     PARTS,
@@ -21,6 +21,8 @@ from vlmflow.rows.raw_parts import (
     TEXT_PARTS,
     THOUGHT_PARTS,
     BadChat,
+    Reading,
+    UnreadKey,
     calls_in,
     declared,
     decoded,
@@ -28,9 +30,6 @@ from vlmflow.rows.raw_parts import (
     pictures_of_part,
     text_of,
 )
-from vlmflow.rows.raw_text import Reading, UnreadKey
-from vlmflow.rows.rejects import Reject
-from vlmflow.rows.tools import call_text
 
 SPEAKERS: dict[str, Speaker] = {
     "system": "system",

@@ -1,15 +1,24 @@
-"""A training row in ShareGPT form: its type, its published schema, and the rules no schema can express."""
+"""A training row in ShareGPT form: its type, its published schema, and the rules no schema can express.
+
+How much of the text that is trained comes from bad attempts.
+
+Reads a data set's files line by line, so that memory does not grow with the rows.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta
 
-from vlmflow.config.row_settings import RowLimits
-from vlmflow.core.printable import counted
+from vlmflow.config.settings import GOOD, RowLimits
+from vlmflow.core.account import read_lines
+from vlmflow.core.errors import counted
+from vlmflow.core.files import count_lines
+from vlmflow.core.progress import Progress
 from vlmflow.rows.chat import (
     ASSISTANT,
     FIRST_LINE,
@@ -17,16 +26,16 @@ from vlmflow.rows.chat import (
     SHOWS_PICTURES,
     SPEAKERS,
     THOUGHT,
+    Reject,
     Text,
     Turn,
     dialogue_start,
     tags_in,
     thought_first,
     times_answered,
+    tool_fault,
     wrong_order,
 )
-from vlmflow.rows.rejects import Reject
-from vlmflow.rows.tools import tool_fault
 
 Item = TypeVar("Item")
 
@@ -277,3 +286,65 @@ def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
             group = found.lastindex or 0
             return Reject(reason, f"{what} holds {found[group]!r} at character {found.start(group)}")
     return None
+
+
+def last_answer_only(form: str, train_on: str) -> bool:
+    """Return whether only the last answer of a row is trained. form, train_on: see `data_settings.DatasetSettings`."""
+    return form == "timestep" or train_on == "last"
+
+
+def loss_scale(last_answer_only: bool) -> str:
+    """Return the value of ms-swift's `loss_scale` that selects the trained answers: the last one of a row, or all."""
+    return "last_round" if last_answer_only else "default"
+
+
+def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:
+    """Return the characters of a row's trained answers by score; {} if its answers have no scores.
+
+    last_answer_only: whether all other answers are history.
+    """
+    found: dict[int, int] = {}
+    if row.scores:
+        answers = [turn for turn in row.conversations if turn.speaker == "gpt"]
+        first = len(answers) - 1 if last_answer_only else 0
+        for turn, score in zip(answers[first:], row.scores[first:], strict=True):
+            if turn.loss is not False:
+                found[int(score)] = found.get(int(score), 0) + len(turn.value)
+    return found
+
+
+def is_mixed(trained: Mapping[int, int]) -> bool:
+    """Return whether any of the text is from a bad attempt. trained: its characters by score."""
+    return any(score < GOOD for score in trained)
+
+
+def in_words(trained: Mapping[int, int], datasets: Sequence[str], good_run: str | None) -> str | None:
+    """Return what the scores of the trained text mean, for people; None without scores.
+
+    trained: its characters by score. datasets: the names of those that it is from. good_run: a run that trains the
+    good attempts of the same data alone, if there is one.
+    """
+    bad = sum(characters for score, characters in trained.items() if score < GOOD)
+    if not trained:
+        return None
+    if not is_mixed(trained):
+        return f"all of the trained text is attempts scored at least {min(trained)}"
+    keys = [f"datasets.{name}.min_score: {GOOD}" for name in datasets]
+    instead = f"run {good_run} trains" if good_run else f"{' with '.join(keys)} trains"
+    return (
+        f"{bad / sum(trained.values()):.0%} of the trained text is attempts scored below {GOOD}; {instead} the others"
+    )
+
+
+Line = TypeVar("Line")
+
+
+def lines_of(file: Path, form: type[Line]) -> Iterator[Line]:
+    """Yield every line of a file, decoded as `form`, and show the progress.
+
+    Raises VlmflowError if a line does not have this form.
+    """
+    with Progress(f"reading {file}", count_lines(file), "rows") as progress:
+        for line in read_lines(file, form):
+            yield line
+            progress.advance()

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.core.account import read_account, read_lines
+from vlmflow.core.account import read_account, read_lines, refuse_other_rows
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import refuse_other_rows
-from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest, read_picture_manifest
+from vlmflow.pictures.manifest import KnownPicture, pictures_digest, read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.sharegpt import ShareGptRow, loss_scale
 from vlmflow.rows.stats import Stats
-from vlmflow.rows.trained_text import loss_scale
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,71 @@
-"""Trajectories: attempts at a question, each with feedback and a score; and the training rows made from them.
+"""The right answers that raw rows have beside their turns; training rows do not have them.
+
+Trajectories: attempts at a question, each with feedback and a score; and the training rows made from them.
 
 There are millions of these objects, and they have no reference cycles, so the garbage collector does not track them
 (gc=False), which halves the time.
+
+Changes the texts of FIRE's trajectories as a data set wants them: answers without thoughts, feedback as a sentence.
+
+Both rules are those of https://github.com/Kkuntal990/vlm-self-reflection-ms-swift (scripts/prepare_fire_sharegpt.py,
+commit 179cae2). Two things differ. It takes what follows the first `Answer:`, here it is the last one, because the
+word may stand in the thought. It drops a score that is written as `5/10`, which stays here.
 """
 
 import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
-from vlmflow.config.row_settings import GOOD
-from vlmflow.rows.chat import FIRST_LINE, Turn
-from vlmflow.rows.raw_text import SINGLE_TURN
+from vlmflow.config.settings import GOOD
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.split import open_rows
+from vlmflow.rows.chat import FIRST_LINE, Reject, Turn, after_mark
+from vlmflow.rows.raw_text import SINGLE_TURN, row_id
 from vlmflow.rows.sharegpt import ShareGptRow
+
+ID = re.compile(rf"((train|val|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})?")
+"""An id of `row_id`, and in the timestep form the attempt, or SINGLE_TURN."""
+
+
+def gold_answers(
+    ids: Iterable[str],
+    raw: Mapping[str, Sequence[Path]],
+    fixed_rows: Sequence[Path],
+    gold: Callable[[bytes], str | None],
+) -> dict[str, str]:
+    """Return the right answers of training rows by their ids; rows without one are left out.
+
+    raw: the raw files by split. fixed_rows: files of edited rows. gold: see `RawForm`.
+
+    Raises VlmflowError if the raw row is another one than that from which the training row was made.
+    """
+    wanted: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
+    for identity in ids:
+        if found := ID.fullmatch(identity):
+            wanted[found[2]].append((int(found[3]), found[1], identity))
+    answers = {}
+    for split, rows in wanted.items():
+        if not raw.get(split):
+            continue
+        with open_rows(raw[split], split, fixed_rows) as raw_rows:
+            for number, expected, identity in rows:
+                row = raw_rows[number] if number < len(raw_rows) else b""
+                if row_id(split, number, row) != expected:
+                    raise VlmflowError(
+                        f"{raw_rows}: row {number} is not the one from which row {identity} was made",
+                        "the raw file has changed: remove the data set's folders in converted/ and data/, and run the "
+                        "same command again",
+                    )
+                if (answer := gold(row)) is not None:
+                    answers[identity] = answer
+    return answers
+
 
 SCORE = re.compile(
     r"\bScore[\s*_]{0,3}:[\s*_]{0,3}(\d+)(?:\s*(?:/|out of)\s*(\d+))?(?![\d,–%-]|\.\d|e\d|\s*(?:/|out of))",
@@ -163,3 +215,50 @@ def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareG
         scores=[attempt.score for attempt in attempts],
         conversations=turns,
     )
+
+
+SENTENCE = "A score of {} is given to the answer. {}"
+
+FEEDBACK = re.compile(r"[\s.*_]{0,8}Feedback[\s*_]{0,3}:[*_]{0,3}", re.IGNORECASE)
+"""What stands between a score and the teacher's words."""
+
+
+def without_thoughts(trajectory: Trajectory) -> tuple[Trajectory, bool] | Reject:
+    """Return a trajectory with the part after `Answer:` of every attempt; a Reject if nothing follows in one.
+
+    Also returns whether an attempt has no `Answer:`: it stays whole.
+    """
+    answers = [after_mark(attempt.answer) for attempt in trajectory.attempts]
+    if "" in answers:
+        turn = 2 * answers.index("")
+        return Reject("empty_turn", f"conversations[{turn}].value has nothing after `Answer:` (thoughts: drop)")
+    attempts = [
+        structs.replace(attempt, answer=attempt.answer if answer is None else answer)
+        for attempt, answer in zip(trajectory.attempts, answers, strict=True)
+    ]
+    return structs.replace(trajectory, attempts=attempts), None in answers
+
+
+def with_sentences(trajectory: Trajectory) -> tuple[Trajectory, bool]:
+    """Return a trajectory whose feedback has its score in a sentence.
+
+    Also returns whether feedback before the last attempt has another form than `Score: 5.` and `Feedback: …`: it stays
+    as it is. The feedback on the last attempt is in no training row.
+    """
+    sentences = [_sentence(attempt) for attempt in trajectory.attempts]
+    attempts = [
+        structs.replace(attempt, feedback=attempt.feedback if sentence is None else sentence)
+        for attempt, sentence in zip(trajectory.attempts, sentences, strict=True)
+    ]
+    return structs.replace(trajectory, attempts=attempts), None in sentences[:-1]
+
+
+def _sentence(attempt: Attempt) -> str | None:
+    """Return the feedback with its score in a sentence; None if that would lose a word of it."""
+    score = SCORE.search(attempt.feedback)
+    assert score is not None, "the attempt's score was read from it"
+    before, after = attempt.feedback[: score.start()], attempt.feedback[score.end() :]
+    said = FEEDBACK.match(after)
+    if before.strip("*_# \n") or said is None or not (words := after[said.end() :].strip()):
+        return None
+    return SENTENCE.format(attempt.score, words)

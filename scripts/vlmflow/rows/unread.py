@@ -1,6 +1,6 @@
 """Counts what the conversion does not read (keys, and last turns without an answer), and the texts that it changes.
 
-An unread key that changes what the row means stops the conversion (see `config.key_meanings`).
+An unread key that changes what the row means stops the conversion (see `config.raw_forms`).
 
 Counting costs next to nothing if rows have the same keys. The first row with a set of keys is checked key by key; then
 a strict decoder, which accepts just this set, decodes and checks the rows after it. A row that it refuses is checked
@@ -14,13 +14,12 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.key_meanings import Meaning, folded
-from vlmflow.config.row_settings import NOT_IN_COLUMNS
+from vlmflow.config.raw_forms import Meaning, folded
+from vlmflow.config.settings import NOT_IN_COLUMNS
 from vlmflow.fetch.model_files import shown
-from vlmflow.raw.row_keys import count_keys
+from vlmflow.raw.rewritten import count_keys
 from vlmflow.rows.raw_text import UnreadKey
-from vlmflow.rows.strict_rows import Names, row_decoder, strict_type
-from vlmflow.rows.unread_keys import NAMES_KEPT, Found
+from vlmflow.rows.strict_rows import NAMES_KEPT, Found, Names, row_decoder, strict_type
 
 SHAPES_KEPT = 32
 """The most sets of keys for which a process makes decoders; rows with other sets are checked key by key."""

@@ -14,22 +14,19 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.settings import RowLimits
 from vlmflow.core.account import read_account, read_lines
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
-from vlmflow.core.printable import counted
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.image_manifest import contents_digest, read_picture_manifest
-from vlmflow.pictures.picture_counts import NotChecked, picture_counts
+from vlmflow.pictures.manifest import NotChecked, contents_digest, picture_counts, read_picture_manifest
 from vlmflow.raw.split import open_rows
-from vlmflow.rows.converted import RejectedRow
+from vlmflow.rows.chat import Reject
+from vlmflow.rows.convert import RejectedRow
 from vlmflow.rows.holdout import FindLookAlikes, held_out
-from vlmflow.rows.rejects import Reject
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
-from vlmflow.rows.row_counts import Account
-from vlmflow.rows.stats import RawFile, RowStats
-from vlmflow.rows.unread_keys import Found, UnreadKeys
+from vlmflow.rows.stats import Account, RawFile, RowStats
+from vlmflow.rows.strict_rows import Found, UnreadKeys
 
 log = logging.getLogger("vlmflow")
 

@@ -1,4 +1,7 @@
-"""Asks the study program, and keeps the study's journal as an ordinary file of one writer: copy, extend, rename."""
+"""Asks the study program, and keeps the study's journal as an ordinary file of one writer: copy, extend, rename.
+
+Adds the results of one step of a search to its study.
+"""
 
 import hashlib
 import shutil
@@ -8,13 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from vlmflow.config.search_settings import Dimension, Objective, SearchLimits
+from vlmflow.core.child_programs import ask as ask_program
+from vlmflow.core.child_programs import python_of
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import whole_file
-from vlmflow.core.own_environment import ask as ask_program
-from vlmflow.core.own_environment import python_of
-from vlmflow.search.objectives import cost
-from vlmflow.search.study import StudyTrial
+from vlmflow.core.files import sha256_of, whole_file
+from vlmflow.search.study import Asked, EmptySlots, Study, StudyTrial, TrialResult, cost, with_step
 
 PROGRAM = "vlmflow.search.study_program"
 
@@ -98,3 +102,35 @@ def _ask(before: Path | None, journal: Path, search: str, question: dict[str, An
         with whole_file(journal) as file:
             file.write(work.read_bytes())
     return found
+
+
+def tell(
+    asked: Asked,
+    results: Mapping[Path, TrialResult],
+    before: Study | None,
+    journals: tuple[Path, Path],
+    how: tuple[Objective, int, SearchLimits],
+) -> Study:
+    """Return the study after one more step, and write its journal.
+
+    results: of the step's slots, by file, in their order. before: the study so far. journals: the one that asked, and
+    the one to write. how: the search's objective, rungs and limits.
+
+    Raises VlmflowError if a result is not of what was asked, or the study program fails.
+    """
+    objective, rungs, limits = how
+    step = f"{asked.round}/{asked.rung}"
+    empty = list(before.empty) if before else []
+    if asked.empty is not None:
+        empty.append(EmptySlots(asked.round, asked.rung, asked.trials.count(None), asked.empty))
+    study = Study(
+        search=asked.search,
+        objective=objective,
+        last=(asked.round, asked.rung),
+        trials=with_step(before, asked, list(results.values()), rungs, limits),
+        empty=empty,
+        importances=None,
+        digests=(before.digests if before else {}) | {f"{step}/{file.name}": sha256_of(file) for file in results},
+    )
+    importances = told(*journals, asked.search, study.missing_from(before), limits, objective)
+    return structs.replace(study, importances=importances)

@@ -14,20 +14,19 @@ import msgspec
 from vlmflow.config.search_settings import Objective
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
-from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.chosen_split import ChosenSplit, RawRows, choose_from_split, refuse_none
 from vlmflow.evaluation.evaluate import Scorer, evaluated_rows
 from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
-from vlmflow.fetch.model_folder import ModelManifest, read_model_manifest
+from vlmflow.evaluation.report import MarginFigures
+from vlmflow.fetch.placed import ModelManifest, read_model_manifest
 from vlmflow.merging.merge import merge_weights
-from vlmflow.rows.halves import Part
-from vlmflow.search.accounts import TrialResult
-from vlmflow.search.against_own import decisive
-from vlmflow.search.run_trial import Ended
-from vlmflow.search.starts import one_start, starts_of
-from vlmflow.supervisor.released import digests_of, release
+from vlmflow.rows.holdout import Part
+from vlmflow.search.best import decisive
+from vlmflow.search.study import TrialResult
+from vlmflow.search.trial import Ended, one_start, starts_of
+from vlmflow.supervisor.report import digests_of, release
 from vlmflow.supervisor.train import Trained
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import ChildFailedError

@@ -1,4 +1,4 @@
-"""Tells an Optuna study results and asks it for trials: a program of the environment `search` (`core/own_environment`).
+"""Tells an Optuna study results and asks it for trials: a program of the environment `search` (`core/child_programs`).
 
 Its question, as JSON: journal (the file of a JournalStorage; made if missing), study (its name), seed (of the sampler),
 tell (results: number, state, value, losses, constraints), ask (null, or count, space and own: the settings of a first
@@ -19,8 +19,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from vlmflow.core.child_programs import answer_with
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.own_program import answer_with
 
 STARTUP = 5
 """Results that the sampler needs before it learns from them; until then trials are drawn at random."""

@@ -1,15 +1,24 @@
-"""What `make try` asks: a row of the val split, or a person's own question."""
+"""What `make try` asks: a row of the val split, or a person's own question.
 
+Two answers beside each other on a terminal.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageOps
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.fitted import pictures_of
-from vlmflow.pictures.formats import MAGIC, open_picture
+from vlmflow.core.errors import VlmflowError, printable
+from vlmflow.lengths.summary import pictures_of
+from vlmflow.pictures.decode import MAGIC, open_picture
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, Turn
 from vlmflow.rows.training_data import first_rows
+from vlmflow.serving.client import Answer
 
 
 @dataclass(frozen=True)
@@ -64,3 +73,22 @@ def opened(file: Path) -> Image.Image:
             return ImageOps.exif_transpose(picture).convert("RGB")
     except Exception as error:  # a damaged file makes Pillow raise nearly anything
         raise VlmflowError(f"{file}: cannot be read as a picture: {error}", "name a PNG or JPEG: PICTURE=…") from None
+
+
+def show(console: Console, names: Iterable[str], answers: Iterable[Answer]) -> None:
+    """Print answers in columns of equal width, under their models' names."""
+    table = Table(box=SIMPLE_HEAD, expand=True, padding=(0, 1))
+    for name in names:
+        table.add_column(Text(printable(name)), ratio=1, overflow="fold")
+    table.add_row(*(Text(_said(answer)) for answer in answers))
+    console.print(table)
+
+
+def _said(answer: Answer) -> str:
+    text = lines(answer.text) or "(nothing)"
+    return f"{text} …" if answer.cut else text
+
+
+def lines(text: str) -> str:
+    """Return a text of several lines with � for what a terminal might obey."""
+    return "\n".join(printable(line) for line in text.strip().splitlines())

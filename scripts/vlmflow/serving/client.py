@@ -1,8 +1,12 @@
-"""Asks an OpenAI-compatible server for one answer; pictures travel as their stored bytes."""
+"""What a model said, from a server or from this process.
+
+Asks an OpenAI-compatible server for one answer; pictures travel as their stored bytes.
+"""
 
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,15 +15,21 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.keys import without_keys
-from vlmflow.core.printable import printable
-from vlmflow.pictures.formats import open_picture
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.tools import CALLS, as_written, declarations_of, json_text
-from vlmflow.serving.answer import Answer
+from vlmflow.core.child_programs import without_keys
+from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.fetch.transport import limit_answers
+from vlmflow.pictures.decode import open_picture
+from vlmflow.rows.chat import CALLS, Turn, as_written, declarations_of, json_text
 from vlmflow.serving.server import LOOPBACK
-from vlmflow.web.small_answers import limit_answers
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A model's answer. cut: it had not ended after the allowed tokens."""
+
+    text: str
+    cut: bool
+
 
 SHOWN_OF_ERROR = 500
 """Characters of a server's own error message that ours repeats."""
@@ -53,7 +63,7 @@ class Client:
         messages: as `messages_of` makes them, with pictures of `picture_part`. tools: as in a row.
 
         Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request, or
-        answers too much (`web.small_answers`).
+        answers too much (`fetch.transport`).
         """
         asked = {"messages": with_ids(messages)} | ({"tools": declarations_of(tools)} if tools else {})
         body = {"model": self._model, **asked, "max_tokens": most_tokens, "temperature": 0}

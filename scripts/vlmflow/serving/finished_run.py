@@ -1,6 +1,8 @@
 """A finished run in a working directory: its weights, its base, its adapter, and how it was trained.
 
 All of it is what the run recorded (merged/RUN/provenance.json): the configuration may have changed since.
+
+The folder that a server loads: links to a model's files, with a run's picture limits in the processor's file.
 """
 
 from dataclasses import dataclass
@@ -9,11 +11,13 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.config.settings import is_name
-from vlmflow.config.tuners import tuner_of
+from vlmflow.config.strategies import ADAPTER_CONFIG, ADAPTER_WEIGHTS, tuner_of
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import model_with, read_model_manifest
-from vlmflow.supervisor.released import read_release
+from vlmflow.core.files import whole_folder
+from vlmflow.fetch.placed import model_with, read_model_manifest
+from vlmflow.pictures.budget import PictureBudget
+from vlmflow.supervisor.report import read_release
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -37,7 +41,7 @@ class _BaseModel(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The used part of provenance.json (reports/accounts, Provenance)."""
+    """The used part of provenance.json (reports/origin, Provenance)."""
 
     base_model: _BaseModel
     training: _Training
@@ -49,7 +53,7 @@ class FinishedRun:
 
     folder: the working directory. merged: the folder of its weights. settings: how it was trained. device: on what.
     ranks: parallel trainers, one GPU each on cuda. tuner: its name. source: of its base model, as in the configuration.
-    base_digest: of the base model's files (fetch/model_folder, digest_of).
+    base_digest: of the base model's files (fetch/placed, digest_of).
     """
 
     name: str
@@ -123,3 +127,34 @@ def published(folder: Path, name: str) -> Path:
             f'make them: .venv/bin/snakemake … -- merged/{name}; or name the working directory: ARGS="--directory …"',
         )
     return merged
+
+
+def link_served(model: Path, folder: Path, most_tokens: int, adapter: Path | None = None) -> None:
+    """Make the folder from which a model is served.
+
+    model: the model's files: a base model's folder of links, or merged/RUN.
+    folder: the folder to make; one that exists is replaced.
+    most_tokens: the run's train.image_max_tokens, also for the base model: its answers are compared with the run's.
+    adapter: the folder of an adapter (checkpoints/RUN/full) that transformers puts upon the model as it loads it.
+
+    Raises VlmflowError if the model has no config.json, or the adapter lacks a file.
+    """
+    # Snakemake's mark and desktops' files begin with a dot.
+    sources = {
+        file.relative_to(model): file for file in sorted(model.rglob("*")) if file.is_file() and file.name[0] != "."
+    }
+    if Path("config.json") not in sources:
+        raise VlmflowError(f"{model}: has no config.json, so it is not a model", "name the folder of a whole model")
+    if adapter is not None:
+        sources |= {Path(name): adapter / name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS)}
+        if missing := [source for source in sources.values() if not source.is_file()]:
+            raise VlmflowError(f"{missing[0]}: is missing", "train the run with a tuner that makes an adapter")
+    budget = PictureBudget.of(model, most_tokens)
+    processor, limits = budget.processor, budget.limits
+    with whole_folder(folder) as part:
+        for name, source in sources.items():
+            (part / name).parent.mkdir(parents=True, exist_ok=True)
+            if processor and limits and str(name) == processor.file:
+                (part / name).write_bytes(processor.limited(limits))
+            else:
+                (part / name).symlink_to(source.resolve())

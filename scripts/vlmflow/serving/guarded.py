@@ -41,7 +41,7 @@ LARGEST_REQUEST = 64_000_000
 PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
-"""What a picture may be: `pictures/formats` calls them AS_THEY_ARE."""
+"""What a picture may be: `pictures/decode` calls them AS_THEY_ARE."""
 
 MOST_PIXELS = 200_000_000
 """Pixels of a request's pictures together: a small file can hold thousands of millions."""

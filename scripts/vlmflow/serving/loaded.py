@@ -11,13 +11,10 @@ from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.loaded_model import OFFLINE, does_not_load, load
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.messages import messages_of
-from vlmflow.rows.tools import declarations_of
-from vlmflow.serving.answer import Answer
-from vlmflow.serving.finished_run import FinishedRun
-from vlmflow.serving.served_folder import link_served
+from vlmflow.merging.logits import OFFLINE, does_not_load, load
+from vlmflow.rows.chat import Turn, declarations_of, messages_of
+from vlmflow.serving.client import Answer
+from vlmflow.serving.finished_run import FinishedRun, link_served
 
 
 class LoadedModel:

@@ -17,9 +17,8 @@ import msgspec
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.in_trainer.messages import BAD_STEP, BadStep, Fault
-from vlmflow.supervisor.checkpoint import NAME
 from vlmflow.supervisor.progress import last_step
-from vlmflow.supervisor.run_folder import RunFolder
+from vlmflow.supervisor.run_folder import NAME, RunFolder
 
 ACCOUNT = "resumed.json"
 """The file of a run folder with a `Mark`."""

@@ -18,16 +18,15 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.core import attempt
-from vlmflow.core.child_environment import child_environment
-from vlmflow.core.process import bound_to_this_process, import_path
+from vlmflow.core import child_programs
+from vlmflow.core.child_programs import child_environment
+from vlmflow.core.processes import bound_to_this_process, import_path
 from vlmflow.supervisor import other_node
+from vlmflow.supervisor.launch import ALONE, Place
 from vlmflow.supervisor.other_node import Launch, Order, Report, read_report, write_launch
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.trainers import ALONE, Place
-from vlmflow.swift.arguments import Training
+from vlmflow.swift.arguments import Training, as_data
 from vlmflow.swift.child_process import visible_gpus
-from vlmflow.swift.training_json import as_data
 
 log = logging.getLogger("vlmflow")
 
@@ -54,11 +53,11 @@ class Group:
 
         others: the numbers of the other nodes.
         """
-        self.is_local = attempt.NODE_0 not in os.environ
+        self.is_local = child_programs.NODE_0 not in os.environ
         self.threads = max(1, threads // training.nodes) if self.is_local else threads
         self._training = training
         self._folder = folder
-        self._attempt = f"local-{uuid.uuid4().hex[:12]}" if self.is_local else os.environ[attempt.ATTEMPT]
+        self._attempt = f"local-{uuid.uuid4().hex[:12]}" if self.is_local else os.environ[child_programs.ATTEMPT]
         self.others = range(1, training.nodes)
         self._launch: Launch | None = None
         self._here: dict[int, subprocess.Popen[bytes]] = {}
@@ -161,7 +160,7 @@ class Group:
 
     def _endpoint(self) -> str:
         if not self.is_local:
-            return f"{os.environ[attempt.NODE_0]}:{os.environ.get(attempt.PORT_OF, attempt.PORT)}"
+            return f"{os.environ[child_programs.NODE_0]}:{os.environ.get(child_programs.PORT_OF, child_programs.PORT)}"
         with socket.create_server(("127.0.0.1", 0)) as free:
             return f"127.0.0.1:{free.getsockname()[1]}"
 

@@ -29,13 +29,11 @@ import msgspec
 import psutil
 
 from vlmflow.core.account import write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.lease import Sign, newest
-from vlmflow.core.printable import counted
+from vlmflow.supervisor.launch import Place, end, let_them_save, ranks_of, start
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.trainers import Place, end, let_them_save, ranks_of, start
-from vlmflow.swift.arguments import Training
-from vlmflow.swift.training_json import from_data
+from vlmflow.swift.arguments import Training, from_data
 
 log = logging.getLogger("vlmflow")
 
@@ -87,7 +85,7 @@ class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def launch_file(run_folder: Path, attempt: str) -> Path:
-    """Return where node 0 tells the others how to start. attempt: see `core.attempt`."""
+    """Return where node 0 tells the others how to start. attempt: see `core.child_programs`."""
     return run_folder / f"launch-{attempt}.json"
 
 

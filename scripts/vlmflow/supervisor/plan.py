@@ -14,18 +14,14 @@ from pathlib import Path
 
 from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler
 from vlmflow.config.run_blocks import TrainBlock
-from vlmflow.config.strategies import strategy_of
-from vlmflow.config.tuners import tuner_of
+from vlmflow.config.strategies import strategy_of, tuner_of
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import count_lines
-from vlmflow.core.printable import counted
 from vlmflow.lengths.count import read_lengths
-from vlmflow.lengths.fitted import fitted_data, fitted_rows
-from vlmflow.lengths.micro_batches import FEWEST_TOKENS, Plan, Planner, read_sizes, size_of
-from vlmflow.lengths.steps import Steps, scheduled
-from vlmflow.lengths.text_files import refuse_other_texts
-from vlmflow.supervisor.accounts import EpochPlan, StepPlan
+from vlmflow.lengths.steps import FEWEST_TOKENS, Plan, Planner, Steps, read_sizes, scheduled, size_of
+from vlmflow.lengths.summary import fitted_data, fitted_rows, refuse_other_texts
+from vlmflow.supervisor.report import EpochPlan, StepPlan
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import BaseModel, Passes, Training

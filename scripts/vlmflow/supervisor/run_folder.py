@@ -1,24 +1,45 @@
 """The folder of a training: bound to data and settings, written by one trainer at a time.
 
 It is not an output of a rule, because Snakemake deletes the outputs of a failed job.
+
+Checkpoints in a run folder: which of them are complete, which is the newest, and whether one would run code.
+
+transformers' Trainer writes their files (trainer.py, `_save_checkpoint`), and a kill may leave any of them incomplete.
+So a checkpoint counts only if every file can be read, and those that it releases are as they were saved. The run's
+strategy lists the files that it adds.
+
+DeepSpeed loads its files as pickles without limits, and a pickle may call any function. The other files of a checkpoint
+are loaded with `weights_only=True` (transformers, `in_trainer.fsdp2`).
 """
 
 import fcntl
+import json
 import logging
 import os
+import re
+import shutil
 import socket
+import stat
+import struct
+import tempfile
 import time
+import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import write_json
+import msgspec
+
+from vlmflow.config.strategies import LORA, Strategy, Tuner
+from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.core.files import sha256_of, write_json
 from vlmflow.core.lease import Lease
-from vlmflow.core.printable import printable
-from vlmflow.in_trainer.messages import PROGRESS
+from vlmflow.in_trainer.messages import DIGESTS, PROGRESS, STATE, SavedDigests, evaluated, stalled
+from vlmflow.supervisor.report import kinds_of, released_files
 
 log = logging.getLogger("vlmflow")
 
@@ -150,3 +171,235 @@ class RunFolder:
                 log.info(f"{self.path}: waiting for {holder} to end its training")
                 said = True
             time.sleep(0.5)
+
+
+class TrainerState(msgspec.Struct, frozen=True):
+    """The used fields of `trainer_state.json`, transformers' own file (trainer_callback.py, `TrainerState`).
+
+    global_step, max_steps: optimizer steps done, and of the whole run. best_model_checkpoint, best_metric: folder and
+    validation loss of the best checkpoint; null before the first evaluation. log_history: what was logged, by step.
+    """
+
+    global_step: int
+    max_steps: int
+    best_model_checkpoint: str | None = None
+    best_metric: float | None = None
+    log_history: list[dict[str, Any]] = []
+
+
+NAME = re.compile(r"checkpoint-[0-9]{1,18}")
+"""The names that transformers gives its checkpoints."""
+
+DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, RuntimeError, struct.error, zlib.error)
+"""What zipfile raises for changed bytes; RuntimeError includes unknown methods, and JSON that is nested too deeply."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    folder: Path
+    state: TrainerState
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.state.global_step
+
+    @property
+    def target(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.state.max_steps
+
+    @property
+    def best(self) -> Path | None:
+        """The checkpoint with the lowest validation loss so far, in the same folder; None if no loss was a number."""
+        named = self.state.best_model_checkpoint
+        return self.folder.parent / Path(named).name if named else None
+
+    def ended(self, early_stop_after: int | None, stop_at: int | None = None) -> bool:
+        """Return whether the training ended here or before: at its evaluated last step, or early (see `ended_early`).
+
+        stop_at: the last step of a training that is told to stop before its target (`Training.stop_at`).
+        """
+        last = self.target if stop_at is None else min(stop_at, self.target)
+        at_end = self.step >= last and evaluated(self.state.log_history, last)
+        return at_end or self.ended_early(early_stop_after)
+
+    def ended_early(self, early_stop_after: int | None) -> bool:
+        """Return whether the training ended before its last step because validation loss stopped falling."""
+        return self.step < self.target and stalled(self.state.log_history, early_stop_after)
+
+
+def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
+    """Return the newest complete checkpoint under `output`, or None.
+
+    processes: the number of trainers that wrote it; each saves the state of its random numbers. strategy, tuner: how
+    they trained. Newer checkpoints that a kill or a full disk left incomplete, or whose bytes have changed since, are
+    removed. One that was saved to its
+    end but lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside
+    `output`.
+    """
+    for folder in sorted(filter(_is_checkpoint, output.glob("checkpoint-*")), key=_step_of_folder, reverse=True):
+        if (checkpoint := read_checkpoint(folder, processes, strategy, tuner)) is not None:
+            return checkpoint
+        missing = missing_kinds(folder, strategy, tuner)
+        if not missing or STATE in missing:
+            log.warning(f"{folder}: incomplete or damaged; removed")
+            shutil.rmtree(folder)
+            continue
+        aside = output.parent / "aside"
+        aside.mkdir(exist_ok=True)
+        kept = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=aside))
+        folder.rename(kept)
+        log.warning(f"{folder}: lacks {', '.join(missing)}, so no training can resume from it; moved to {kept}")
+    return None
+
+
+def missing_kinds(folder: Path, strategy: Strategy, tuner: Tuner = LORA) -> list[str]:
+    """Return the kinds of files that a checkpoint lacks. The trainer's state is written last."""
+    states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
+    kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
+    return [kind for kind in kinds if not any(folder.glob(kind))]
+
+
+def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
+    """Return the checkpoint in `folder`, or None if a file is missing, incomplete or not as it was saved.
+
+    processes: the number of trainers that wrote it. strategy, tuner: how they trained.
+
+    Raises VlmflowError if the trainer's state has another form than transformers gives it.
+    """
+    from safetensors import SafetensorError  # the environment `data` is without it; agents of other nodes import this
+
+    try:
+        state = json.loads((folder / STATE).read_bytes())
+        if _changed_since_saved(folder, released_files(folder, tuner)):
+            return None
+        for file in _torch_files(folder, processes, strategy):
+            with zipfile.ZipFile(file) as archive:
+                if archive.testzip() is not None:
+                    return None
+    except (OSError, ValueError, SafetensorError, *DAMAGED_ZIP):
+        return None
+    try:
+        return Checkpoint(folder, msgspec.convert(state, TrainerState))
+    except msgspec.ValidationError as error:
+        raise VlmflowError(
+            f"{folder / STATE}: {error}",
+            f"another version of transformers may have written it: move {folder} away and run the same command again",
+        ) from None
+
+
+def _changed_since_saved(checkpoint: Path, names: list[str]) -> bool:
+    """Return whether a file's bytes are not the saved ones; False without digests, as in earlier versions' checkpoints.
+
+    Raises ValueError if the digests cannot be read.
+    """
+    if not (checkpoint / DIGESTS).exists():
+        return False
+    saved = msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests).sha256
+    return any(saved.get(name) != sha256_of(checkpoint / name) for name in names)
+
+
+def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
+    """Return the files from torch.save: zip archives with a checksum per record."""
+    random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    states = _states(folder, processes, strategy)
+    return [*states, folder / "scheduler.pt", *(folder / name for name in random_states)]
+
+
+def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
+    """Return the files that the strategy adds; raises ValueError if one is missing, or `latest` is empty."""
+    named = any("{latest}" in pattern for pattern in strategy.states)
+    latest = (folder / "latest").read_text().strip() if named else ""
+    if named and not latest:
+        raise ValueError(f"{folder / 'latest'}: empty")
+    files: set[Path] = set()
+    for pattern in {each.format(rank=rank, latest=latest) for each in strategy.states for rank in range(processes)}:
+        found = list(folder.glob(pattern))
+        if not found:
+            raise ValueError(f"{folder}: no {pattern}")
+        files.update(found)
+    return sorted(files)
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Return whether transformers may have made a folder: others in there are somebody's own."""
+    return bool(NAME.fullmatch(folder.name)) and folder.is_dir() and not folder.is_symlink()
+
+
+def _step_of_folder(folder: Path) -> int:
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+SAFE = (
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+"""What DeepSpeed's own checkpoints name besides tensors, texts and numbers; they hold values alone.
+
+`tests/stages/test_strategies_train.py` gathers these names from real ones.
+"""
+
+TAG = re.compile(r"global_step[0-9]{1,18}")
+"""The names of the folder that a checkpoint's file `latest` names."""
+
+
+class ForeignCodeError(VlmflowError):
+    """A checkpoint is not what DeepSpeed writes: to load it could run somebody's code."""
+
+
+class _Inert:
+    """Stands for a safe global while a file is read: nothing of DeepSpeed is imported or called."""
+
+    def __new__(cls, *values: Any) -> "_Inert":
+        return super().__new__(cls)
+
+    def __init__(self, *values: Any) -> None:
+        """Take any values, and keep none."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Keep nothing."""
+
+
+def refuse_foreign_code(checkpoint: Path) -> None:
+    """Refuse a checkpoint unless DeepSpeed's files in it name only what its own ones name (`SAFE`).
+
+    Each is read with `weights_only=True`, without the bytes of its tensors. It imports torch, which takes seconds.
+
+    Raises ForeignCodeError with the file and what it names, or how its form differs.
+    """
+    import torch
+
+    latest = (checkpoint / "latest").read_text(errors="replace").strip()
+    if not TAG.fullmatch(latest):
+        raise ForeignCodeError(
+            f"{checkpoint / 'latest'}: {latest[:100]!r} is no name of DeepSpeed's", _next(checkpoint)
+        )
+    stand_ins: list[Any] = [(type(name, (_Inert,), {}), name) for name in SAFE]
+    with torch.serialization.safe_globals(stand_ins):
+        for file in sorted((checkpoint / latest).iterdir()):
+            try:
+                if not stat.S_ISREG(file.lstat().st_mode):
+                    raise ValueError("it is no regular file")
+                names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(file))
+                if not names:
+                    torch.load(file, map_location="meta", weights_only=True)
+            except Exception as error:  # a file made on purpose can raise anything
+                said = printable(str(error))[:300]
+                raise ForeignCodeError(
+                    f"{file}: has another form than DeepSpeed's files: {said}", _next(checkpoint)
+                ) from None
+            if names:
+                said = printable(", ".join(names))[:300]
+                raise ForeignCodeError(f"{file}: would call {said} when it is loaded", _next(checkpoint))
+
+
+def _next(checkpoint: Path) -> str:
+    return (
+        f"find out who wrote {checkpoint}, and load it nowhere; if it was this training, report it with its name; "
+        f"after `rm -r {checkpoint}` the same command resumes from the checkpoint before, or begins again"
+    )

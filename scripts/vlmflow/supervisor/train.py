@@ -10,12 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.config.run_settings import experiments
-from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError, counted
 from vlmflow.core.files import sha256_of
-from vlmflow.core.printable import counted
 from vlmflow.in_trainer.messages import Begin, End, Model, logged, read_events
-from vlmflow.supervisor.accounts import Best, EndedEarly, TrainingDigests, TrainingReport
-from vlmflow.supervisor.checkpoint import Checkpoint, ForeignCodeError, newest_whole_checkpoint, read_checkpoint
 from vlmflow.supervisor.failures import (
     MachineFaultError,
     OutOfGpuMemoryError,
@@ -24,11 +21,24 @@ from vlmflow.supervisor.failures import (
     resume_once,
 )
 from vlmflow.supervisor.group import Group, group_of
+from vlmflow.supervisor.launch import refuse_small_shared_memory
 from vlmflow.supervisor.plan import kept_plan, read_plan
 from vlmflow.supervisor.progress import Newest, last_step
-from vlmflow.supervisor.released import digests_of, refuse_other_adapter
-from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.trainers import refuse_small_shared_memory
+from vlmflow.supervisor.report import (
+    Best,
+    EndedEarly,
+    TrainingDigests,
+    TrainingReport,
+    digests_of,
+    refuse_other_adapter,
+)
+from vlmflow.supervisor.run_folder import (
+    Checkpoint,
+    ForeignCodeError,
+    RunFolder,
+    newest_whole_checkpoint,
+    read_checkpoint,
+)
 from vlmflow.supervisor.watch import Onlooker, launch, nobody
 from vlmflow.swift.arguments import Training
 

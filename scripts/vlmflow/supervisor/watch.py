@@ -1,6 +1,6 @@
 """Starts the trainers of a training, on all its nodes, and watches them: their progress, and whether they hang.
 
-A rank gives signs of life at each forward pass (`in_trainer.heartbeat`). Ranks wait for one another at least once per
+A rank gives signs of life at each forward pass (`in_trainer.messages`). Ranks wait for one another at least once per
 step; so if one hangs, soon none gives a sign. Then each writes where it is, and is ended.
 """
 
@@ -19,13 +19,12 @@ import psutil
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
-from vlmflow.in_trainer.heartbeat import FOLDER, Doing, beats_of, innermost_frames, stacks_of
-from vlmflow.in_trainer.messages import Model, new_events
+from vlmflow.in_trainer.messages import FOLDER, Doing, Model, beats_of, innermost_frames, new_events, stacks_of
 from vlmflow.supervisor.failures import HangError, LogTail, ResumableError, failure_of
 from vlmflow.supervisor.group import Group
+from vlmflow.supervisor.launch import Signals, end, log_of, ranks_of, signals_passed_on, start
 from vlmflow.supervisor.progress import Newest, report_line
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.trainers import Signals, end, log_of, ranks_of, signals_passed_on, start
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.model_layers import what_is_trained
 

@@ -16,12 +16,12 @@ import msgspec
 
 from vlmflow.config.model_types import kinds_of
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.tuners import LORA, Tuner
+from vlmflow.config.strategies import LORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.fetch.model_files import CONFIG
 from vlmflow.swift.arguments import Targets
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.child_process import quick_imports
 
 ALL_LINEAR = "all-linear"
 
@@ -101,7 +101,7 @@ def _layers(folder: Path, asked: Collection[str]) -> _Layers | None:
     with quick_imports():
         import peft  # noqa: F401  # they take seconds; the child finds them loaded
 
-        from vlmflow.swift.limited_child import limited
+        from vlmflow.swift.child_process import limited
         from vlmflow.swift.meta_model import meta_model  # noqa: F401
     found = limited(partial(_look, folder, asked))
     return msgspec.convert(found, _Layers) if "experts" in found else None

@@ -1,18 +1,21 @@
-"""A training: its data, model and settings, ms-swift's arguments, and the digest that names its run folder."""
+"""A training: its data, model and settings, ms-swift's arguments, and the digest that names its run folder.
+
+A training as JSON, in which node 0 tells the other nodes of it.
+"""
 
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import msgspec
 
+from vlmflow.config.deepspeed_json import check_deepspeed
+from vlmflow.config.model_types import check_model_type
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import Choices, Strategy
-from vlmflow.config.tuners import LORA, Tuner
-from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.fetch.small_files import read_small_files
+from vlmflow.config.strategies import LORA, Choices, Strategy, Tuner, strategy_of, tuner_of
+from vlmflow.fetch.placed import read_model_manifest, read_small_files
 from vlmflow.rows.training_data import TrainingData
 
 DDP_TIMEOUT = 1800
@@ -271,3 +274,46 @@ def _words(value: object) -> list[str]:
     if isinstance(value, list):
         return [str(item) for item in value]
     return [str(value).lower() if isinstance(value, bool) else str(value)]
+
+
+class _Strategy(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    deepspeed: dict[str, Any] | None
+
+
+BY_NAME = {"device": Literal["cuda", "cpu"], "strategy": _Strategy, "tuner": str}
+"""The fields of a `Training` that are other types in a launch file."""
+
+Fields = msgspec.defstruct(
+    "Fields", [*(get_type_hints(Training, include_extras=True) | BY_NAME).items()], forbid_unknown_fields=True
+)
+"""The fields of a `Training` in a launch file."""
+
+
+def as_data(training: Training) -> dict[str, Any]:
+    """Return a training as JSON's own types, for the other nodes: with absolute places, and names in place of code."""
+    strategy = _Strategy(training.strategy.name, training.strategy.deepspeed)
+    named = vars(training) | {"strategy": strategy, "tuner": training.tuner.name}
+    data: dict[str, Any] = msgspec.to_builtins(named, enc_hook=_encode)
+    return data
+
+
+def from_data(data: dict[str, Any]) -> Training:
+    """Return the training of `as_data`. Raises ValueError if a value is not one that a configuration may have."""
+    fields = msgspec.structs.asdict(msgspec.convert(data, Fields, dec_hook=_decode))
+    check_model_type(fields["model"].model_type)
+    name, deepspeed = msgspec.structs.astuple(fields["strategy"])
+    strategy = strategy_of(name, deepspeed and check_deepspeed(deepspeed))
+    return Training(**fields | {"strategy": strategy, "tuner": tuner_of(fields["tuner"])})
+
+
+def _encode(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, TrainSettings) else str(value.absolute())
+
+
+def _decode(kind: type, value: Any) -> Any:
+    if kind is TrainSettings:
+        return TrainSettings.model_validate(value)
+    if not isinstance(value, str) or not Path(value).is_absolute():
+        raise ValueError(f"{value!r:.200}: not an absolute path")
+    return Path(value)

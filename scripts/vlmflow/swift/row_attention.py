@@ -3,9 +3,15 @@
 ms-swift's `padding_free` puts the rows of a micro-batch into one sequence and tells attention where each begins
 (`cu_seq_lens_q`). In transformers 5.19 flash attention alone reads that. With sdpa each row of Qwen3-VL would see those
 before it, and train wrongly without an error; text models would get a mask of tokens × tokens.
+
+Rows as a model's inputs, in a file of tensors: `row.N.NAME` is an input of row N as the model's `forward` takes it.
+
+They are what ms-swift's template and collator make of a row. Beside them may stand `row.N.logits`.
+
+Whether the rows of a batch may stand in one sequence without padding, by ms-swift's template and the model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -81,3 +87,50 @@ def keep_rows_apart() -> None:
 
     ALL_ATTENTION_FUNCTIONS.register(SDPA, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(SDPA, mask_of_padding)
+
+
+NOT_INPUTS = ("labels", "loss_scale", "channel", "text_position_ids")
+"""What a batch of ms-swift has besides the model's inputs."""
+
+NOT_STORED = ("position_ids", ROWS, *FOR_FLASH)
+"""The inputs that a model computes from the others for a single row: positions, and where the row begins and ends."""
+
+Inputs = dict[str, torch.Tensor]
+"""The inputs of a model for one row, by name."""
+
+
+def row_tensors(number: int, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the inputs of a batch of one row by their names in a file. number: of the row there."""
+    return {
+        f"row.{number}.{name}": value.contiguous().cpu()
+        for name, value in batch.items()
+        if isinstance(value, torch.Tensor) and name not in NOT_INPUTS + NOT_STORED
+    }
+
+
+def rows_in(tensors: Mapping[str, torch.Tensor]) -> list[Inputs]:
+    """Return the tensors of each row by their own names, in the order of the rows."""
+    rows: dict[int, Inputs] = {}
+    for key, tensor in tensors.items():
+        _, number, name = key.split(".")
+        rows.setdefault(int(number), {})[name] = tensor
+    return [rows[number] for number in sorted(rows)]
+
+
+def joins_rows(template: Any) -> bool:
+    """Return whether ms-swift's template can join rows, and each layer of the model attends to all of a row by sdpa.
+
+    Rows that stand behind each other need a mask where a layer attends to a window, or eagerly; a state that goes from
+    token to token would go on into the next row.
+    """
+    from vlmflow.swift.meta_model import class_of
+
+    supported = template.support_padding_free
+    if supported is None:  # as ms-swift decides (pipelines/train/sft.py)
+        supported = not template.model_meta.is_multimodal
+    text = template.config.get_text_config()
+    layers = getattr(text, "layer_types", None)
+    if layers is None:  # one window for all layers, such as Qwen3-MoE's
+        layers = [] if getattr(text, "sliding_window", None) is None else ["sliding_attention"]
+    kind = class_of(template.config)
+    return bool(supported) and kind is not None and kind._supports_sdpa and set(layers) <= {"full_attention"}

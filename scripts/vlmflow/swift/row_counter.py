@@ -1,4 +1,11 @@
-"""Counts the tokens of rows with ms-swift's own template, as long as its parent sends some.
+"""Shows people a row as the model reads it: what the chat template adds, and what is trained.
+
+Counts the tokens of a row by ms-swift's template, without decoding and scaling its pictures.
+
+A row is encoded with small blank pictures, and each distinct size of a picture once: what it has more tokens than a
+small one is added. Scaling and cutting pictures is what takes time; a row's text takes a thirtieth of it.
+
+Counts the tokens of rows with ms-swift's own template, as long as its parent sends some.
 
     python -m vlmflow.swift.row_counter CONNECTION HOW --model FOLDER …
 
@@ -12,13 +19,111 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.process import die_with_parent
-from vlmflow.swift.counted_row import RowCounter
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.core.processes import die_with_parent
+from vlmflow.pictures.decode import open_picture
+from vlmflow.rows.chat import IMAGE_TAG
+from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.swift.child_process import quick_imports
+
+IGNORED = -100
+"""The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
+
+MOST_CHARS = 20_000
+"""Characters of a row that are shown."""
+
+
+def shown_row(processor: Any, row: ShareGptRow, ids: Sequence[int], labels: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row's text in parts: "text", whether it is "trained", and whether the template has "added" it.
+
+    processor: the model's, or its tokenizer. ids, labels: the row's tokens in the training. A picture is one token.
+    """
+    tokenizer, picture = getattr(processor, "tokenizer", processor), picture_token(processor)
+    both = [(one, label != IGNORED) for one, label in zip(ids, labels, strict=True)]
+    alone = [each for last, each in zip([None, *ids], both, strict=False) if each[0] != picture or last != picture]
+    own = [text for turn in row.conversations for text in turn.value.split(IMAGE_TAG) if text.strip()]
+    parts, left = [], MOST_CHARS
+    for trained, tokens in groupby(alone, key=lambda each: each[1]):
+        text = tokenizer.decode([token for token, _ in tokens])[:left]
+        left -= len(text)
+        parts += [{"text": part, "trained": trained, "added": added} for part, added in _by_whom(text, own) if part]
+    return parts
+
+
+def picture_token(processor: Any) -> int | None:
+    """Return the token that a picture has many of; None for a model that sees none. processor: or its tokenizer."""
+    # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
+    named = (getattr(each, "image_token_id", None) for each in (getattr(processor, "tokenizer", None), processor))
+    return next((number for number in named if number is not None), None)
+
+
+def _by_whom(text: str, own: list[str]) -> Iterator[tuple[str, bool]]:
+    """Yield the parts of a text, and whether the template has added each. own: the row's texts, less those found."""
+    while own and (at := text.find(own[0].strip())) >= 0:
+        said = own.pop(0).strip()
+        yield text[:at], True
+        yield said, False
+        text = text[at + len(said) :]
+    yield text, True
+
+
+SMALL = (32, 32)
+"""Width and height in pixels of the pictures that stand in for others."""
+
+
+class RowCounter:
+    """Counts rows with a template of ms-swift, which has its pictures from this object from now on.
+
+    whole: whether rows are encoded with their pictures instead.
+    """
+
+    def __init__(self, template: Any, *, whole: bool) -> None:
+        from swift.template import base
+
+        self._template = template
+        self._pad = picture_token(template.processor)
+        self._sizes: list[tuple[int, int]] = []
+        if not whole:  # else no size is ever seen
+            base.load_image = self._blank
+        self._of_size = cache(self._count_size)
+
+    def count(self, row: Mapping[str, Any]) -> list[int]:
+        """Return the tokens of a row, those of them that are pictures', and those that are trained."""
+        self._sizes = []
+        counts = self.encoded(self._template.encode(row))
+        for size in list(self._sizes):
+            for place, (tokens, small) in enumerate(zip(self._of_size(size), self._of_size(SMALL), strict=True)):
+                counts[place] += tokens - small
+        return counts
+
+    def encoded(self, row: Mapping[str, Any]) -> list[int]:
+        """Return these counts of a row that the template has already encoded."""
+        ids = list(row["input_ids"])
+        return [len(ids), ids.count(self._pad), sum(label != IGNORED for label in row["labels"])]
+
+    def _count_size(self, size: tuple[int, int]) -> list[int]:
+        from PIL import Image
+
+        turns = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "It is."}]
+        return self.encoded(self._template.encode({"messages": turns, "images": [Image.new("RGB", size)]}))
+
+    def _blank(self, picture: Any) -> Any:
+        """Take the place of ms-swift's `load_image`: of a file only its header is read."""
+        from PIL import Image
+        from swift.template.vision_utils import load_file
+
+        if isinstance(picture, Image.Image):
+            return picture
+        with open_picture(load_file(picture)) as opened:
+            self._sizes.append(opened.size)
+        return Image.new("RGB", SMALL)
+
 
 BY_SIZE, WHOLE = "by-size", "whole"
 

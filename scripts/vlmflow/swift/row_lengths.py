@@ -16,13 +16,11 @@ import os
 import sys
 from pathlib import Path
 
-from vlmflow.core.process import die_with_parent
-from vlmflow.rows.data_rows import lines_of
-from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.swift.counted_row import RowCounter
-from vlmflow.swift.one_sequence import joins_rows
-from vlmflow.swift.quick_imports import quick_imports
-from vlmflow.swift.shown_row import shown_row
+from vlmflow.core.processes import die_with_parent
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
+from vlmflow.swift.child_process import quick_imports
+from vlmflow.swift.row_attention import joins_rows
+from vlmflow.swift.row_counter import RowCounter, shown_row
 
 
 def main() -> None:
@@ -35,7 +33,7 @@ def main() -> None:
         template = own_template(words)
         from swift.dataset import load_dataset
 
-        from vlmflow.swift.base_tensors import compare_tensors
+        from vlmflow.swift.meta_model import compare_tensors
         from vlmflow.swift.served_rows import first_difference
 
     dataset, _ = load_dataset([rows], strict=True)

@@ -13,13 +13,10 @@ from PIL import Image
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
-from vlmflow.rows.chat import places_answered
-from vlmflow.rows.messages import messages_of
+from vlmflow.rows.chat import as_written, declarations_of, messages_of, places_answered
 from vlmflow.rows.sharegpt import ShareGptRow
-from vlmflow.rows.tools import as_written, declarations_of
-from vlmflow.swift.counted_row import SMALL
-from vlmflow.swift.limited_child import failure, limited
-from vlmflow.swift.shown_row import picture_token
+from vlmflow.swift.child_process import failure, limited
+from vlmflow.swift.row_counter import SMALL, picture_token
 
 DAYS = (datetime(2001, 2, 3, 4, 5), datetime(2034, 11, 28, 17, 6))
 """When the rows are rendered: a template may write the date, and the training keeps that of its own day."""

@@ -17,9 +17,8 @@ from vlmflow.config.model_types import AUTO, TEMPLATE, ModelType, architectures_
 from vlmflow.config.settings import Settings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.chat_templates import WRITTEN, chat_template_of
-from vlmflow.fetch.model_files import CONFIG, architectures_shown
-from vlmflow.fetch.owners_files import read_object
-from vlmflow.swift.limited_child import limited
+from vlmflow.fetch.model_files import CONFIG, architectures_shown, read_object
+from vlmflow.swift.child_process import limited
 
 TABLE = Path(__file__).with_name("template_texts.json")
 

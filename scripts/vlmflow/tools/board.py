@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.core.errors import VlmflowError
-from vlmflow.track.event_folders import EventFolders
+from vlmflow.track.send import EventFolders
 
 RELOAD = 5
 """Seconds between two looks at the files."""

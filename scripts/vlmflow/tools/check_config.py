@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from vlmflow.config.command_line import CONFIG, errors_in_words, settings_of
-from vlmflow.config.picture_sources import read_sources
+from vlmflow.config.model import CONFIG, errors_in_words, settings_of
+from vlmflow.config.tables import read_sources
 from vlmflow.config.yaml_file import read_layers
 
 

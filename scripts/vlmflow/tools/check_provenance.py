@@ -13,10 +13,8 @@ import os
 import sys
 from pathlib import Path
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable, printable_lines
-from vlmflow.reports.chain import check_chain
-from vlmflow.reports.link import Link
+from vlmflow.core.errors import VlmflowError, printable, printable_lines
+from vlmflow.reports.chain import Link, check_chain
 from vlmflow.serving.finished_run import published
 
 NAMED = 10

@@ -13,15 +13,13 @@ import os
 import sys
 from pathlib import Path
 
-from vlmflow.cleaning.leftovers import Leftover, find_leftovers, size_of
-from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
-from vlmflow.config.model import Config
-from vlmflow.config.pins import PINS, read_pins
-from vlmflow.core.asking import agrees
+from vlmflow.config.model import Config, errors_in_words, settings_of, tool_parser
+from vlmflow.config.tables import PINS, read_pins
+from vlmflow.core.account import RECORDS, RECORDS_FOLDER
 from vlmflow.core.files import remove
-from vlmflow.core.integrity import RECORDS, RECORDS_FOLDER
-from vlmflow.core.progress import amount
-from vlmflow.harness import stale_lock
+from vlmflow.core.progress import agrees, amount
+from vlmflow.harness import patches
+from vlmflow.leftovers import Leftover, find_leftovers, size_of
 from vlmflow.supervisor.run_folder import RunFolder
 
 
@@ -34,7 +32,7 @@ def main(files: list[Path], folder: Path, yes: bool) -> None:
     """
     settings = settings_of(files)
     os.chdir(folder)
-    with stale_lock.alone():
+    with patches.alone():
         _clean(settings, yes, stores=bool(files))
 
 

@@ -9,12 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.config.yaml_file import read_layers
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import whole_file
-from vlmflow.core.printable import counted
-from vlmflow.reports.made_of import to_train
+from vlmflow.reports.run_history import to_train
 from vlmflow.reports.run_index import index_page
 
 

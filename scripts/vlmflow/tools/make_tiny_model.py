@@ -5,8 +5,7 @@ from pathlib import Path
 
 import transformers
 
-from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.demo.tiny_tokenizer import fire_texts
+from vlmflow.demo.tiny_model import TinyShape, fire_texts, write_tiny_model
 from vlmflow.harness.stage import run_stage
 
 

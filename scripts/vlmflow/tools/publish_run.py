@@ -13,12 +13,10 @@ from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
-from vlmflow.config.command_line import errors_in_words, tool_parser
-from vlmflow.core.asking import agrees
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable
-from vlmflow.publish.licences import Rights, rights_of
-from vlmflow.publish.package import Package, adapter_package, merged_package, read_provenance
+from vlmflow.config.model import errors_in_words, tool_parser
+from vlmflow.core.errors import VlmflowError, printable
+from vlmflow.core.progress import agrees
+from vlmflow.publish.package import Package, Rights, adapter_package, merged_package, read_provenance, rights_of
 from vlmflow.publish.repository import (
     Repository,
     address,

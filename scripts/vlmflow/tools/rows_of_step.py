@@ -7,8 +7,8 @@ Also of a training that is not finished, and of a step that failed.
 
 from pathlib import Path
 
-from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
-from vlmflow.core.printable import counted
+from vlmflow.config.model import errors_in_words, settings_of, tool_parser
+from vlmflow.core.errors import counted
 from vlmflow.reports.trained_rows import newest_training, trained_rows
 
 

@@ -20,14 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, get_args
 
-from vlmflow.config.command_line import errors_in_words, tool_parser
+from vlmflow.config.model import errors_in_words, tool_parser
+from vlmflow.core.child_programs import ANSWER_KEY, key_of
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.keys import ANSWER_KEY, key_of
 from vlmflow.pictures.budget import PictureBudget
-from vlmflow.serving.finished_run import FinishedRun, finished_run
-from vlmflow.serving.served_folder import link_served
-from vlmflow.serving.server import Server, environment, free_port, running, serve_with_transformers
-from vlmflow.serving.vllm import vllm_words
+from vlmflow.serving.finished_run import FinishedRun, finished_run, link_served
+from vlmflow.serving.server import Server, environment, free_port, running, serve_with_transformers, vllm_words
 
 What = Literal["merged", "adapter", "base"]
 """Which weights of a run are served; adapter: the base with the adapter upon it."""

@@ -14,17 +14,15 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from vlmflow.config.command_line import settings_of, tool_parser
+from vlmflow.config.after_training import TrackSettings
 from vlmflow.config.data_settings import RAW_SPLITS
-from vlmflow.config.track_settings import TrackSettings
+from vlmflow.config.model import settings_of, tool_parser
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import printable, printable_lines
-from vlmflow.evaluation.accounts import EvaluationReport
-from vlmflow.evaluation.results import REPORT
+from vlmflow.core.errors import VlmflowError, printable, printable_lines
+from vlmflow.evaluation.report import EvaluationReport
+from vlmflow.evaluation.verdict import REPORT
 from vlmflow.serving.finished_run import FinishedRun, finished_run
-from vlmflow.track.row_traces import all_traces
-from vlmflow.track.send import send
+from vlmflow.track.send import all_traces, send
 from vlmflow.track.story import of_weights, story_of
 
 log = logging.getLogger("vlmflow")

@@ -14,14 +14,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.chat import Turn, without_tags
-from vlmflow.serving.answer import Answer
-from vlmflow.serving.asked import Asked, asked_by_person, asked_in_val, opened
+from vlmflow.serving.asked import Asked, asked_by_person, asked_in_val, lines, opened, show
+from vlmflow.serving.client import Answer
 from vlmflow.serving.finished_run import finished_run
-from vlmflow.serving.side_by_side import lines, show
-from vlmflow.swift.quick_imports import quick_imports
+from vlmflow.swift.child_process import quick_imports
 
 
 def main(

@@ -1,4 +1,4 @@
-"""Sends a run to MLflow; runs in the environment `track` (core/own_environment).
+"""Sends a run to MLflow; runs in the environment `track` (core/child_programs).
 
 Question: {"to": tracking address, "experiment": its name, "story": `Story`}. Answer: {"name": MLflow's id of the run,
 "new": whether it was sent now, "figures": how many it has}.
@@ -27,10 +27,9 @@ from mlflow.exceptions import MlflowException
 from requests.adapters import HTTPAdapter
 from sqlalchemy.exc import SQLAlchemyError
 
+from vlmflow.core.child_programs import MLFLOW_KEYS, answer_with, without_keys
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.keys import MLFLOW_KEYS, without_keys
-from vlmflow.core.own_program import answer_with
-from vlmflow.track.small_answers import read
+from vlmflow.track.to_otlp import read
 
 METRICS, PARAMS = 1000, 100
 """How many metrics, and how many params or tags, a request may have (MLflow's REST API, runs/log-batch)."""

@@ -1,4 +1,6 @@
-"""Sends evaluated rows as traces to an OpenTelemetry endpoint; runs in the environment `track` (core/own_environment).
+"""Reads answers of trackers with requests: uncompressed, and up to a limit; runs in the environment `track`.
+
+Sends evaluated rows as traces to an OpenTelemetry endpoint; runs in the environment `track` (core/child_programs).
 
 Question: {"to": address without /v1/traces, "project": the collector's name for what belongs together, "traces": list
 of `RowTrace`}. Answer: {"figures": spans sent}.
@@ -17,6 +19,7 @@ from functools import partial
 from typing import Any
 
 import requests
+import urllib3
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -27,10 +30,39 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, TraceFlags
 
+from vlmflow.core.child_programs import answer_with, without_keys
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.keys import without_keys
-from vlmflow.core.own_program import answer_with
-from vlmflow.track.small_answers import read
+
+
+def read(response: requests.Response, most: int, next_step: str, until: float = float("inf")) -> VlmflowError | None:
+    """Read a streamed answer into `response.content`, as it was sent; return what kept it from being whole, else None.
+
+    most: bytes. next_step: for an answer that is longer. until: when it must end, on the monotonic clock.
+
+    Raises as `requests` does when a connection breaks.
+    """
+    content, fault = b"", None
+    try:
+        while block := response.raw.read1(most, decode_content=False):
+            content += block
+            if len(content) > most:
+                fault = VlmflowError(f"{response.url}: its answer has more than {most:,} bytes", next_step)
+                break
+            if time.monotonic() > until:
+                fault = PassingError(
+                    f"{response.url}: its answer did not end in time",
+                    "see that the server runs, and that this machine reaches it",
+                )
+                break
+        else:
+            response._content_consumed = True  # so that its connection serves the next request
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise requests.ConnectionError(error) from None
+    finally:
+        response.close()
+    response._content = content
+    return fault
+
 
 SPANS = 256
 """Spans in a request; one has a few KB."""

@@ -1,4 +1,4 @@
-"""Writes a run as an offline run of Weights & Biases; runs in the environment `track` (core/own_environment).
+"""Writes a run as an offline run of Weights & Biases; runs in the environment `track` (core/child_programs).
 
 Question: {"project": …, "folder": an empty folder, "story": `Story`}. Answer: {"figures": …}.
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import wandb
 
-from vlmflow.core.own_program import answer_with
+from vlmflow.core.child_programs import answer_with
 
 
 def main(question: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Python runs this file first in the processes that tests start, by PYTHONPATH. The process that was started stays: it
 passes signals on, and ends as the program does. If it is killed, so is the program; if its parent ends, it is killed,
-as the program would be (core/process.die_with_parent). Without a server, or if nothing is to be handed over, the
+as the program would be (core/processes.die_with_parent). Without a server, or if nothing is to be handed over, the
 program starts here, after the code of VLMFLOW_BEFORE.
 """
 

@@ -15,9 +15,9 @@ import pytest
 from archive_server import ArchiveServer, served_archives, zip_of
 from faulty_server import breaks, html_page, ignores_range, refuses, with_headers
 from picture_fetches import fetch, pictures_in
-from vlmflow.config.picture_sources import PictureSource
+from vlmflow.config.tables import PictureSource
 from vlmflow.core.errors import VlmflowError
-from vlmflow.web.transport import Transport
+from vlmflow.fetch.transport import Transport
 
 RANDOM = Random(5)
 PICTURES = {f"images/{number}.jpg": RANDOM.randbytes(RANDOM.randrange(2_000, 30_000)) for number in range(200)}

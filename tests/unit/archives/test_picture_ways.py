@@ -17,12 +17,10 @@ from archive_server import ArchiveServer, served_archives, strong_etag, zip_of
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, served_hub, sha256
 from picture_fetches import MAX_BYTES, fetch, pictures_in
-from vlmflow.archives.fetch_plan import ways_to
-from vlmflow.archives.fetch_progress import FetchProgress
-from vlmflow.archives.places import Places
-from vlmflow.config.picture_sources import PictureSource, read_sources
-from vlmflow.config.pins import PINS, Pin, read_pins
+from vlmflow.config.tables import PINS, PictureSource, Pin, read_pins, read_sources
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.open_archives import FetchProgress, Places
+from vlmflow.fetch.picture_source import ways_to
 from vlmflow.pictures.roots import PictureRoots
 
 TRAIN = {f"train2017/{number:012}.jpg": Random(number).randbytes(4_000) for number in range(1, 60, 2)}

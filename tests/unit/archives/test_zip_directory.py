@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.archives.zip_directory import Member, kept_directory, read_members
-from vlmflow.archives.zip_members import content_of, refuse_unreadable
-from vlmflow.web.missing import Refused
+from vlmflow.fetch.transport import Refused
+from vlmflow.fetch.zip_files import Member, content_of, kept_directory, read_members, refuse_unreadable
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMENTS = st.binary(max_size=50).filter(lambda comment: b"PK\5\6" not in comment)

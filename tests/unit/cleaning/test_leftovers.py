@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from made_accounts import leave_training, some_report
-from vlmflow.cleaning.leftovers import find_leftovers, of_trainings, of_trials
 from vlmflow.config.model import Config, check_config
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import MANIFEST, FileRecord, ModelManifest, digest_of, link_files
-from vlmflow.harness import stale_lock
-from vlmflow.supervisor.accounts import TrainingDigests
+from vlmflow.fetch.placed import MANIFEST, FileRecord, ModelManifest, digest_of, link_files
+from vlmflow.harness import patches
+from vlmflow.leftovers import find_leftovers, of_trainings, of_trials
+from vlmflow.supervisor.report import TrainingDigests
 
 
 def settings_with(**stores: str) -> Config:
@@ -83,11 +83,11 @@ def test_targets_elsewhere_say_nothing_about_models_and_pictures(tmp_path: Path)
 
 def test_nobody_begins_while_the_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with stale_lock.alone(), stale_lock.LOCK.open("w") as other, pytest.raises(BlockingIOError):
+    with patches.alone(), patches.LOCK.open("w") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    with stale_lock.LOCK.open("w") as other:
+    with patches.LOCK.open("w") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
-        with pytest.raises(VlmflowError, match="Snakemake is running here"), stale_lock.alone():
+        with pytest.raises(VlmflowError, match="Snakemake is running here"), patches.alone():
             pass
 
 

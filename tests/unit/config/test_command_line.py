@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.config.command_line import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.core.errors import VlmflowError
 
 

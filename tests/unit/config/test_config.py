@@ -8,14 +8,14 @@ import pytest
 import yaml
 
 from vlmflow.config.model import Config, check_config
-from vlmflow.config.picture_sources import read_sources
 from vlmflow.config.raw_forms import table
-from vlmflow.config.reference import reference_page, with_kinds
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import STRATEGIES
+from vlmflow.config.tables import read_sources
 from vlmflow.core.errors import VlmflowError
+from vlmflow.rows.chat import REASONS
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.rejects import REASONS
+from vlmflow.tools.make_docs import reference_page, with_kinds
 from workflow_runs import ROOT
 
 BASE = {

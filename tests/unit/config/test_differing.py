@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from vlmflow.config.differing import asked, differing, own_settings
+from vlmflow.config.run_blocks import asked, differing, own_settings
 from vlmflow.config.run_settings import TrainSettings
 
 OF_RUN = {"device": "cuda", "tuner": "lora", "strategy": "ddp", "deepspeed": None, "processes": 1}

@@ -9,8 +9,8 @@ import pytest
 
 from vlmflow.config import raw_forms
 from vlmflow.config.raw_forms import form_of, kinds, kinds_with, modules_of
-from vlmflow.harness.code_digest import Code
 from vlmflow.harness.params import RuleParams
+from vlmflow.harness.staleness import Code
 from workflow_runs import clone
 
 FORMS = Path(raw_forms.__file__).parents[1] / "rows" / "forms"

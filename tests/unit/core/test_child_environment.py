@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from vlmflow.core.child_environment import NAMED, child_environment
+from vlmflow.core.child_programs import NAMED, child_environment
 
 OURS = {"PYTHONSAFEPATH": "1"}
 

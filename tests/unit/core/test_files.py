@@ -14,7 +14,7 @@ import pytest
 from vlmflow.core import files, progress
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import locked, read_json, require_free_disk, unfinished, whole_file, whole_folder, write_json
-from vlmflow.core.parallel import SLOT_BYTES, ordered_map
+from vlmflow.core.processes import SLOT_BYTES, ordered_map
 from vlmflow.core.progress import LOG_INTERVAL, Progress, amount, clock
 from workflow_runs import ROOT
 
@@ -113,7 +113,7 @@ def test_a_killed_worker_is_an_error_with_a_next_step() -> None:
 def test_workers_end_with_a_killed_parent() -> None:
     """No orphan is left when a stage is killed."""
     program = (
-        "import os, sys, time; from vlmflow.core.parallel import ordered_map\n"
+        "import os, sys, time; from vlmflow.core.processes import ordered_map\n"
         "def work(item): print(os.getpid(), flush=True); time.sleep(60)\n"
         "list(ordered_map(work, range(2), 2))\n"
     )

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from made_accounts import some_checks
+from vlmflow.core.account import LEVEL, RECORDS, compare, refuse_changed, refuse_other_rows
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import sha256_of, write_json
-from vlmflow.core.integrity import LEVEL, RECORDS, compare, refuse_changed, refuse_other_rows
 from vlmflow.merging.proof import read_proof, verified_files, write_proof
 
 

@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
+from vlmflow.core.child_programs import ANSWER_KEY, MLFLOW_KEYS, OTLP_KEYS, SECRETS, key_of, keys_of, without_keys
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.keys import ANSWER_KEY, MLFLOW_KEYS, OTLP_KEYS, SECRETS, key_of, keys_of, without_keys
 
 HEADERS = OTLP_KEYS[0]
 

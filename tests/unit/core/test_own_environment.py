@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from vlmflow.core.child_programs import ask, python_of
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.own_environment import ask, python_of
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_it_answers_from_its_own_packages(module, capfd: pytest.CaptureFixture[str]) -> None:
     program = module(
         "import optuna\n"
-        "from vlmflow.core.own_program import answer_with\n"
+        "from vlmflow.core.child_programs import answer_with\n"
         "def main(question):\n"
         "    print('on the way')\n"
         "    os.write(1, b'below Python')\n"
@@ -55,7 +55,7 @@ def test_its_last_line_is_the_cause(module) -> None:
 def test_an_error_of_ours_is_raised_again(module, kind: type[VlmflowError]) -> None:
     program = module(
         "from vlmflow.core.errors import PassingError, VlmflowError\n"
-        "from vlmflow.core.own_program import answer_with\n"
+        "from vlmflow.core.child_programs import answer_with\n"
         "def main(question):\n"
         f"    raise {kind.__name__}('the server said \\x1b[2J', 'ask again')\n"
         "answer_with(main)"

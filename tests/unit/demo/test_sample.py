@@ -15,16 +15,15 @@ from PIL import Image, ImageOps
 
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.demo.sample import PATHS, write_sample
-from vlmflow.demo.sample_faults import FAULTS, TEST_FAULTS, Site
+from vlmflow.demo.sample import FAULTS, PATHS, TEST_FAULTS, Site, write_sample
 from vlmflow.demo.sample_scenes import shapes_scene
-from vlmflow.evaluation.accounts import FEWEST_GROUPS
 from vlmflow.evaluation.evaluate import choose_rows
+from vlmflow.evaluation.report import FEWEST_GROUPS
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.holdout import hold_out
-from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import Trajectory, trajectory_row
 from vlmflow.tools import make_sample
 from workflow_runs import ROOT

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from vlmflow.demo.sample import write_sample
-from vlmflow.demo.tiny_tokenizer import VOCABULARY_SIZE, fire_texts, write_tokenizer
+from vlmflow.demo.tiny_model import VOCABULARY_SIZE, fire_texts, write_tokenizer
 
 MERGES = 200
 TEXTS = ["The square at the top left is green.", "The square at the top right is red."] * 20

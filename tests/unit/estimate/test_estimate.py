@@ -12,18 +12,12 @@ from msgspec import structs
 
 from made_inputs import ROWS, TEXT, settings_of, shape_8b, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
-from vlmflow.estimate.changes import DATA, FITS, changes, longest_that_fits, share
+from vlmflow.estimate.changes import DATA, FITS, changes, longest_that_fits, parts_of, share
 from vlmflow.estimate.estimate import disk, estimate
-from vlmflow.estimate.estimate_input import EstimateInput
-from vlmflow.estimate.memory import memory
-from vlmflow.estimate.parameters import PARTS
-from vlmflow.estimate.row_lengths import RowLengths
-from vlmflow.estimate.shape import Files, ModelShape
-from vlmflow.estimate.states import base_bytes, states, trained_of
-from vlmflow.estimate.times import amount, comparison_seconds, times
-from vlmflow.estimate.training_mode import Sharding
-from vlmflow.estimate.verdict import parts_of
-from vlmflow.estimate.work import Work, forward, training
+from vlmflow.estimate.estimate_input import EstimateInput, RowLengths
+from vlmflow.estimate.shape import PARTS, Files, ModelShape
+from vlmflow.estimate.states import Sharding, base_bytes, states, trained_of
+from vlmflow.estimate.step_cost import Work, amount, comparison_seconds, forward, memory, times, training
 from vlmflow.lengths.steps import Steps
 
 SMALL_CARD, LARGE_CARD = GPUS["rtx-4090"], GPUS["h200"]

@@ -13,9 +13,9 @@ from stages.estimate_run import main as estimate_run
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.estimate.accounts import Estimate, NoEstimate, read_estimate
-from vlmflow.fetch.small_files import write_small_files
-from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles, NamedRow, SplitLengths
+from vlmflow.estimate.account import Estimate, NoEstimate, read_estimate
+from vlmflow.fetch.placed import write_small_files
+from vlmflow.lengths.summary import LengthSummary, MaxLengths, MeasuredFiles, NamedRow, SplitLengths
 from workflow_runs import ROOT
 
 MODEL = ROOT / "tests" / "published" / "Qwen3-VL-8B-Instruct"

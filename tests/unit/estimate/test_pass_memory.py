@@ -9,9 +9,9 @@ import pytest
 
 from made_inputs import text_shape
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate import kept, pass_memory
+from vlmflow.estimate import pass_memory, shape
 from vlmflow.estimate.pass_memory import Batch, Moment, PassMemory
-from vlmflow.estimate.training_mode import Adapter, Sharding, TrainingMode
+from vlmflow.estimate.states import Adapter, Sharding, TrainingMode
 from workflow_runs import ROOT
 
 TEXT = {
@@ -33,7 +33,7 @@ def needed() -> pass_memory.Activations:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept._measured.cache_clear()
+    shape._measured.cache_clear()
     return tmp_path / "vlmflow" / "passes"
 
 
@@ -65,7 +65,7 @@ def test_a_damaged_file_in_the_cache_is_measured_again(cache: Path) -> None:
     whole = file.read_bytes()
     for damaged in (whole[:-9], b'{"kept": [1, 1, 1, 1], "layers": [], "loss": []}', b"[" * 100_000):
         file.write_bytes(damaged)
-        kept._measured.cache_clear()
+        shape._measured.cache_clear()
         assert needed() == found
         assert file.read_bytes() == whole
 

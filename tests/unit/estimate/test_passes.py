@@ -2,9 +2,9 @@
 
 from made_inputs import some_inputs
 from vlmflow.config.gpus import GPUS
-from vlmflow.estimate.accounts import SHARE, fits_by
+from vlmflow.estimate.account import SHARE, fits_by
 from vlmflow.estimate.estimate import estimate
-from vlmflow.lengths.micro_batches import FIRST, NUMBERS
+from vlmflow.lengths.steps import FIRST, NUMBERS
 
 ROWS = [(360, 256)] * 400
 """As long as FIRE's on average."""

@@ -8,8 +8,7 @@ import pytest
 
 from made_inputs import TEXT, text_shape
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate.parameters import weights_of
-from vlmflow.estimate.shape import UnknownModelError, read_shape
+from vlmflow.estimate.shape import UnknownModelError, read_shape, weights_of
 from workflow_runs import ROOT
 
 PUBLISHED = ROOT / "tests" / "published"

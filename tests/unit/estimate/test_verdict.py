@@ -7,10 +7,9 @@ import pytest
 from made_accounts import some_report
 from made_inputs import some_inputs
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate.accounts import Estimate
-from vlmflow.estimate.compare import Compared, compare
+from vlmflow.estimate.account import Compared, Estimate, compare
+from vlmflow.estimate.changes import in_words, judge
 from vlmflow.estimate.estimate import estimate
-from vlmflow.estimate.verdict import in_words, judge
 
 GB = 10**9
 

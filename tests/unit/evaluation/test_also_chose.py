@@ -6,11 +6,10 @@ import pytest
 from msgspec import structs
 
 from made_accounts import some_report
-from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.after_training import ChosenBy
 from vlmflow.core.account import write_account
-from vlmflow.evaluation.accounts import AlsoChose
-from vlmflow.evaluation.results import also_chose, with_how_val_was_used
-from vlmflow.evaluation.verdict import NO_GAIN, TOO_FEW, Verdict
+from vlmflow.evaluation.report import AlsoChose
+from vlmflow.evaluation.verdict import NO_GAIN, TOO_FEW, Verdict, also_chose, with_how_val_was_used
 
 SEARCH = ChosenBy(search="s", trial=3, trials=12, study="0" * 64, settings={})
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from made_cases import row
 from training_rows import made_row
-from vlmflow.evaluation.accounts import LeftOut
 from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
-from vlmflow.evaluation.passes import passes_of, scored_answers
+from vlmflow.evaluation.measure import passes_of, scored_answers
+from vlmflow.evaluation.report import LeftOut
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 

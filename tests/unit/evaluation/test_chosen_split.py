@@ -13,7 +13,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.chosen_split import ChosenSplit, RawRows, choose_from_split
-from vlmflow.rows.halves import Part, group_of, half_of
+from vlmflow.rows.holdout import Part, group_of, half_of
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.stats import MIXTURE, MemberStats, SplitCounts

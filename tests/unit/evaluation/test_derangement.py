@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from made_cases import row
 from vlmflow.evaluation.choice import Case, read_case
-from vlmflow.evaluation.derangement import Item, derange, words_of
-from vlmflow.evaluation.donors import feedback_donors, picture_donors, without_donor
+from vlmflow.evaluation.donors import Item, derange, feedback_donors, picture_donors, without_donor, words_of
 from vlmflow.rows.chat import Turn
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.answering.models import OwnModel
+from vlmflow.evaluation.asking import OwnModel
 from vlmflow.evaluation.measure import Measurement, ScoredModel, _places
 
 

@@ -16,8 +16,8 @@ from simulated_evaluations import (
     mean_covered,
     share_covered,
 )
-from vlmflow.evaluation.accounts import FEWEST_GROUPS
-from vlmflow.evaluation.intervals import Bounds, Groups, Values, difference_interval, mean_interval, share_interval
+from vlmflow.evaluation.margins import Bounds, Groups, Values, difference_interval, mean_interval, share_interval
+from vlmflow.evaluation.report import FEWEST_GROUPS
 
 pytestmark = pytest.mark.lengthy
 

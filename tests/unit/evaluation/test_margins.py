@@ -5,17 +5,8 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from vlmflow.evaluation.accounts import (
-    OTHER,
-    OTHER_PICTURE,
-    OWN,
-    QUESTION,
-    EvaluatedRow,
-    Loss,
-    Margin,
-    MarginFigures,
-)
 from vlmflow.evaluation.margins import margin_figures, margin_report
+from vlmflow.evaluation.report import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, Loss, Margin, MarginFigures
 from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, Verdict, falls_short, judge, shown_shares
 
 Rule = Callable[[int], float]

@@ -12,12 +12,10 @@ from made_accounts import some_checks, some_evaluation
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation import measure
-from vlmflow.evaluation.accounts import EvaluatedModel, Loss
 from vlmflow.evaluation.answer_losses import Measured
-from vlmflow.evaluation.kept_lines import KeptLines
-from vlmflow.evaluation.looks import LOG, read_looks, record_look
 from vlmflow.evaluation.measure import Measurement, ScoredModel
-from vlmflow.evaluation.results import read_evaluations, refuse_unless_shown
+from vlmflow.evaluation.report import LOG, EvaluatedModel, KeptLines, Loss, read_looks, record_look
+from vlmflow.evaluation.verdict import read_evaluations, refuse_unless_shown
 from vlmflow.merging.proof import Proof, ProvenFile, proven_digest
 from workflow_runs import ROOT
 
@@ -63,7 +61,7 @@ def test_every_look_at_test_is_counted(tmp_path: Path) -> None:
 def test_looks_of_several_writers_are_all_counted(tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path\n"
-        "from vlmflow.evaluation.looks import record_look\n"
+        "from vlmflow.evaluation.report import record_look\n"
         "for _ in range(50): record_look(Path(sys.argv[1]), 'evaluate', 'a', 'd', 'r', 'm')"
     )
     words = [sys.executable, "-c", code, str(tmp_path), str(ROOT / "scripts")]

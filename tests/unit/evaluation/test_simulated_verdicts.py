@@ -13,7 +13,7 @@ from simulated_evaluations import (
     ten_points,
     wrong_first_answer_unlearned,
 )
-from vlmflow.evaluation.accounts import FEWEST_GROUPS, OWN, QUESTION
+from vlmflow.evaluation.report import FEWEST_GROUPS, OWN, QUESTION
 from vlmflow.evaluation.verdict import LEARNED, TOO_FEW, WORSE
 
 pytestmark = pytest.mark.lengthy

@@ -19,9 +19,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
 from vlmflow.fetch.dequantise import E4M3, dequantised, to_bfloat16
 from vlmflow.fetch.model_files import CONFIG, INDEX, SINGLE
-from vlmflow.fetch.model_folder import ModelManifest, hash_files, read_model_manifest
-from vlmflow.fetch.safetensors_header import read_header
-from vlmflow.fetch.small_files import read_small_files, tensors_of
+from vlmflow.fetch.model_weights import read_header
+from vlmflow.fetch.placed import ModelManifest, hash_files, read_model_manifest, read_small_files, tensors_of
 from workflow_runs import ROOT
 
 

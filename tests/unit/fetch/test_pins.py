@@ -8,9 +8,9 @@ import yaml
 
 from faulty_server import refuses
 from hub_server import REVISION, HubServer, served_hub, sha256
-from vlmflow.config.pins import Pin, read_pins, revision_of, write_pins
+from vlmflow.config.tables import Pin, read_pins, revision_of, write_pins
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import FileRecord, digest_of
+from vlmflow.fetch.placed import FileRecord, digest_of
 from vlmflow.tools import make_pins
 from workflow_runs import ROOT
 

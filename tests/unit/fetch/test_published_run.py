@@ -12,9 +12,8 @@ from stages.publish_merged import provenance_of
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove, sha256_of
-from vlmflow.fetch.model_folder import read_model_manifest
-from vlmflow.fetch.small_files import read_small_files
-from vlmflow.reports.accounts import Provenance
+from vlmflow.fetch.placed import read_model_manifest, read_small_files
+from vlmflow.reports.origin import Provenance
 
 FILES = {"config.json": b"{}", "model.safetensors": b"\2" + bytes(7) + b"{}", "tokenizer.json": b"{}"}
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.quantised import block_of, refuse_quantised, without_quantisation
+from vlmflow.fetch.model_files import block_of, refuse_quantised, without_quantisation
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 

@@ -9,7 +9,7 @@ from stages.fetch_model import main as fetch_model
 from stages.fetch_model_files import main as fetch_model_files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.chat_templates import require_chat_template
-from vlmflow.fetch.small_files import read_small_files
+from vlmflow.fetch.placed import read_small_files
 
 
 @pytest.mark.parametrize(

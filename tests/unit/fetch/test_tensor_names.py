@@ -7,8 +7,8 @@ import pytest
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import INDEX, SINGLE
-from vlmflow.fetch.small_files import naming_files
-from vlmflow.fetch.tensor_names import refuse_other_tensors, tensor_names
+from vlmflow.fetch.model_weights import refuse_other_tensors, tensor_names
+from vlmflow.fetch.placed import naming_files
 
 
 def weights(*names: str) -> bytes:

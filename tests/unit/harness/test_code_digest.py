@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.harness.code_digest import Code
 from vlmflow.harness.read_code import read_code
+from vlmflow.harness.staleness import Code
 from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -202,7 +202,7 @@ def test_declared_files_count_without_those_that_editors_hide(tmp_path: Path) ->
 COMPUTED = {
     "vlmflow/harness/start.py": "an executor, which no stage reaches",
     "vlmflow/config/raw_forms.py": "the forms of rows: a rule names those that its rows have (params.form_modules)",
-    "vlmflow/estimate/kept.py": "what measures a model: its callers name it by a text",
+    "vlmflow/estimate/shape.py": "what measures a model: its callers name it by a text",
 }
 """Modules that load others by computed names, and why the digest misses nothing by it."""
 

@@ -55,7 +55,7 @@ def test_commands_of_the_data_environment_import_no_package_of_training() -> Non
     for target in re.findall(r"^\w+: \.venv/data\.stamp.*(?:\n\t.*)+", (ROOT / "Makefile").read_text(), re.MULTILINE):
         scripts |= {f"vlmflow.tools.{name}" for name in re.findall(r"\$\(TOOL\)\.(\w+)", target)}
     scripts |= {
-        "vlmflow.remote.doctor.__main__",
+        "vlmflow.remote.kubernetes.doctor",
         "vlmflow.remote.slurm.doctor",
         "vlmflow.remote.cluster.controller",
         "vlmflow.remote.storage.s3_get",

@@ -12,8 +12,8 @@ from workflow_runs import ROOT
 
 JOB = """
 import os, sys, time
-from vlmflow.harness import gpu_share
-gpu_share.take(int(sys.argv[1]))
+from vlmflow.harness import stage
+stage.take(int(sys.argv[1]))
 print(os.environ.get("CUDA_VISIBLE_DEVICES", "all"), flush=True)
 sys.stdin.read()
 """

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from vlmflow.config.model import check_config
-from vlmflow.harness import stale_lock
-from vlmflow.harness.inputs import RuleInputs, splits_of
+from vlmflow.harness import patches
+from vlmflow.harness.inputs import RuleInputs, as_inputs, splits_of
 from vlmflow.harness.params import RuleParams
-from vlmflow.harness.volume_inputs import as_inputs
 from workflow_runs import ROOT
 
 STAGE = """
@@ -201,19 +200,19 @@ def workflow(**values: bool) -> SimpleNamespace:
 
 def test_a_lock_that_nobody_holds_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(stale_lock, "_held", [])
+    monkeypatch.setattr(patches, "_held", [])
     lock = tmp_path / ".snakemake" / "locks" / "0.input.lock"
     lock.parent.mkdir(parents=True)
     for left_alone in ({"dryrun": True}, {"is_main_process": False}):
         lock.touch()
-        stale_lock.clear(workflow(**left_alone))
+        patches.clear(workflow(**left_alone))
         assert lock.exists()
     with (tmp_path / ".snakemake" / "vlmflow.lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_SH)
-        stale_lock.clear(workflow())
+        patches.clear(workflow())
         assert lock.exists()
-    stale_lock._held.clear()
-    stale_lock.clear(workflow())
+    patches._held.clear()
+    patches.clear(workflow())
     assert not lock.exists()
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from forked_snakemake import called
 from vlmflow.config.model import Config
-from vlmflow.harness.messages import complete_commands
-from vlmflow.harness.stage_environment import tell_stages
+from vlmflow.harness.stage import complete_commands
+from vlmflow.harness.start import tell_stages
 from workflow_runs import ROOT
 
 FILES = [ROOT / "profiles/kubernetes/stores.yaml", Path("/home/ann/my run.yaml")]

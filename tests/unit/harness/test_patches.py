@@ -11,13 +11,13 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from snakemake_interface_storage_plugins.storage_provider import StorageProviderBase
 
 from vlmflow.harness import patches
-from vlmflow.remote.storage.fs_object import FsObject
+from vlmflow.remote.storage.plugins import FsObject
 from workflow_runs import ROOT
 
 
 def write(folder: Path, snakefile: str) -> None:
     """Write a Snakefile that can use `patches`."""
-    head = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\nfrom harness import patches\n"
+    head = f"import sys; sys.path.insert(0, {str(ROOT / 'scripts')!r})\nfrom vlmflow.harness import patches\n"
     (folder / "Snakefile").write_text(head + snakefile)
 
 

@@ -13,8 +13,8 @@ import pytest
 from forked_snakemake import called
 from slurm_commands import SlurmCommands
 from small_workflow import make_rows
-from vlmflow.harness import place
-from vlmflow.harness.light_stages import KINDS, arrange
+from vlmflow.harness import stage
+from vlmflow.harness.resources import KINDS, arrange
 from workflow_runs import ROOT
 
 ALONE = {
@@ -30,7 +30,7 @@ NODE = "NodeName=n CPUEfctv=4 RealMemory=64000 Partitions=cpu\n"
 @pytest.fixture(autouse=True)
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let each test begin before any call has named its executor."""
-    monkeypatch.setattr(place, "_named", [])
+    monkeypatch.setattr(stage, "_named", [])
 
 
 def workflow(**changes: Any) -> SimpleNamespace:
@@ -81,18 +81,18 @@ def test_light_stages_stay_here_or_share_a_job() -> None:
 
 
 def test_the_call_itself_names_the_place() -> None:
-    assert not place.on_slurm()
-    assert not place.jobs_leave(workflow())
-    place.note_executor("slurm")
-    assert place.on_slurm()
-    assert place.jobs_leave(workflow())
-    place.note_executor("kubernetes")
-    assert not place.on_slurm()
+    assert not stage.on_slurm()
+    assert not stage.jobs_leave(workflow())
+    stage.note_executor("slurm")
+    assert stage.on_slurm()
+    assert stage.jobs_leave(workflow())
+    stage.note_executor("kubernetes")
+    assert not stage.on_slurm()
 
 
 def test_jobs_leave_with_a_default_storage_and_in_jobs_themselves() -> None:
-    assert place.jobs_leave(workflow(storage="s3"))
-    assert place.jobs_leave(workflow(remote=True))
+    assert stage.jobs_leave(workflow(storage="s3"))
+    assert stage.jobs_leave(workflow(remote=True))
 
 
 def plan(folder: Path, *words: str, **environment: str) -> tuple[int, str]:

@@ -8,7 +8,7 @@ from made_accounts import some_fitted
 from made_stats import some_stats
 from vlmflow.config.model import check_config
 from vlmflow.core.account import write_account
-from vlmflow.harness.plan_notes import notes
+from vlmflow.harness.plan import notes
 from workflow_runs import ROOT
 
 SETTINGS = check_config(yaml.safe_load((ROOT / "config.yaml").read_text()), [])

@@ -11,7 +11,7 @@ SCRIPTS = ROOT / "scripts"
 
 MAIN_PROCESS = """
 import subprocess, sys
-from vlmflow.harness.quick_start import leave_out_what_nobody_uses
+from vlmflow.harness.patches import leave_out_what_nobody_uses
 leave_out_what_nobody_uses()
 from snakemake import iocontainers as io
 params = io.Params(fromdict={"limits": {"rows": 3}})

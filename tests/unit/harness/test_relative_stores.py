@@ -5,7 +5,7 @@ import yaml
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
 from vlmflow.config.model import check_config
-from vlmflow.harness.refuse_relative_stores import refuse_relative_stores, relative_places
+from vlmflow.harness.plan import refuse_relative_stores, relative_places
 from workflow_runs import ROOT
 
 DEFAULTS = yaml.safe_load((ROOT / "config.yaml").read_text())

@@ -11,16 +11,16 @@ from workflow_runs import ROOT
 WATCHED = """
 import sys, time
 from types import SimpleNamespace
-from vlmflow.harness import sign_of_life
+from vlmflow.harness import screen
 from snakemake.logging import logger
 
-sign_of_life.SILENCE = 2
+screen.SILENCE = 2
 logger.setLevel("INFO")
 logger.addHandler(__import__("logging").StreamHandler())
 verify = SimpleNamespace(message="Verifying x", log=["logs/verify/x.log"])
 train = SimpleNamespace(message=None, rule=SimpleNamespace(name="train"), log=[])
 running = []
-sign_of_life.watch(SimpleNamespace(scheduler=SimpleNamespace(running=running)))
+screen.watch(SimpleNamespace(scheduler=SimpleNamespace(running=running)))
 time.sleep(3)
 running.extend([verify, train])
 for seconds in range(12):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.harness.temporary_folder import LONGEST, refuse_long_temporary_folder
+from vlmflow.harness.stage import LONGEST, refuse_long_temporary_folder
 
 
 @pytest.fixture

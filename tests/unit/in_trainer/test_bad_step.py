@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from vlmflow.in_trainer.faults import FEWEST, IN_A_ROW, fault_of
+from vlmflow.in_trainer.events import FEWEST, IN_A_ROW, fault_of
 from vlmflow.in_trainer.messages import Fault
 
 USUAL_LOSS = [1.0 + step % 7 / 10 for step in range(60)]

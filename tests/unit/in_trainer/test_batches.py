@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from vlmflow.in_trainer.batches import Batches, Fixed
-from vlmflow.in_trainer.heartbeat import Heart
-from vlmflow.in_trainer.messages import Batch, Orders, rows_of_step
+from vlmflow.in_trainer.messages import Batch, Heart, Orders, rows_of_step
 from vlmflow.lengths.count import RowLength
 
 NUMBERS = range(17)

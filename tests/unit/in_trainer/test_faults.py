@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from vlmflow.in_trainer.faults import Faults
+from vlmflow.in_trainer.events import Faults
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import sys
 import time
 from pathlib import Path
 
-from vlmflow.in_trainer.heartbeat import beats_of, innermost_frames, stacks_of
+from vlmflow.in_trainer.messages import beats_of, innermost_frames, stacks_of
 from workflow_runs import ROOT
 
 STUCK = """
 import ctypes, sys, threading, time
 from pathlib import Path
-from vlmflow.in_trainer.heartbeat import Doing, Heart
+from vlmflow.in_trainer.messages import Doing, Heart
 heart = Heart(Path(sys.argv[1]), 3)
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 sleep = ctypes.PyDLL(None).sleep

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.architecture import refuse_other_architecture
+from vlmflow.lengths.against_swift import refuse_other_architecture
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.chat_template import accepted_difference
+from vlmflow.lengths.against_swift import accepted_difference
 
 DIFFERENCE = {"row": "r-1", "day": None, "before": "user\n", "trained": "red", "served": "Hear \x1b[2J"}
 QWEN3 = {"template": "qwen3"}

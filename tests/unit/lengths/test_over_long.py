@@ -10,10 +10,10 @@ import pytest
 
 from made_stats import some_stats
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.accounts import FittedRows
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words
-from vlmflow.rows.halves import group_of, half_of
+from vlmflow.lengths.summary import FittedRows
+from vlmflow.rows.holdout import group_of, half_of
 from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from vlmflow.lengths.micro_batches import FEWEST_TOKENS, Planner, Step
+from vlmflow.lengths.steps import FEWEST_TOKENS, Planner, Step
 
 KINDS = {
     "fire": lambda draw, most: round(draw.gauss(616, 200)),

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.lengths.micro_batches import Plan, Planner
-from vlmflow.lengths.steps import Steps, rows_left_over
+from vlmflow.lengths.steps import Plan, Planner, Steps, rows_left_over
 from workflow_runs import ROOT
 
 LENGTHS = [random.Random(1).choice([9, 40, 300, 777, 1024]) for _ in range(2_345)]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.lengths.count import RowLength
-from vlmflow.lengths.token_counts import LengthAccount
+from vlmflow.lengths.count import LengthAccount, RowLength
 from vlmflow.pictures.budget import PictureBudget
 
 FIXED = {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 336}}

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.lengths.whole_base import refuse_incomplete_base
+from vlmflow.lengths.against_swift import refuse_incomplete_base
 
 
 @pytest.mark.parametrize("found", [{}, {"missing": [], "unneeded": []}])

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_adapter, write_base
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.merge_plan import MergePlan, plan_merge
+from vlmflow.merging.updates import MergePlan, plan_merge
 
 
 def scaled_adapter(base: Path, folder: Path, scale: float) -> Path:

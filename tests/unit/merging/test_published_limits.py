@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 from vlmflow.core.files import sha256_of
-from vlmflow.merging.proof import take_over
-from vlmflow.merging.published_limits import LimitedFile, publish_limits
+from vlmflow.merging.proof import LimitedFile, publish_limits, take_over
 from vlmflow.pictures.budget import ScaleLimits
 
 PROCESSOR = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.safetensors_header import read_header
-from vlmflow.merging.safetensors_file import read_rows, read_tensor, write_rows
+from vlmflow.fetch.model_weights import read_header
+from vlmflow.merging.tensors import read_rows, read_tensor, write_rows
 
 TENSORS = {
     "matrix": torch.arange(12.0).reshape(3, 4).bfloat16(),

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from vlmflow.merging.threads import WAITING_PER_THREAD, run_in_order
+from vlmflow.merging.tensors import WAITING_PER_THREAD, run_in_order
 
 
 @pytest.mark.parametrize("threads", [1, 3])

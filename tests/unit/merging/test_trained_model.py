@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, randomise, tensors_of, write_base
-from vlmflow.config.tuners import FULL
+from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.merge_plan import plan_merge
 from vlmflow.merging.proof import TensorProof
+from vlmflow.merging.updates import plan_merge
 from vlmflow.merging.verify_tensors import verify_tensors
 
 FROZEN = "model.layers.0.mlp.up_proj.weight"

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tiny_models import file_names, write_base
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.verify_files import verify_files
+from vlmflow.merging.proof import verify_files
 
 
 @pytest.fixture

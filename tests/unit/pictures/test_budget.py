@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from qwen_vl_utils.vision_process import smart_resize as in_training
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize as in_transformers
 
-from vlmflow.config.row_settings import PictureLimits as Admitted
+from vlmflow.config.settings import PictureLimits as Admitted
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.budget import PictureBudget, Processor, ScaleLimits, Squares, processor_of
 

@@ -21,9 +21,8 @@ from PIL import Image, ImageOps, PngImagePlugin, features
 from drawn_pictures import drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.pictures import decode
-from vlmflow.pictures.decode import UPRIGHT, Picture, check_picture
-from vlmflow.pictures.formats import AS_THEY_ARE, CODECS, MAGIC
-from vlmflow.pictures.image_manifest import REASONS, Unusable
+from vlmflow.pictures.decode import AS_THEY_ARE, CODECS, MAGIC, UPRIGHT, Picture, check_picture
+from vlmflow.pictures.manifest import REASONS, Unusable
 from workflow_runs import ROOT
 
 LIMITS = PictureLimits()
@@ -110,7 +109,7 @@ def test_every_format_is_there():
 def test_pictures_are_opened_in_one_place():
     """Elsewhere Pillow would try all its decoders. The server of transformers imports nothing of vlmflow."""
     opening = [path.name for path in (ROOT / "scripts").rglob("*.py") if "Image.open(" in path.read_text()]
-    assert sorted(opening) == ["formats.py", "guarded.py"]
+    assert sorted(opening) == ["decode.py", "guarded.py"]
 
 
 @pytest.mark.parametrize("format", CODECS)
@@ -229,7 +228,7 @@ LARGE_AVIF = (
 
 CHECKED_ALONE = """
 import resource, sys
-from vlmflow.config.row_settings import PictureLimits
+from vlmflow.config.settings import PictureLimits
 from vlmflow.pictures.decode import check_picture
 before = resource.getrlimit(resource.RLIMIT_AS)
 found = check_picture(sys.stdin.buffer.read(), PictureLimits(max_pixels=10_000))

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.image_manifest import PictureEntry, read_picture_manifest
+from vlmflow.pictures.manifest import PictureEntry, read_picture_manifest
 
 LINE = msgspec.json.encode(PictureEntry(path="a.jpg", rows=2, reason="missing", detail="nowhere"))
 

@@ -14,9 +14,15 @@ from PIL import Image, ImageEnhance
 
 from drawn_pictures import drawn, encoded, put
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.hash_table import hash_pictures, read_hashes
-from vlmflow.pictures.look_alikes import FARTHEST, LookAlike, find_look_alikes, nearest_hashes
-from vlmflow.pictures.perceptual_hash import perceptual_hash
+from vlmflow.pictures.look_alikes import (
+    FARTHEST,
+    LookAlike,
+    find_look_alikes,
+    hash_pictures,
+    nearest_hashes,
+    perceptual_hash,
+    read_hashes,
+)
 
 
 def scene(seed: int, width: int = 480, height: int = 360) -> Image.Image:

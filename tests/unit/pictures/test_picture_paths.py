@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.pictures.image_manifest import REASONS, Unusable
-from vlmflow.pictures.paths import picture_name, spellings
+from vlmflow.pictures.manifest import REASONS, Unusable, picture_name, spellings
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from drawn_pictures import put
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.image_manifest import REASONS, Unusable
+from vlmflow.pictures.manifest import REASONS, Unusable
 from vlmflow.pictures.roots import LETTER_CASE, UNICODE_FORM, Located, PictureRoots, read_picture
 
 KEY = "datasets.fire.image_roots"

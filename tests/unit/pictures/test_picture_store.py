@@ -10,7 +10,7 @@ from drawn_pictures import as_trained, drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.decode import check_picture
-from vlmflow.pictures.image_manifest import KnownPicture
+from vlmflow.pictures.manifest import KnownPicture
 from vlmflow.pictures.roots import Located
 from vlmflow.pictures.store import PictureStore, refuse_changed_pictures, store_name
 

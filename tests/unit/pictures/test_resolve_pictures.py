@@ -12,8 +12,7 @@ from drawn_pictures import as_trained, drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.image_manifest import REASONS, PictureEntry, read_picture_manifest
-from vlmflow.pictures.picture_counts import picture_counts
+from vlmflow.pictures.manifest import REASONS, PictureEntry, picture_counts, read_picture_manifest
 from vlmflow.pictures.resolve import named_paths, resolve_pictures, say_what_was_found, write_picture_manifest
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore

@@ -3,8 +3,8 @@
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.publish.licences import rights_of
-from vlmflow.reports.licences import LicenceOfSource, StatedLicences
+from vlmflow.publish.package import rights_of
+from vlmflow.reports.origin import LicenceOfSource, StatedLicences
 
 
 def stated(licence: str, pictures: tuple[LicenceOfSource, ...] = ()) -> StatedLicences:

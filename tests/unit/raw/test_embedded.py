@@ -16,15 +16,14 @@ from converted_rows import converted_rows
 from drawn_pictures import drawn, encoded
 from real_rows import example_of_a_form
 from stages import resolve_images
-from vlmflow.config.row_settings import PictureLimits, RowChoice
+from vlmflow.config.settings import PictureLimits, RowChoice
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.image_manifest import read_picture_manifest
+from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.pictures.resolve import named_paths
-from vlmflow.raw.embedded import EMBEDDED, name_of, path_of
-from vlmflow.raw.named import pictures_of
+from vlmflow.raw.named import EMBEDDED, name_of, path_of, pictures_of
 from vlmflow.raw.split import open_rows
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.rejects import Reject
 
 RED, BLUE = encoded(drawn(64), "PNG"), encoded(drawn(80), "PNG")
 TALK = {"prompt": "What?", "completion": "It."}

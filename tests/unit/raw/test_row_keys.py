@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 
 from fire_rows import fire_row, fire_rows
 from vlmflow.config.data_settings import DatasetSettings
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.resolve import named_paths
-from vlmflow.raw.row_keys import key_fault, with_own_keys
+from vlmflow.raw.choice import refuse_columns
+from vlmflow.raw.rewritten import key_fault, with_own_keys
 from vlmflow.raw.split import open_rows
-from vlmflow.raw.table_columns import refuse_columns
 from vlmflow.rows import strict_rows
-from vlmflow.rows.convert import convert
-from vlmflow.rows.converted import MakeRows
+from vlmflow.rows.chat import Reject
+from vlmflow.rows.convert import MakeRows, convert
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.rejects import Reject
 from vlmflow.rows.trajectories import TrainingForm
 
 TALK = '"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]'

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.from_disk import copy
+from vlmflow.fetch.placed import copy
 from vlmflow.raw.split import open_rows
 
 ROW = b'{"prompt": "q", "completion": "a"}'

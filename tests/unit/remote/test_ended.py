@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from vlmflow.remote.ended import Attempts, Ended
+from vlmflow.remote.job import Attempts, Ended
 
 
 def job(attempt: int = 1) -> SimpleNamespace:

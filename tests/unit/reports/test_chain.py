@@ -15,9 +15,9 @@ import pytest
 from made_accounts import LENGTHS
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import InFp8, ModelManifest, digest_of_files
-from vlmflow.lengths.accounts import FittedRows, FittedSplit
-from vlmflow.pictures.image_manifest import KnownPicture, pictures_digest
+from vlmflow.fetch.placed import InFp8, ModelManifest, digest_of_files
+from vlmflow.lengths.summary import FittedRows, FittedSplit
+from vlmflow.pictures.manifest import KnownPicture, pictures_digest
 from vlmflow.serving.finished_run import published
 from vlmflow.tools.check_provenance import main
 from workflow_runs import ROOT

@@ -6,10 +6,10 @@ import msgspec
 
 from made_accounts import MADE_OF, leave_training, some_gate, some_report
 from made_inputs import some_inputs
-from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.run_page import Compared, comparisons, run_page
-from vlmflow.supervisor.accounts import Best, TrainingReport
+from vlmflow.supervisor.report import Best, TrainingReport
 
 
 def on_h100(**values: object) -> TrainingReport:

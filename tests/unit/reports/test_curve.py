@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from vlmflow.reports.curve import MOST_BINS, Curve
-from vlmflow.reports.line_chart import line_chart, ticks
+from vlmflow.reports.charts import MOST_BINS, Curve, line_chart, ticks
 
 
 def curve_of(values: list[float]) -> Curve:

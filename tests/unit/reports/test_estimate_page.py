@@ -7,7 +7,7 @@ import pytest
 
 from browser import Browser
 from made_inputs import settings_of, some_inputs
-from vlmflow.estimate.accounts import NoEstimate
+from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.estimate import estimate
 from vlmflow.reports.estimate_page import estimate_page
 

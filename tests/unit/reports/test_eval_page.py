@@ -10,11 +10,10 @@ import pytest
 from browser import Browser
 from fire_rows import write_picture
 from made_accounts import answers_alone, compared, some_answers, some_evaluation, some_figures
-from vlmflow.config.row_settings import PictureLimits
+from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedRow, Loss, Margin, MarginReport
-from vlmflow.evaluation.answering.accounts import AnsweredRow, AnsweredTurn, ModelAnswer
+from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedRow, Loss, Margin, MarginReport, ModelAnswer
 from vlmflow.reports.eval_page import eval_page
 
 LONG = "lp" * 50

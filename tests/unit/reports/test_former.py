@@ -9,8 +9,8 @@ import pytest
 from made_accounts import leave_training, some_report
 from some_training import job
 from vlmflow.in_trainer.messages import Begin, Log
-from vlmflow.reports.former import former_trainings
-from vlmflow.supervisor.accounts import TrainingDigests
+from vlmflow.reports.run_history import former_trainings
+from vlmflow.supervisor.report import TrainingDigests
 from vlmflow.supervisor.run_folder import RunFolder
 
 NAMES = [f"{number:016x}" for number in range(4)]

@@ -12,11 +12,10 @@ from stages.lengths_page import main
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.lengths.accounts import ChatTemplate, LengthSummary, MaxLengths, MeasuredFiles, ShownText
-from vlmflow.lengths.count import RowLength
-from vlmflow.lengths.token_counts import LengthAccount, max_lengths
+from vlmflow.lengths.count import LengthAccount, RowLength, max_lengths
+from vlmflow.lengths.summary import ChatTemplate, LengthSummary, MaxLengths, MeasuredFiles, ShownText
 from vlmflow.reports.lengths_page import lengths_page
-from vlmflow.swift.description import Description, Layout
+from vlmflow.swift.model_layers import Description, Layout
 
 HOSTILE = "<script>document.title='taken'</script>"
 

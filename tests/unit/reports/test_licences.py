@@ -12,8 +12,8 @@ from made_accounts import some_provenance
 from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.harness.params import RuleParams
-from vlmflow.publish.licences import rights_of
-from vlmflow.reports.licences import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
+from vlmflow.publish.package import rights_of
+from vlmflow.reports.origin import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
 from vlmflow.reports.provenance import model_card
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"

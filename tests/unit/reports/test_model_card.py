@@ -20,17 +20,15 @@ from made_accounts import (
     some_report,
 )
 from made_stats import some_stats
-from vlmflow.evaluation.accounts import MarginReport
-from vlmflow.lengths.accounts import ChatTemplate, FittedSplit
-from vlmflow.merging.proof import LogitProof
-from vlmflow.merging.published_limits import LimitedFile
+from vlmflow.evaluation.report import MarginReport
+from vlmflow.lengths.summary import ChatTemplate, FittedSplit
+from vlmflow.merging.proof import LimitedFile, LogitProof
 from vlmflow.pictures.budget import ScaleLimits
-from vlmflow.pictures.picture_counts import PictureCounts
-from vlmflow.reports.accounts import BaseModelFiles
-from vlmflow.reports.licences import LicenceOfSource, StatedLicences
+from vlmflow.pictures.manifest import PictureCounts
+from vlmflow.reports.origin import BaseModelFiles, LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import model_card
 from vlmflow.rows.stats import SplitCounts
-from vlmflow.supervisor.accounts import EndedEarly
+from vlmflow.supervisor.report import EndedEarly
 
 DATA: dict[str, Any] = {
     "dataset": "alpaca",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from browser import Browser
-from vlmflow.core.printable import counted
+from vlmflow.core.errors import counted
 from vlmflow.reports.page import ENVIRONMENT, Tile
 
 

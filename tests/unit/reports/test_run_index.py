@@ -22,12 +22,12 @@ from made_accounts import (
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import EvaluatedModel, Interval
-from vlmflow.fetch.model_folder import ModelManifest
-from vlmflow.lengths.accounts import LengthSummary, MaxLengths, MeasuredFiles
+from vlmflow.evaluation.report import EvaluatedModel, Interval
+from vlmflow.fetch.placed import ModelManifest
+from vlmflow.lengths.summary import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.run_index import index_page
-from vlmflow.supervisor.accounts import Check
+from vlmflow.supervisor.report import Check
 from vlmflow.tools.index_page import main
 
 HOSTILE = "<script>document.title='taken'</script>"

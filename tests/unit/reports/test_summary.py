@@ -6,9 +6,8 @@ import pytest
 
 from made_accounts import some_evaluation, some_provenance
 from vlmflow.core.account import write_account
-from vlmflow.evaluation.accounts import EvaluatedModel
-from vlmflow.reports.summary import files_of, summary
-from vlmflow.reports.weights import published_weights
+from vlmflow.evaluation.report import EvaluatedModel
+from vlmflow.reports.summary import files_of, published_weights, summary
 
 
 @pytest.fixture

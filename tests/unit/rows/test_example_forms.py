@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from real_rows import example_of_a_form
-from vlmflow.config.row_settings import RowChoice, RowLimits
+from vlmflow.config.settings import RowChoice, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import ASSISTANT
-from vlmflow.rows.convert import convert
-from vlmflow.rows.converted import ConvertedRow
+from vlmflow.rows.convert import ConvertedRow, convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.sharegpt import first_fault
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fire_rows import fire_row, fire_rows, write_array
 from stages import convert_rows
 from vlmflow.config.data_settings import RowLimits
+from vlmflow.rows.chat import REASONS, Reject
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.raw_text import row_id
-from vlmflow.rows.rejects import REASONS, Reject
 from vlmflow.rows.sharegpt import first_fault
 from vlmflow.rows.trajectories import TrainingForm, Trajectory, read_score, timestep_rows, trajectory_row
 

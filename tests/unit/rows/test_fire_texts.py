@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from fire_rows import fire_row, fire_rows, write_array
 from real_rows import real_rows
 from stages import convert_rows
-from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.answer_mark import after_mark
-from vlmflow.rows.rejects import Reject
+from vlmflow.config.settings import RowLimits
+from vlmflow.rows.chat import Reject, after_mark
 from vlmflow.rows.trajectories import TrainingForm
 
 ORIGINAL = TrainingForm("trajectory", thoughts="drop", feedback_form="sentence")

@@ -8,8 +8,8 @@ import pytest
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.forms.fire import read_gold
-from vlmflow.rows.gold import gold_answers
 from vlmflow.rows.raw_text import row_id
+from vlmflow.rows.trajectories import gold_answers
 
 
 def raw_file(folder: Path, *truths: Any) -> tuple[Path, list[str]]:

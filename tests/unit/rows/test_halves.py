@@ -2,9 +2,9 @@
 
 from made_cases import row
 from training_rows import made_row
-from vlmflow.evaluation.accounts import FEWEST_GROUPS
+from vlmflow.evaluation.report import FEWEST_GROUPS
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.halves import FEWEST_TO_HALVE, group_of, half_of
+from vlmflow.rows.holdout import FEWEST_TO_HALVE, group_of, half_of
 
 GROUPS = [group_of(row(number, "c"), {}) for number in range(301)]
 

@@ -22,13 +22,12 @@ from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.resolve import named_paths
-from vlmflow.raw.choice import left_out
+from vlmflow.raw.choice import left_out, refuse_columns
 from vlmflow.raw.csv_file import _CountedLines
 from vlmflow.raw.split import open_rows
-from vlmflow.raw.table_columns import refuse_columns
+from vlmflow.rows.chat import REASONS
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.rejects import REASONS
 from vlmflow.rows.row_check import CheckedRows, Grouping
 from workflow_runs import ROOT
 

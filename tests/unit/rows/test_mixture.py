@@ -12,11 +12,9 @@ import pytest
 from made_stats import some_stats
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.pictures.image_manifest import PictureEntry, contents_digest
-from vlmflow.pictures.picture_counts import PictureCounts
+from vlmflow.pictures.manifest import PictureCounts, PictureEntry, contents_digest
 from vlmflow.rows.mixture import mix_rows
-from vlmflow.rows.mixture_files import SPLITS
-from vlmflow.rows.mixture_member import Member
+from vlmflow.rows.mixture_files import SPLITS, Member
 from vlmflow.rows.stats import MIXTURE, SplitCounts, Stats
 
 

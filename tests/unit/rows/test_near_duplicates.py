@@ -11,13 +11,12 @@ import pytest
 from drawn_pictures import put
 from fire_rows import digest, fire_row, split_files, write_array
 from vlmflow.config.data_settings import RowChoice, RowLimits
-from vlmflow.pictures.hash_table import read_hashes
-from vlmflow.pictures.look_alikes import find_look_alikes
+from vlmflow.pictures.look_alikes import find_look_alikes, read_hashes
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
-from vlmflow.rows.questions import normalised
+from vlmflow.rows.row_check import normalised
 from vlmflow.rows.stats import SplitCounts
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 

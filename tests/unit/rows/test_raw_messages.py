@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.converted import ConvertedRow
+from vlmflow.config.settings import RowLimits
+from vlmflow.rows.chat import Reject
+from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms import messages
 from vlmflow.rows.raw_messages import SPEAKERS, reading_of
-from vlmflow.rows.raw_parts import PARTS
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.raw_text import PARTS
 from vlmflow.rows.sharegpt import first_fault
 
 PNG = base64.b64decode(

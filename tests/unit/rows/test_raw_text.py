@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fire_rows import fire_row, fire_rows
-from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.converted import ConvertedRow
+from vlmflow.config.settings import RowLimits
+from vlmflow.rows.chat import Reject
+from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.raw_text import RULES, clean, cleaned, untagged
-from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import first_fault
 from vlmflow.rows.trajectories import TrainingForm
 

@@ -10,13 +10,13 @@ import pytest
 from converted_rows import converted_rows
 from real_rows import example_of_a_form
 from vlmflow.config.raw_forms import form_of
-from vlmflow.config.row_settings import RowLimits
+from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.raw.embedded import name_of
+from vlmflow.raw.named import name_of
 from vlmflow.raw.split import open_rows
-from vlmflow.rows.converted import ConvertedRow
+from vlmflow.rows.chat import Reject
+from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.rejects import Reject
 from vlmflow.rows.sharegpt import first_fault
 
 COLOURS = ["red", "green", "blue", "black", "orange", "purple"]

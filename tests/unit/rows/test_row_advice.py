@@ -10,9 +10,9 @@ import pytest
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
-from vlmflow.rows.advice import advice
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.row_check import advice
 from vlmflow.rows.validate import SplitFiles, SplitRules, validate
 
 TEXT = {"prompt": "q", "completion": "a", "source": "beta"}

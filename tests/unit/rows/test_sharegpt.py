@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vlmflow.config.data_settings import RowLimits
-from vlmflow.rows.chat import Turn
+from vlmflow.rows.chat import Turn, call_text
 from vlmflow.rows.sharegpt import MARKS, PATH_TAG, PLACEHOLDER, ShareGptRow, first_fault, json_schema, may_hold_marks
-from vlmflow.rows.tools import call_text
 from workflow_runs import ROOT
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())

@@ -9,7 +9,7 @@ from made_stats import some_stats
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, write_json
-from vlmflow.pictures.picture_counts import PictureCost, PictureCounts
+from vlmflow.pictures.manifest import PictureCost, PictureCounts
 from vlmflow.rows.stats import RulesUsed, SplitCounts, Stats
 
 KEYS = [

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from fire_rows import fire_row, split_files
-from vlmflow.config.row_settings import RowLimits
-from vlmflow.rows.trained_text import in_words
+from vlmflow.config.settings import RowLimits
+from vlmflow.rows.sharegpt import in_words
 from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.validate import SplitRules, validate
 

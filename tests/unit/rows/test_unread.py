@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from fire_rows import fire_row, fire_rows, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.config.raw_forms import form_of
+from vlmflow.core.account import digests_of
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.integrity import digests_of
 from vlmflow.raw.split import open_rows
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.raw_messages import CALL_KEYS, LOSS_KEYS
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.strict_rows import UnreadKeys
 from vlmflow.rows.trajectories import TrainingForm
-from vlmflow.rows.unread_keys import UnreadKeys
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -281,7 +281,7 @@ def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
 
 def test_counts_are_the_same_on_any_number_of_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """More names of keys than are kept, and rows with many kinds of keys, in many shards."""
-    monkeypatch.setattr("vlmflow.rows.unread_keys.NAMES_KEPT", 40)
+    monkeypatch.setattr("vlmflow.rows.strict_rows.NAMES_KEPT", 40)
     monkeypatch.setattr("vlmflow.rows.convert.SHARD_BYTES", 2_000)
     long = {"n" * 200: 1}
     rows = [

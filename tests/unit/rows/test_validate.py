@@ -13,8 +13,7 @@ from vlmflow.config.data_settings import RowChoice, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
-from vlmflow.rows.convert import convert
-from vlmflow.rows.converted import training_line
+from vlmflow.rows.convert import convert, training_line
 from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.stats import SplitCounts
 from vlmflow.rows.trajectories import TrainingForm

@@ -9,14 +9,12 @@ from msgspec import structs
 from made_cases import Judge, ignores, rows, scorer, unlike, uses
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.accounts import MarginFigures
 from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
-from vlmflow.evaluation.intervals import Groups
-from vlmflow.evaluation.margins import compare_losses, margin_figures
-from vlmflow.rows.halves import half_of
-from vlmflow.search.accounts import Judged
-from vlmflow.search.against_own import Compare, against_own, decisive, is_better
-from vlmflow.search.study import Study, StudyTrial
+from vlmflow.evaluation.margins import Groups, compare_losses, margin_figures
+from vlmflow.evaluation.report import MarginFigures
+from vlmflow.rows.holdout import half_of
+from vlmflow.search.best import Compare, against_own, decisive, is_better
+from vlmflow.search.study import Judged, Study, StudyTrial
 
 OBJECTIVES: list[Objective] = ["eval_loss", "uses_feedback"]
 

@@ -10,8 +10,8 @@ import pytest
 
 from made_search import all_asked, result, searched
 from vlmflow.config.search_settings import SearchSettings
-from vlmflow.core.own_environment import python_of
-from vlmflow.search.accounts import AskedTrial, TrialResult
+from vlmflow.core.child_programs import python_of
+from vlmflow.search.study import AskedTrial, TrialResult
 
 SPACE: dict[str, Any] = {
     "learning_rate": {"low": 1e-5, "high": 1e-2, "log": True},

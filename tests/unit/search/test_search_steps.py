@@ -10,16 +10,22 @@ import yaml
 from msgspec import structs
 
 from made_search import LENGTHS, OWN_RATE, TRAIN, asked_in, best_unjudged, result, searched
-from vlmflow.config.chosen_by import ChosenBy
+from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.search_settings import SearchLimits, SearchSettings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.search.accounts import AskedTrial, TrialResult, read_asked
 from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_results
-from vlmflow.search.budget import refuse_too_much, trainings_of
-from vlmflow.search.propose import ASKED_BEFORE, SPENT, Schedule, propose, refuse_equal_rungs
-from vlmflow.search.study import Study, StudyTrial, with_step
+from vlmflow.search.propose import (
+    ASKED_BEFORE,
+    SPENT,
+    Schedule,
+    propose,
+    refuse_equal_rungs,
+    refuse_too_much,
+    trainings_of,
+)
+from vlmflow.search.study import AskedTrial, Study, StudyTrial, TrialResult, read_asked, with_step
 
 
 def settings(**other: Any) -> SearchSettings:

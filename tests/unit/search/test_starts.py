@@ -11,16 +11,15 @@ import pytest
 
 from made_search import result
 from vlmflow.core.account import write_account
-from vlmflow.search.accounts import AskedTrial
-from vlmflow.search.run_trial import KeptResult
-from vlmflow.search.starts import Starts, Step, one_start, starts_of, wait_for_others
+from vlmflow.search.study import AskedTrial
+from vlmflow.search.trial import KeptResult, Starts, Step, one_start, starts_of, wait_for_others
 from vlmflow.supervisor.run_folder import RunFolder
 from workflow_runs import ROOT
 
 START = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from vlmflow.search.starts import Step, one_start
+from vlmflow.search.trial import Step, one_start
 from vlmflow.supervisor.run_folder import RunFolder
 
 def send():

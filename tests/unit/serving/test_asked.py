@@ -8,7 +8,7 @@ import pytest
 from made_accounts import some_fitted
 from training_rows import made_row
 from vlmflow.core.account import write_account
-from vlmflow.lengths.fitted import ACCOUNT
+from vlmflow.lengths.summary import ACCOUNT
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import as_line
 from vlmflow.serving.asked import asked_in_val

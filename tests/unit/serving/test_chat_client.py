@@ -10,9 +10,7 @@ from PIL import Image
 
 from chat_server import canned_server, chat_server
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.messages import messages_of
-from vlmflow.rows.tools import call_text, tools_text
+from vlmflow.rows.chat import Turn, call_text, messages_of, tools_text
 from vlmflow.serving.client import Client, data_uri, picture_part
 from vlmflow.serving.server import free_port
 

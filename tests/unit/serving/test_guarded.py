@@ -14,8 +14,8 @@ from fastapi import Response
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from vlmflow.core.keys import ANSWER_KEY
-from vlmflow.pictures.formats import AS_THEY_ARE
+from vlmflow.core.child_programs import ANSWER_KEY
+from vlmflow.pictures.decode import AS_THEY_ARE
 from vlmflow.serving import guarded
 
 KEY = "open sesame"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.serving.served_folder import link_served
+from vlmflow.serving.finished_run import link_served
 
 PROCESSOR = {"patch_size": 16, "merge_size": 2, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}, "a": 1}
 

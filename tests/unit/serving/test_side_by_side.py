@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from vlmflow.serving.answer import Answer
-from vlmflow.serving.side_by_side import show
+from vlmflow.serving.asked import show
+from vlmflow.serving.client import Answer
 
 
 def shown(*texts: str, cut: bool = False) -> str:

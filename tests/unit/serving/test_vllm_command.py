@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.budget import ScaleLimits
-from vlmflow.serving.vllm import vllm_words
+from vlmflow.serving.server import vllm_words
 
 LIMITS = ScaleLimits(4096, 1_048_576)
 LANGUAGE = "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"

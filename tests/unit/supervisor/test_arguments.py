@@ -8,14 +8,13 @@ from pydantic import ValidationError
 
 from some_training import DATA, job
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import STRATEGIES
+from vlmflow.config.strategies import STRATEGIES, TUNERS
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW
-from vlmflow.config.tuners import TUNERS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.launch import command, environment, refuse_small_shared_memory, shared_memory_needed
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import refuse_slow_torch
-from vlmflow.supervisor.trainers import command, environment, refuse_small_shared_memory, shared_memory_needed
 from vlmflow.supervisor.watch import end_of_whole_lines
 from vlmflow.swift.arguments import Targets
 

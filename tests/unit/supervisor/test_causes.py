@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from vlmflow.core.errors import PassingError
-from vlmflow.supervisor import trainers
+from vlmflow.supervisor import launch
 from vlmflow.supervisor.failures import LogTail, OutOfGpuMemoryError, failure_of
 from vlmflow.supervisor.group import Group
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.watch import launch
+from vlmflow.supervisor.watch import launch as launch_trainers
 
 
 def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_memory_of_a_gpu_has_many_names(tmp_path: Path, said: str) -> None:
 
 def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "run")
-    monkeypatch.setattr(trainers, "command", lambda *_: ["sleep", "60"])
-    monkeypatch.setattr(trainers, "environment", lambda *_: dict(os.environ))
+    monkeypatch.setattr(launch, "command", lambda *_: ["sleep", "60"])
+    monkeypatch.setattr(launch, "environment", lambda *_: dict(os.environ))
     training: Any = SimpleNamespace(nodes=1, ranks=1, settings=SimpleNamespace(hang_minutes=10))
 
     def interrupt(folder: RunFolder, runs: bool) -> None:
@@ -103,4 +103,4 @@ def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest
             os.kill(os.getpid(), signal.SIGTERM)
 
     with folder.held({}) as lock, pytest.raises(PassingError, match="train r: SIGTERM ended the trainers"):
-        launch(training, folder, None, lock, Group(training, folder, 1), "train r", interrupt)
+        launch_trainers(training, folder, None, lock, Group(training, folder, 1), "train r", interrupt)

@@ -11,8 +11,8 @@ from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import DIGESTS, SavedDigests
-from vlmflow.supervisor.checkpoint import Checkpoint, TrainerState, newest_whole_checkpoint, read_checkpoint
-from vlmflow.supervisor.released import refuse_other_adapter, release
+from vlmflow.supervisor.report import refuse_other_adapter, release
+from vlmflow.supervisor.run_folder import Checkpoint, TrainerState, newest_whole_checkpoint, read_checkpoint
 
 FILES = ["adapter_model.safetensors", "adapter_config.json", "trainer_state.json", "optimizer.pt", "scheduler.pt"]
 

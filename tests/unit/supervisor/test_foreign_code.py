@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.supervisor.checkpoint import SAFE, ForeignCodeError, refuse_foreign_code
+from vlmflow.supervisor.run_folder import SAFE, ForeignCodeError, refuse_foreign_code
 
 STATES = "global_step20/mp_rank_00_model_states.pt"
 

@@ -10,18 +10,26 @@ from browser import Browser
 from made_accounts import MADE_OF, MERGE, some_report
 from some_training import job
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.config.tuners import QLORA
+from vlmflow.config.strategies import QLORA
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import Begin, Event, Log
-from vlmflow.lengths.accounts import NamedRow
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.steps import Steps
+from vlmflow.lengths.summary import NamedRow
 from vlmflow.reports.gate_page import gate_page
-from vlmflow.reports.made_of import MadeOf
-from vlmflow.supervisor.accounts import Best, Check, EpochPlan, Gate, Pace, StepPlan
-from vlmflow.supervisor.gate import estimate, judge, pace_of, refuse_failed, with_passes
-from vlmflow.supervisor.smoke import SmokeRows, capped, choose_rows
+from vlmflow.reports.run_history import MadeOf
+from vlmflow.supervisor.report import Best, Check, EpochPlan, Gate, Pace, StepPlan
+from vlmflow.supervisor.smoke import (
+    SmokeRows,
+    capped,
+    choose_rows,
+    estimate,
+    judge,
+    pace_of,
+    refuse_failed,
+    with_passes,
+)
 from vlmflow.swift.arguments import Passes
 from vlmflow.swift.model_layers import Layers
 

@@ -11,15 +11,13 @@ from typing import Any
 import pytest
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import strategy_of
-from vlmflow.config.tuners import QLORA
+from vlmflow.config.strategies import QLORA, strategy_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.training_data import TrainingData
+from vlmflow.supervisor.launch import Place, command
 from vlmflow.supervisor.other_node import MOST_BYTES, Launch, launch_file, read_launch, write_launch
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.trainers import Place, command
-from vlmflow.swift.arguments import BaseModel, Targets, Training
-from vlmflow.swift.training_json import as_data
+from vlmflow.swift.arguments import BaseModel, Targets, Training, as_data
 from workflow_runs import ROOT
 
 DATA = TrainingData(Path("/d/train.jsonl"), Path("/d/val.jsonl"), Path("/d/pictures"), "rows", True)

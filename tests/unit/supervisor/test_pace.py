@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from vlmflow.in_trainer.messages import Begin, End, Event, Log
-from vlmflow.supervisor.gate import evaluation_seconds, fitted_pace, timed_steps
+from vlmflow.supervisor.smoke import evaluation_seconds, fitted_pace, timed_steps
 
 FIXED, PER_TOKEN = 0.5, 1e-3
 

@@ -11,10 +11,10 @@ from stages.fetch_model import main as fetch_model
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_folder import read_model_manifest
+from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.fit import fit_rows
-from vlmflow.lengths.text_files import text_digests
+from vlmflow.lengths.summary import text_digests
 from vlmflow.rows.sharegpt import ShareGptRow, Turn
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.plan import plan_training

@@ -13,7 +13,7 @@ import psutil
 from cluster.shell import wait_for
 from vlmflow.in_trainer import process as trainer
 from vlmflow.in_trainer.messages import Orders
-from vlmflow.supervisor.trainers import let_them_save
+from vlmflow.supervisor.launch import let_them_save
 from vlmflow.supervisor.watch import signals_passed_on
 from workflow_runs import ROOT
 

@@ -12,8 +12,8 @@ from vlmflow.config.run_settings import RunSettings, TrainSettings
 from vlmflow.config.strategies import DDP, STRATEGIES, ZERO2, ZERO3, Choices, Strategy, names_on, strategy_of
 from vlmflow.config.swift_args import names
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.supervisor.checkpoint import newest_whole_checkpoint, read_checkpoint
-from vlmflow.supervisor.released import release
+from vlmflow.supervisor.report import release
+from vlmflow.supervisor.run_folder import newest_whole_checkpoint, read_checkpoint
 from vlmflow.swift.arguments import BaseModel, Training
 
 SAVED = {

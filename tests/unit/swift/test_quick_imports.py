@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vlmflow.swift.quick_imports import OF_BITSANDBYTES, quick_imports
+from vlmflow.swift.child_process import OF_BITSANDBYTES, quick_imports
 from workflow_runs import ROOT
 
 READ = importlib.metadata.packages_distributions

@@ -8,7 +8,7 @@ import pytest
 from families import LLAMA_3, LLAMA_3_2
 from vlmflow.config.model_types import model_types
 from vlmflow.core.errors import VlmflowError
-from vlmflow.demo.tiny_tokenizer import CHAT_TEMPLATE
+from vlmflow.demo.tiny_model import CHAT_TEMPLATE
 from vlmflow.fetch.chat_templates import CHATML, PLAIN
 from vlmflow.swift.template_texts import kind_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from tracked_run import RUN, tracked_run
 from vlmflow.core.errors import VlmflowError
-from vlmflow.track.row_traces import row_traces
+from vlmflow.track.send import row_traces
 
 
 def traces(folder: Path) -> list:

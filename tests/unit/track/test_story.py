@@ -11,9 +11,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Log, as_line
 from vlmflow.tools.track_run import main as track_run
-from vlmflow.track.accounts import Story
-from vlmflow.track.row_traces import all_traces
-from vlmflow.track.story import story_of
+from vlmflow.track.send import all_traces
+from vlmflow.track.story import Story, story_of
 
 
 def told(folder: Path, evaluated: bool = True) -> Story:

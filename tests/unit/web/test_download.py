@@ -21,10 +21,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.core.patience import PROGRESS_BYTES
 from vlmflow.core.progress import Progress
-from vlmflow.fetch import from_hub
-from vlmflow.web import hub
-from vlmflow.web.download import download
-from vlmflow.web.transport import Transport
+from vlmflow.fetch import from_hub, hub
+from vlmflow.fetch.download import download
+from vlmflow.fetch.transport import Transport
 
 DATA = HubSource("dataset", "o/d", "big.json")
 CONTENT = Random(1).randbytes(300_000)

@@ -15,7 +15,7 @@ from vlmflow.config.source import HubSource
 from vlmflow.core import patience
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.patience import PROGRESS_BYTES, PassingFault, asked_wait, patiently
-from vlmflow.web import hub
+from vlmflow.fetch import hub
 
 DATA = HubSource("dataset", "o/d", "big.json")
 MODEL = HubSource("model", "o/m", None)

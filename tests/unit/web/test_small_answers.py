@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub.utils import get_session
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.web import hub
-from vlmflow.web.small_answers import limit_answers
+from vlmflow.fetch import hub
+from vlmflow.fetch.transport import limit_answers
 
 asked: list[str | None] = []
 

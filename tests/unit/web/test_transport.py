@@ -17,11 +17,10 @@ import pytest
 
 from archive_server import ArchiveServer, served_archives
 from faulty_server import breaks, refuses
-from vlmflow.archives.fetch_progress import FetchProgress
 from vlmflow.core.patience import PassingFault
-from vlmflow.web.missing import Refused
-from vlmflow.web.remote_file import RemoteFile
-from vlmflow.web.transport import CONNECTIONS, Answer, Stopped, Transport
+from vlmflow.fetch.open_archives import FetchProgress
+from vlmflow.fetch.remote_file import RemoteFile
+from vlmflow.fetch.transport import CONNECTIONS, Answer, Refused, Stopped, Transport
 from workflow_runs import ROOT
 
 SCRIPTS = ROOT / "scripts"
@@ -155,8 +154,8 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, tran
 
 INTERRUPTED = """
 import sys
-from vlmflow.archives.fetch_progress import FetchProgress
-from vlmflow.web.transport import Transport
+from vlmflow.fetch.open_archives import FetchProgress
+from vlmflow.fetch.transport import Transport
 with FetchProgress("test") as progress:
     try:
         Transport(progress).get(sys.argv[1], {}, lambda _: print("answer", flush=True), lambda _: None)

@@ -1,20 +1,168 @@
-"""Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
+"""Packs the checkout for the controller: its last commit, and the files as they are.
+
+Copies the hub's token from a file that git ignores into a Secret, only over standard input.
+
+Follows the output of the run in the controller, over connections that break.
+
+Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
 
 usage: python -m vlmflow.remote.cluster.controller [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
                                                              get -- TARGET TO | put -- FROM TO
 """
 
 import argparse
+import base64
+import io
+import json
 import logging
+import subprocess
 import sys
+import tarfile
+import tempfile
+import time
 from pathlib import Path
+from typing import IO
 
 from vlmflow import CHECKOUT
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster import checkout, copying, hub_token
-from vlmflow.remote.cluster.following import follow
-from vlmflow.remote.cluster.instance import named
-from vlmflow.remote.cluster.kubectl import Kubectl
+from vlmflow.remote.cluster import copying
+from vlmflow.remote.cluster.copying import Kubectl, labels, named, pipe
+
+
+def pack(checkout: Path, stream: IO[bytes]) -> int:
+    """Write a tar of a git checkout: every file that git does not ignore, and a .git with only the last commit.
+
+    Snakemake asks git which files belong to the workflow, and provenance names the commit. Returns the number of files.
+
+    Raises VlmflowError if the folder is not a git checkout with a commit.
+    """
+    names = files_of(checkout)
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=stream, mode="w|") as archive:
+        # From a local path git would hard-link everything; from an address it copies one commit.
+        _git(checkout, "clone", "--quiet", "--no-checkout", "--depth=1", checkout.resolve().as_uri(), folder)
+        archive.add(Path(folder, ".git"), ".git", filter=_nobodys)
+        for name in names:
+            archive.add(checkout / name, name, recursive=False, filter=_nobodys)
+    return len(names)
+
+
+def files_of(checkout: Path) -> list[str]:
+    """Return the existing files of the checkout that git tracks or would add, sorted."""
+    listed = _git(checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return sorted(name for name in listed.split("\0") if name and (checkout / name).is_file())
+
+
+def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    ended = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise VlmflowError(f"{checkout}: {ended.stderr.strip()}", "work in a git clone that has a commit")
+    return ended.stdout
+
+
+SECRET = "hf-token"  # noqa: S105 - the name of the object
+KEY = "HF_TOKEN"
+
+
+def read_token(file: Path) -> str:
+    """Return the value of the line HF_TOKEN=… in a file.
+
+    Raises VlmflowError if it is missing, empty, not ASCII or has a blank in it, or if git tracks the file. No message
+    shows the token.
+    """
+    advice = f"write a line {KEY}=hf_… into {file}"
+    if not file.is_file():
+        raise VlmflowError(f"no file {file}", advice)
+    tracked = subprocess.run(["git", "ls-files", "--error-unmatch", file.name], cwd=file.parent, capture_output=True)
+    if tracked.returncode == 0:
+        raise VlmflowError(
+            f"{file} is tracked by git", f"run git rm --cached {file}; then create a new token on the hub"
+        )
+    for line in file.read_text().splitlines():
+        name, _, value = line.removeprefix("export ").partition("=")
+        value = value.strip().strip("'\"")
+        if name.strip() == KEY:
+            if not value or not value.isascii() or any(character.isspace() for character in value):
+                raise VlmflowError(f"{file}: the value of {KEY} is empty, not ASCII, or has a blank in it", advice)
+            return value
+    raise VlmflowError(f"{file} has no line {KEY}=…", advice)
+
+
+def secret(token: str) -> str:
+    """Return the Secret as JSON, for kubectl's standard input."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": named(SECRET), "labels": {"app.kubernetes.io/part-of": "vlmflow", **labels()}},
+            "type": "Opaque",
+            "data": {KEY: base64.b64encode(token.encode()).decode()},
+        }
+    )
+
+
+PATIENCE = 600.0
+"""Seconds to wait for a controller that does not answer: its pod may have to move to another node."""
+PAUSE = 2.0
+
+
+def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATIENCE) -> int:
+    """Show the output until the run has ended; returns Snakemake's exit code.
+
+    controller: the command of the controller's process. patience: seconds to wait if the controller does not answer.
+
+    Both a broken connection and a failed run end `kubectl exec` with an exit code. So this function asks the controller
+    how the run ended; if it has not, the output continues from the byte at which it broke off.
+    Raises VlmflowError if the controller does not answer for `patience`.
+    """
+    shown, told, answered = 0, -1, time.monotonic()
+    while True:
+        process = kubectl.talk_to_controller(*controller, "follow", "--from", str(shown))
+        stdout = process.stdout
+        assert isinstance(stdout, io.BufferedReader), "Popen buffers it"
+        try:
+            while block := stdout.read1(1 << 16):
+                sys.stdout.buffer.write(block)
+                sys.stdout.buffer.flush()
+                shown += len(block)
+                answered = time.monotonic()
+            process.wait()
+        except KeyboardInterrupt:
+            process.kill()
+            raise
+        finally:
+            pipe(process.stdin).close()
+        said = _code(kubectl, controller)
+        if said is not None:
+            answered = time.monotonic()
+            if said != "on":
+                return 0 if said == "none" else int(said)
+        if time.monotonic() - answered > patience:
+            raise VlmflowError(
+                f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
+                "the run continues; `kubectl get pods` shows the controller, `make cluster-log` follows it",
+            )
+        if told != shown:  # print it once, however long the controller does not answer
+            told = shown
+            print(
+                "\nThe connection to the controller broke; trying again. The run continues.\n",
+                file=sys.stderr,
+                flush=True,
+            )
+        time.sleep(PAUSE)
+
+
+def _code(kubectl: Kubectl, controller: tuple[str, ...]) -> str | None:
+    """Return the state of the run: its exit code, "on" or "none"; None if the controller does not answer."""
+    process = kubectl.talk_to_controller(*controller, "code")
+    said = process.communicate()[0].decode().strip()
+    return said if process.returncode == 0 else None
+
 
 CONTROLLERS_CHECKOUT = "/controller/vlmflow"
 CONTROLLER = ("python", "/opt/controller/controller.py")
@@ -25,9 +173,9 @@ def push(kubectl: Kubectl, arguments: list[str]) -> int:
     """Replace the controller's checkout with this one: its last commit and the files as they are; not during a run."""
     if busy := kubectl.in_controller(*CONTROLLER, "status"):
         return busy
-    unpack = Path(checkout.__file__).with_name("unpack.py").read_text()
+    unpack = Path(__file__).with_name("unpack.py").read_text()
     with kubectl.into_controller("python", "-c", unpack, CONTROLLERS_CHECKOUT) as stream:
-        count = checkout.pack(CHECKOUT, stream)
+        count = pack(CHECKOUT, stream)
     print(f"{count} files are in the controller, {CONTROLLERS_CHECKOUT}")
     return 0
 
@@ -67,10 +215,10 @@ def stop(kubectl: Kubectl, arguments: list[str]) -> int:
 
 def make_token(kubectl: Kubectl, arguments: list[str]) -> int:
     """Create the Secret with the hub's token from the line HF_TOKEN=… of .env."""
-    secret = hub_token.secret(hub_token.read_token(CHECKOUT / ".env"))
+    token = secret(read_token(CHECKOUT / ".env"))
     # Server-side: a client-side apply would keep a second copy of the value in an annotation.
-    kubectl.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=secret)
-    print(f"Secret {named(hub_token.SECRET)} is in namespace {kubectl.namespace}")
+    kubectl.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=token)
+    print(f"Secret {named(SECRET)} is in namespace {kubectl.namespace}")
     return 0
 
 

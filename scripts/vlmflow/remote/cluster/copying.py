@@ -1,10 +1,22 @@
-"""Copies files and folders between this machine and the volumes of a cluster, through its controller."""
+"""The instance of vlmflow, if several people share a namespace: a suffix of names, and a label.
+
+The environment variable VLMFLOW_INSTANCE names it, on a laptop and in the controller (k8s/base/controller.yaml).
+Without it the namespace has one vlmflow, whose objects have no suffix and no label. k8s/components/instance sets both.
+
+Runs kubectl in one namespace, and commands in the controller.
+
+Copies files and folders between this machine and the volumes of a cluster, through its controller.
+"""
 
 import logging
+import os
+import re
+import shutil
+import subprocess
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -12,7 +24,107 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.remote.cluster import file_stream
 from vlmflow.remote.cluster.file_stream import Broken, Refused, files_at, heard, receive, say, send, sizes_at
-from vlmflow.remote.cluster.kubectl import Kubectl, pipe
+
+VARIABLE = "VLMFLOW_INSTANCE"
+LABEL = "app.kubernetes.io/instance"
+PART_OF = "app.kubernetes.io/part-of=vlmflow"
+
+
+def instance() -> str:
+    """Return the name of the instance, or "".
+
+    Raises VlmflowError if it cannot be part of an object's name.
+    """
+    name = os.environ.get(VARIABLE, "")
+    if name and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", name):
+        what = f"{VARIABLE} is {name!r}, not a name of at most 30 lower-case letters, digits and dashes"
+        raise VlmflowError(
+            what, f"unset {VARIABLE}, or export {VARIABLE}=NAME with the name in your copy of k8s/components/instance"
+        )
+    return name
+
+
+def named(name: str) -> str:
+    """Return the name of an object of k8s/ in this instance."""
+    return f"{name}-{instance()}" if instance() else name
+
+
+def short(name: str) -> str:
+    """Return the name of an object in k8s/."""
+    return name.removesuffix(f"-{instance()}") if instance() else name
+
+
+def labels() -> dict[str, str]:
+    """Return the labels of this instance's objects."""
+    return {LABEL: instance()} if instance() else {}
+
+
+def selector() -> str:
+    """Return the selector of this instance's objects, which excludes those of other instances."""
+    return f"{PART_OF},{LABEL}={instance()}" if instance() else f"{PART_OF},!{LABEL}"
+
+
+def pipe(stream: IO[bytes] | None) -> IO[bytes]:
+    """Return a stream of a process that was started with a pipe for it."""
+    assert stream is not None, "the process was started without this pipe"
+    return stream
+
+
+class Kubectl:
+    """kubectl in one namespace. KUBECONFIG selects the cluster, KUBECTL another command than kubectl.
+
+    Raises VlmflowError if there is no kubectl, or VLMFLOW_INSTANCE is not a valid name.
+    """
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        found = shutil.which(os.environ.get("KUBECTL", "kubectl"))
+        if found is None:
+            raise VlmflowError("kubectl is not installed", "install it, or set KUBECTL=/path/to/kubectl")
+        self._command = [found, "--namespace", namespace]
+        self._controller = (f"deployment/{named('controller')}", "--container=controller")
+
+    def run(self, *arguments: str, stdin: str | None = None) -> str:
+        """Run one command and return its output. stdin: its input.
+
+        Raises VlmflowError with kubectl's own message if it fails.
+        """
+        ended = subprocess.run([*self._command, *arguments], input=stdin, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            raise VlmflowError(f"kubectl {arguments[0]}: {ended.stderr.strip()}", self.next_step)
+        return ended.stdout
+
+    def in_controller(self, *command: str) -> int:
+        """Run a command in the controller with its output on ours; returns its exit code."""
+        return subprocess.run([*self._command, "exec", *self._controller, "--", *command], check=False).returncode
+
+    @contextmanager
+    def into_controller(self, *command: str) -> Iterator[IO[bytes]]:
+        """Run a command in the controller; the block writes to its standard input.
+
+        Raises VlmflowError if it fails.
+        """
+        arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
+        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            yield pipe(process.stdin)
+        except BrokenPipeError:
+            pass  # the command's own message is the cause
+        finally:
+            said = process.communicate()[1].decode(errors="replace").strip()
+        if process.returncode:
+            raise VlmflowError(f"{self._controller[0]}: {said or f'exit code {process.returncode}'}", self.next_step)
+
+    def talk_to_controller(self, *command: str) -> subprocess.Popen[bytes]:
+        """Start a command in the controller with pipes for its standard input, output and error."""
+        arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
+        return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    @property
+    def next_step(self) -> str:
+        """What to do when a command fails."""
+        return f"run `make doctor NAMESPACE={self.namespace}` to see what the cluster lacks"
+
 
 log = logging.getLogger("vlmflow")
 

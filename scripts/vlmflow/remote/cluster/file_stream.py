@@ -191,7 +191,7 @@ def inside(folder: Path, name: str) -> Path:
 def reached(place: Path, make: bool = False) -> Iterator[Path]:
     """Yield another path to an absolute one during the block; it leads there whatever folder above is renamed.
 
-    Like remote.storage.no_links, which cannot be imported in the controller. The last name may be a link: the caller
+    Like remote.storage.pod_folder, which cannot be imported in the controller. The last name may be a link: the caller
     must not follow it. make: whether to make missing folders above it.
 
     Raises Refused if a folder above it is a link, or the block meets one.

@@ -9,12 +9,10 @@ import re
 from copy import deepcopy
 from typing import Any
 
-from vlmflow.core.attempt import NODE_0
+from vlmflow.core.child_programs import NODE_0
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.api import Api, Object
-from vlmflow.remote.cluster.client import Refused
-from vlmflow.remote.cluster.pod_group import NODE, REPLICA_LABEL
-from vlmflow.remote.cluster.pod_templates import CONTAINER
+from vlmflow.remote.cluster.api import Api, Object, Refused
+from vlmflow.remote.cluster.pods import CONTAINER, NODE, REPLICA_LABEL
 
 JOBS = "batch/v1/jobs"
 

@@ -22,21 +22,16 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.api import Api
-from vlmflow.remote.cluster.client import Refused, connect
+from vlmflow.remote.cluster.api import Api, Refused, connect
+from vlmflow.remote.cluster.copying import named
 from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
-from vlmflow.remote.cluster.instance import named
-from vlmflow.remote.ended import Attempts, Ended
+from vlmflow.remote.job import Attempts, Ended, RuleJob, cause
 from vlmflow.remote.kubernetes import templates
-from vlmflow.remote.kubernetes.disruptions import Disruptions
-from vlmflow.remote.kubernetes.job_shape import shape
+from vlmflow.remote.kubernetes.disruptions import Disruptions, end_all, refuse_strangers
+from vlmflow.remote.kubernetes.job_shape import commit_of, owner_of, shape
 from vlmflow.remote.kubernetes.namespace import Namespace
 from vlmflow.remote.kubernetes.outcome import Outcome, not_created
-from vlmflow.remote.kubernetes.ownership import commit_of, owner_of
-from vlmflow.remote.kubernetes.shutdown import end_all, refuse_strangers
 from vlmflow.remote.kubernetes.watch import PatientWatch, Watch
-from vlmflow.remote.rule_job import RuleJob
-from vlmflow.remote.stage_log import cause
 from vlmflow.remote.storage import pod_folder
 
 POLL_SECONDS = 2

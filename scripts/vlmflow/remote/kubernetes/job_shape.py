@@ -2,23 +2,29 @@
 
 Precedence: the rule (command, cpu, memory, disk, GPUs, runtime) over the template, and the template over the plugin's
 defaults.
+
+The owner of each Job, as labels, and the commit that it runs.
 """
 
+import hashlib
+import os
 import re
 import shlex
+import subprocess
+import uuid
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from vlmflow.core.attempt import ATTEMPT, OTHER_NODE
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.stage_end import VERDICT
+from vlmflow.core.child_programs import ATTEMPT, OTHER_NODE
+from vlmflow.core.errors import VERDICT, VlmflowError
 from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.pod_group import NODE, main_container, with_pods
-from vlmflow.remote.kubernetes.isolation import DEPLOYS, refuse_reach, with_private_sources
-from vlmflow.remote.kubernetes.strategic_merge import merge
-from vlmflow.remote.kubernetes.templates import Template
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.cluster.copying import labels
+from vlmflow.remote.cluster.pods import NODE, main_container, with_pods
+from vlmflow.remote.job import RuleJob
+from vlmflow.remote.kubernetes.templates import DEPLOYS, Template, merge, refuse_reach, with_private_sources
 from vlmflow.remote.storage import pod_folder
 
 WEEK = 7 * 24 * 3600
@@ -133,3 +139,60 @@ def label_value(text: Any) -> str:
     https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text))[:63].strip("._-")
+
+
+@dataclass(frozen=True)
+class Owner:
+    """One invocation of Snakemake.
+
+    invocation: its name. workdir: the name of its working directory, the same in each invocation. targets: the name of
+    the place of its targets.
+    """
+
+    invocation: str
+    workdir: str
+    targets: str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of each Job and pod of this invocation."""
+        return {INVOCATION: self.invocation, WORKDIR: self.workdir, TARGETS: self.targets, **labels()}
+
+    @property
+    def ours(self) -> str:
+        """The selector of this invocation's Jobs."""
+        return f"{INVOCATION}={self.invocation}"
+
+    @property
+    def earlier(self) -> str:
+        """The selector of all Jobs of this working directory: as an invocation starts, those of earlier ones."""
+        return f"{WORKDIR}={self.workdir}"
+
+    @property
+    def strangers(self) -> str:
+        """The selector of the Jobs of other working directories that make the same targets."""
+        return f"{TARGETS}={self.targets},{WORKDIR}!={self.workdir}"
+
+
+def owner_of(invocation: str, kept: Path, targets: str) -> Owner:
+    """Return the owner of an invocation's Jobs.
+
+    kept: the folder that keeps the working directory's name, which its first invocation chose. targets: namespace and
+    storage prefix of its targets.
+    """
+    file = kept / "kubernetes-owner"
+    if not file.is_file():
+        file.write_text(uuid.uuid4().hex[:16])
+    return Owner(invocation, file.read_text(), hashlib.sha256(targets.encode()).hexdigest()[:16])
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the commit of a checkout, for provenance; "" if unknown. VLMFLOW_COMMIT names it for one without .git."""
+    given = os.environ.get("VLMFLOW_COMMIT")
+    if given:
+        return given
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""

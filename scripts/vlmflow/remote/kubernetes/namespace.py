@@ -1,4 +1,10 @@
-"""The executor's calls to one namespace; objects are plain dicts as the API returns them.
+"""The fields that are read from lists that grow with the cluster. Skipping the others reduces the cost to a tenth.
+
+The API describes a node in kilobytes, most of them its images.
+
+Events: reports of the cluster's components about an object. By default they are kept for an hour.
+
+The executor's calls to one namespace; objects are plain dicts as the API returns them.
 
 The controller's Role (k8s/base) grants each verb used here: jobs create, list, delete; services create; pods list,
 delete; pods/log get; events list; cronjobs list, and podtemplates list for this release; nodes list only if the
@@ -7,18 +13,110 @@ kind as for Jobs. Only with targets in S3 are Secrets created and deleted, with 
 Snakemake.
 """
 
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import datetime
+from typing import NotRequired, TypedDict
 
 from kubernetes.client import ApiClient
 
-from vlmflow.remote.cluster import pod_templates
-from vlmflow.remote.cluster.api import Api, Object
-from vlmflow.remote.cluster.client import Refused
+from vlmflow.remote.cluster.api import Api, Object, Refused
 from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, JOBS, IndexedJob
-from vlmflow.remote.cluster.pod_group import nodes_of, service_of
-from vlmflow.remote.cluster.pod_templates import CONTAINER
-from vlmflow.remote.kubernetes import http_answers
+from vlmflow.remote.cluster.pods import CONTAINER, TemplatesFound, nodes_of, pod_templates, service_of
+
+Amounts = dict[str, str]
+
+
+class _Named(TypedDict):
+    name: str
+
+
+class _NodeStatus(TypedDict, total=False):
+    allocatable: Amounts | None
+
+
+class _Node(TypedDict):
+    metadata: _Named
+    status: _NodeStatus
+
+
+class Nodes(TypedDict):
+    """Nodes, and what each offers to pods."""
+
+    items: list[_Node]
+
+
+class _Resources(TypedDict, total=False):
+    requests: Amounts | None
+
+
+class _Container(TypedDict):
+    resources: NotRequired[_Resources | None]
+
+
+class _PodSpec(TypedDict):
+    nodeName: NotRequired[str]
+    containers: list[_Container]
+
+
+class _PodStatus(TypedDict, total=False):
+    phase: str
+
+
+class _Pod(TypedDict):
+    metadata: _Named
+    spec: _PodSpec
+    status: _PodStatus
+
+
+class Pods(TypedDict):
+    """Pods, and what they request of their nodes."""
+
+    items: list[_Pod]
+
+
+class _About(TypedDict, total=False):
+    kind: str
+    name: str
+
+
+class _Event(TypedDict):
+    involvedObject: _About
+    reason: NotRequired[str]
+    message: NotRequired[str]
+    lastTimestamp: NotRequired[str | None]
+    eventTime: NotRequired[str | None]
+
+
+class Events(TypedDict):
+    """Events, as remote.kubernetes.namespace reads them."""
+
+    items: list[_Event]
+
+
+def by_object(events: Iterable[Object]) -> dict[tuple[str | None, str | None], list[Object]]:
+    """Group events by the kind and name of their object."""
+    found: dict[tuple[str | None, str | None], list[Object]] = {}
+    for event in events:
+        about = event["involvedObject"]
+        found.setdefault((about.get("kind"), about.get("name")), []).append(event)
+    return found
+
+
+def newest_of(events: Iterable[Object], reasons: Collection[str]) -> Object | None:
+    """Return the event that was last seen with one of these reasons (`Failed`, `Pulling`); None without one."""
+    return max((event for event in events if event.get("reason") in reasons), key=time_of, default=None)
+
+
+def time_of(event: Object | None) -> str:
+    """Return when an event was last seen, as the API writes times; "" for None."""
+    return (event or {}).get("lastTimestamp") or (event or {}).get("eventTime") or ""
+
+
+def message_of(event: Object | None) -> str:
+    """Return what an event says for people, without white space around it; "" for None."""
+    return ((event or {}).get("message") or "").strip()
+
 
 PASSING = ("exceeded quota", "specified trainingRuntime must be created before the TrainJob is created")
 """Words of refusals that may pass: Trainer can refuse a TrainJob before it has seen the runtime that was made first."""
@@ -65,7 +163,7 @@ class Namespace:
 
     def holding_pods(self) -> list[Object]:
         """List all pods that use resources of a node, only with their requests (http_answers.Pods)."""
-        return self._api.list("pods", fields=HOLDING, answer=http_answers.Pods)
+        return self._api.list("pods", fields=HOLDING, answer=Pods)
 
     def pod_names(self) -> set[str]:
         """Return the names of all pods of the namespace, also of those that no Job made."""
@@ -74,17 +172,17 @@ class Namespace:
     def events(self) -> list[Object]:
         """List recent events that may explain something (http_answers.Events)."""
         fields = ",".join(f"reason!={reason}" for reason in UNTOLD)
-        return self._api.list("events", fields=fields, answer=http_answers.Events)
+        return self._api.list("events", fields=fields, answer=Events)
 
-    def pod_templates(self, selector: str) -> pod_templates.TemplatesFound:
+    def pod_templates(self, selector: str) -> TemplatesFound:
         """Return the pod templates with these labels."""
-        return pod_templates.pod_templates(lambda kind: self._api.list(kind, selector))
+        return pod_templates(lambda kind: self._api.list(kind, selector))
 
     def nodes(self) -> list[Object] | None:
         """List the cluster's nodes with their capacity (http_answers.Nodes); None without the right to list them."""
         if self._may_see_nodes:
             try:
-                nodes: list[Object] = self._api.call("GET", "/api/v1/nodes", answer=http_answers.Nodes)["items"]
+                nodes: list[Object] = self._api.call("GET", "/api/v1/nodes", answer=Nodes)["items"]
                 return nodes
             except Refused as refused:
                 if refused.status != 403:

@@ -5,20 +5,17 @@ from datetime import datetime
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import clock
-from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.client import Refused, connect
+from vlmflow.remote.cluster.api import Object, Refused, connect
+from vlmflow.remote.cluster.copying import selector
 from vlmflow.remote.cluster.group_kinds import IndexedJob
-from vlmflow.remote.cluster.instance import selector
-from vlmflow.remote.cluster.pod_group import job_of, nodes_of
-from vlmflow.remote.columns import in_columns
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
-from vlmflow.remote.kubernetes.group_outcome import by_node, judge_pods
+from vlmflow.remote.cluster.pods import job_of, nodes_of
+from vlmflow.remote.findings import in_columns
+from vlmflow.remote.job import LINES, newest_progress
+from vlmflow.remote.kubernetes.disruptions import words_of
 from vlmflow.remote.kubernetes.job_shape import RULE
 from vlmflow.remote.kubernetes.namespace import Namespace
-from vlmflow.remote.kubernetes.outcome import read_time
-from vlmflow.remote.kubernetes.shutdown import words_of
-from vlmflow.remote.kubernetes.waiting import explain
-from vlmflow.remote.stage_log import LINES, newest_progress
+from vlmflow.remote.kubernetes.outcome import by_node, judge_pods, read_time
+from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 
 PATIENCE = 10.0
 """Seconds to retry the API: a person waits for this answer."""

@@ -1,4 +1,17 @@
-"""The pod templates of k8s/templates, as the cluster's overlay made them: suspended CronJobs of the namespace.
+"""Kubernetes' strategic merge, as far as pod specs need it.
+
+Lists merge by the keys of the API types:
+https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/ ("patch strategy").
+
+The API server and kubectl merge in this way. The Kubernetes client for Python has no function for it, and a Job must be
+complete before the server sees it.
+
+Isolates jobs from the controller: their pods hold no token, and mount nothing that the controller executes.
+
+The controller's token may create Jobs, and a Job may mount any Secret of its namespace. A pod that could write what the
+controller executes would get all of these rights.
+
+The pod templates of k8s/templates, as the cluster's overlay made them: suspended CronJobs of the namespace.
 
 A CronJob's own labels and annotations go to the Job (a queue's label belongs there), those of its pod template to the
 pod. The executor reads these annotations of the CronJob:
@@ -8,6 +21,7 @@ pod. The executor reads these annotations of the CronJob:
 
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +30,105 @@ import yaml
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.instance import PART_OF, selector
-from vlmflow.remote.cluster.pod_templates import CONTAINER, GPU_RESOURCE, NAMES, template_in
-from vlmflow.remote.kubernetes.isolation import refuse_reach
+from vlmflow.remote.cluster.copying import PART_OF, selector
+from vlmflow.remote.cluster.pods import CONTAINER, GPU_RESOURCE, NAMES, template_in
 from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.objects import STATE_CLAIM
+
+MERGED_BY = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+}
+"""Lists whose elements merge with the element of the same key."""
+
+REPLACED_BY = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
+"""Lists whose elements replace the element of the same key: two merged volume sources would be invalid."""
+
+JOINED = {"tolerations"}
+"""Lists that are joined: a pod may tolerate more, never less."""
+
+
+def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `patch` merged into it; the patch wins. Neither is changed."""
+    merged = deepcopy(base)
+    for key, value in patch.items():
+        merged[key] = _merged(key, merged.get(key), value)
+    return merged
+
+
+def _merged(key: str, ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return merge(ours, theirs)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if key in MERGED_BY:
+            return _by_key(MERGED_BY[key], ours, theirs, merge)
+        if key in REPLACED_BY:
+            return _by_key(REPLACED_BY[key], ours, theirs, lambda _, new: new)
+        if key in JOINED:
+            return [*ours, *(deepcopy(item) for item in theirs if item not in ours)]
+    return deepcopy(theirs)
+
+
+def _by_key(name: str, ours: list[Any], theirs: list[Any], join: Any) -> list[Any]:
+    elements = {element[name]: element for element in ours}
+    for element in theirs:
+        there = elements.get(element[name])
+        elements[element[name]] = deepcopy(element) if there is None else join(there, deepcopy(element))
+    return list(elements.values())
+
+
+CONTROLLER_ACCOUNT = "vlmflow-controller"
+"""The service account with the controller's Role; an overlay may add to this name."""
+
+SOURCES = "/workdir/.sources"
+"""Where a pod puts the archive of the workflow's sources: on a volume of its own."""
+
+DEPLOYS = re.compile(r"-m snakemake --deploy-sources [^&;|]+")
+
+
+def refuse_reach(where: str, pod: Object, next_step: str) -> None:
+    """Refuse a job's pod that could write what the controller executes, or call the API in its name.
+
+    where: the start of the message. pod: a pod's spec. next_step: the next step of the message.
+
+    Raises VlmflowError.
+    """
+    if pod.get("automountServiceAccountToken") is not False:
+        raise VlmflowError(
+            f"{where}: automountServiceAccountToken must be false: a job's pod may not hold a token", next_step
+        )
+    if CONTROLLER_ACCOUNT in (pod.get("serviceAccountName") or ""):
+        raise VlmflowError(
+            f"{where}: serviceAccountName is {pod['serviceAccountName']}, the controller's own account", next_step
+        )
+    for volume in pod.get("volumes") or []:
+        claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
+        if STATE_CLAIM in claim:
+            raise VlmflowError(
+                f"{where}: volume {volume['name']} is the claim {claim}, which holds what the controller executes",
+                next_step,
+            )
+        for source in (volume.get("projected") or {}).get("sources") or []:
+            # The API server ignores a token for another audience (a cloud's identity service).
+            if "serviceAccountToken" in source and not source["serviceAccountToken"].get("audience"):
+                raise VlmflowError(
+                    f"{where}: volume {volume['name']} holds a token for the API server (a serviceAccountToken "
+                    "without an audience)",
+                    next_step,
+                )
+
+
+def with_private_sources(command: str) -> str:
+    """Return the command with the archive of the sources in a folder that the pod alone can write.
+
+    Snakemake compares the archive with the sha256 in the command, and then opens it again to unpack it. In the folder
+    for outputs, on the volume of all jobs, another pod could replace it in between.
+    """
+    return DEPLOYS.sub(lambda found: f"{found[0].rstrip()} --local-storage-prefix {SOURCES} ", command, count=1)
+
 
 DEFAULT, GPU = "default", "gpu"
 PENDING_LIMIT = "vlmflow/pending-limit"

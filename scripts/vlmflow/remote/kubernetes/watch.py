@@ -10,19 +10,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import counted
-from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.client import Refused
-from vlmflow.remote.cluster.pod_group import job_of
-from vlmflow.remote.ended import Ended
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
-from vlmflow.remote.kubernetes.group_outcome import judge_pods, newest_seen
+from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.remote.cluster.api import Object, Refused
+from vlmflow.remote.cluster.pods import job_of
+from vlmflow.remote.job import LINES, Ended, RuleJob, newest_progress
 from vlmflow.remote.kubernetes.namespace import Namespace
-from vlmflow.remote.kubernetes.outcome import Outcome, taken_by
-from vlmflow.remote.kubernetes.waiting import Waiting, explain
-from vlmflow.remote.rule_job import RuleJob
-from vlmflow.remote.stage_log import LINES, newest_progress
+from vlmflow.remote.kubernetes.outcome import Outcome, judge_pods, newest_seen, taken_by
+from vlmflow.remote.kubernetes.waiting import ClusterState, Waiting, explain
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before the reason is printed."""

@@ -25,9 +25,9 @@ from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.findings import Finding, report
 from vlmflow.remote.planned_jobs import MANY, hub_sources, planned_jobs
-from vlmflow.remote.slurm.commands import SlurmError, ask, refuse_without_slurm
 from vlmflow.remote.slurm.partitions import Asked, Partition, accounts, partitions, why_in_none
 from vlmflow.remote.slurm.probe import Probe, check_answer, folders_of
+from vlmflow.remote.slurm.queue import SlurmError, ask, refuse_without_slurm
 from vlmflow.remote.slurm.request import rule_job_of, sbatch_words
 from vlmflow.remote.slurm.site import (
     check_accounting,

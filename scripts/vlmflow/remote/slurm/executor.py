@@ -19,17 +19,13 @@ from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.ended import Attempts, Ended
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.job import Attempts, Ended, RuleJob
 from vlmflow.remote.slurm import in_job
-from vlmflow.remote.slurm.commands import SlurmError, ask, refuse_without_slurm
-from vlmflow.remote.slurm.earlier import EarlierJobs
-from vlmflow.remote.slurm.ended import GONE, ended_of
-from vlmflow.remote.slurm.ending import end_jobs, wait_until_ended
-from vlmflow.remote.slurm.news import News
+from vlmflow.remote.slurm.ending import GONE, EarlierJobs, end_jobs, ended_of, wait_until_ended
 from vlmflow.remote.slurm.partitions import Asked, partitions
-from vlmflow.remote.slurm.queue import jobs
+from vlmflow.remote.slurm.queue import SlurmError, ask, jobs, refuse_without_slurm
 from vlmflow.remote.slurm.request import comment_of, rule_job_of, sbatch_words, script
+from vlmflow.remote.slurm.waiting import News
 
 FIRST_PAUSE, LONGEST_PAUSE = 3.0, 30.0
 """Seconds between two looks: the longer a job is there, the fewer. Each is one query for all jobs."""

@@ -18,10 +18,9 @@ from typing import Any
 
 import psutil
 
-from vlmflow.core.stage_end import NOT_AGAIN, SAVED, VERDICT
-from vlmflow.remote.slurm.commands import SlurmError, ask
-from vlmflow.remote.slurm.ended import WHY, read_verdict
-from vlmflow.remote.slurm.queue import seconds
+from vlmflow.core.errors import NOT_AGAIN, SAVED, VERDICT
+from vlmflow.remote.slurm.ending import WHY, read_verdict
+from vlmflow.remote.slurm.queue import SlurmError, ask, seconds
 
 ENDS = "VLMFLOW_SLURM_ENDS"
 """The variable with the folder in which stages leave their verdicts; only a job of our executor has it."""

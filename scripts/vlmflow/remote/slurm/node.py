@@ -7,7 +7,7 @@ the first node. Every other node runs the training's agent, which waits for that
 import os
 import sys
 
-from vlmflow.core.attempt import ATTEMPT, NODE_0, OTHER_NODE, PORT, PORT_OF
+from vlmflow.core.child_programs import ATTEMPT, NODE_0, OTHER_NODE, PORT, PORT_OF
 
 PORTS = 10_000
 """Jobs of different numbers may share a node; each meets at a port of its own."""

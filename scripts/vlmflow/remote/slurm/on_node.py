@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.remote.folder_trials import tried
-from vlmflow.remote.slurm.commands import SlurmError, ask
+from vlmflow.remote.slurm.queue import SlurmError, ask
 
 ANSWER_SECONDS = 10
 """How long to wait for the hub, and for a signal."""

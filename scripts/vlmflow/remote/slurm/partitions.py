@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import counted
-from vlmflow.remote.rule_job import deciding_keys
-from vlmflow.remote.slurm.commands import SlurmError, ask, refuse_without_slurm
-from vlmflow.remote.slurm.queue import seconds
+from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.remote.job import deciding_keys
+from vlmflow.remote.slurm.queue import SlurmError, ask, refuse_without_slurm, seconds
 from vlmflow.remote.slurm.request import rule_job_of
 
 STATES = {

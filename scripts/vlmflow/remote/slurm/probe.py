@@ -13,14 +13,12 @@ from typing import Self
 import msgspec
 
 from vlmflow import SCRIPTS
-from vlmflow.core.printable import counted, printable
-from vlmflow.remote.findings import Finding
-from vlmflow.remote.folder_findings import TRIALS, check_folder
+from vlmflow.core.errors import counted, printable
+from vlmflow.remote.findings import TRIALS, Finding, check_folder
 from vlmflow.remote.slurm import on_node
-from vlmflow.remote.slurm.commands import SlurmError, ask
 from vlmflow.remote.slurm.on_node import FirstNode
 from vlmflow.remote.slurm.partitions import Partition
-from vlmflow.remote.slurm.queue import jobs
+from vlmflow.remote.slurm.queue import SlurmError, ask, jobs
 from vlmflow.remote.slurm.waiting import explain, will_not_start
 
 MINUTES, MEM_MB = 5, 1_000

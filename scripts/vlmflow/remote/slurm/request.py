@@ -13,7 +13,7 @@ from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from vlmflow import SCRIPTS
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.job import RuleJob
 from vlmflow.remote.slurm import node
 from vlmflow.remote.slurm.queue import OURS
 

@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vlmflow.core.printable import counted
+from vlmflow.core.errors import counted
 from vlmflow.remote.findings import Finding
 from vlmflow.remote.slurm.partitions import Asked, Partition, why_in_none, why_not
 

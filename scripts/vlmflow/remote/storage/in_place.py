@@ -1,4 +1,6 @@
-"""Gives a file or folder its final name. The name leads to a complete version or to none, with any number of writers.
+"""Exchanges two names in one system call.
+
+Gives a file or folder its final name. The name leads to a complete version or to none, with any number of writers.
 
 Why this holds, with writers on any machines, killed at any moment:
 
@@ -27,6 +29,7 @@ new one to the name. The name is free between the two calls:
    may lead to the version before the last, which is complete too.
 """
 
+import ctypes
 import errno
 import os
 import re
@@ -38,7 +41,31 @@ from contextlib import suppress
 from pathlib import Path
 
 from vlmflow.core.files import sync
-from vlmflow.remote.storage.exchange import ExchangeNotSupportedError, exchange
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+
+class ExchangeNotSupportedError(Exception):
+    """The file system or the operating system cannot exchange two names: NFS, CephFS and macOS cannot."""
+
+
+def exchange(one: Path, other: Path) -> None:
+    """Give each of two files or folders the other's name; both exist at every moment (renameat2(2)).
+
+    Raises OSError if that fails, with nothing changed: ENOENT if one does not exist. Raises ExchangeNotSupportedError
+    if it is not possible here.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise ExchangeNotSupportedError
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        if number in _NOT_SUPPORTED:
+            raise ExchangeNotSupportedError
+        raise OSError(number, os.strerror(number), str(one), None, str(other))
+
 
 LEFT_AFTER = 24 * 3600
 """Seconds after which unfinished files beside a target count as a killed writer's: no copy takes a day."""

@@ -1,4 +1,10 @@
-"""A pod's folder for its jobs' local files, on the volume of the targets.
+"""Opens a path on a volume that jobs write to, without following links, which a job may have planted.
+
+The controller's other mounts hold what no job may see or change: its token, and what it executes. A link on the shared
+volume could lead there. So each folder of a path is opened relative to the one before it, and a link is refused. Calls
+relative to the open folder cannot be redirected, whatever is renamed meanwhile. Linux only: it uses /proc.
+
+A pod's folder for its jobs' local files, on the volume of the targets.
 
 The profile names it as `remote-job-local-storage-prefix: /outputs/.pods/$VLMFLOW_POD`, so that a rename gives an output
 its name. VLMFLOW_POD is the pod's own name, from the downward API (remote.kubernetes.job_shape): the host name differs
@@ -7,17 +13,107 @@ folders of lost pods, and when it starts those of pods that ended while no contr
 """
 
 import atexit
+import errno
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.printable import counted
-from vlmflow.remote.storage import in_place, no_links
+from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.remote.storage import in_place
+
+FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+"""O_NONBLOCK: opening a named pipe would block forever."""
+
+
+@contextmanager
+def opened(folder: Path, make: bool = False) -> Iterator[int]:
+    """Yield a descriptor of a folder during the block, for calls that take a `dir_fd`.
+
+    make: whether to make it, and folders above it, if they are missing.
+
+    Raises VlmflowError if a folder on the path is a link or a file, OSError if it cannot be opened.
+    """
+    place = Path("/")
+    descriptor = os.open(place, FOLDER)
+    try:
+        for name in folder.absolute().parts[1:]:
+            place /= name
+            inner = _inner(descriptor, place, make)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def reached(place: Path, make: bool = False) -> Iterator[Path]:
+    """Yield another path to a file or folder during the block; it leads there whatever folder above is renamed.
+
+    The last name itself may be a link: the caller must not follow it.
+
+    make: whether to make the folders above it if they are missing.
+
+    Raises as `opened`; an OSError of the block names `place`.
+    """
+    with opened(place.parent, make) as folder:
+        try:
+            yield Path("/proc/self/fd", str(folder), place.name)
+        except OSError as error:
+            if error.filename is not None:
+                error.filename, error.filename2 = str(place), None
+            raise
+
+
+def read_end(file: Path, limit: int) -> bytes:
+    """Return the last bytes of a file, at most `limit`.
+
+    Raises VlmflowError if it is a link or no regular file, or if its path has a link; OSError if it cannot be read.
+    """
+    with opened(file.parent) as folder:
+        try:
+            descriptor = os.open(file.name, FILE, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise _planted(file) from None
+            raise
+    with open(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _planted(file)
+        stream.seek(max(0, found.st_size - limit))
+        return stream.read(limit)
+
+
+def _inner(descriptor: int, place: Path, make: bool) -> int:
+    try:
+        try:
+            return os.open(place.name, FOLDER, dir_fd=descriptor)
+        except FileNotFoundError:
+            if not make:
+                raise
+        with suppress(FileExistsError):  # another process made it at the same moment
+            os.mkdir(place.name, dir_fd=descriptor)
+        return os.open(place.name, FOLDER, dir_fd=descriptor)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            raise _planted(place) from None
+        error.filename = str(place)
+        raise
+
+
+def _planted(place: Path) -> VlmflowError:
+    return VlmflowError(
+        f"{place} is a link or not the expected kind of file; it is not followed, because a job may have made it",
+        f"check where it leads (ls -l {place}) and which job made it; remove it and run the same command again",
+    )
+
 
 VARIABLE = "VLMFLOW_POD"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -34,7 +130,7 @@ def remove_of(local_storage_prefix: Path, pod: str) -> None:
         raise VlmflowError(f"{pod!r} is not a pod's name", "please report it; nothing was removed")
     if _is_of_one_pod(local_storage_prefix):
         # If a job has replaced a folder on the path by a link, nothing is removed.
-        with suppress(OSError, VlmflowError), no_links.reached(local_storage_prefix.with_name(pod)) as folder:
+        with suppress(OSError, VlmflowError), reached(local_storage_prefix.with_name(pod)) as folder:
             in_place.discard(folder)  # a pod on a lost node may be alive, and about to rename one of its folders
 
 
@@ -46,7 +142,7 @@ def sweep(local_storage_prefix: Path, living: Callable[[], Iterable[str]], say: 
     """
     names = []
     if _is_of_one_pod(local_storage_prefix):
-        with suppress(OSError, VlmflowError), no_links.reached(local_storage_prefix) as folder:
+        with suppress(OSError, VlmflowError), reached(local_storage_prefix) as folder:
             names = [name for name in os.listdir(folder.parent) if _is_name(name)]
             in_place.discard_left(folder.parent)
     if names and (gone := sorted(set(names) - set(living()))):

@@ -22,13 +22,11 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError, printable
 from vlmflow.core.files import BUFFER, remove, require_free_disk, whole_file, whole_folder
 from vlmflow.core.patience import AGAIN, CONNECT_TIMEOUT, PASSING_STATUS, READ_TIMEOUT, PassingFault, patiently
-from vlmflow.core.printable import printable
 from vlmflow.core.progress import Progress
-from vlmflow.remote.storage.folder_manifest import Entry
-from vlmflow.remote.storage.s3_folder import Folder, is_not_there
+from vlmflow.remote.storage.s3_folder import Entry, Folder, is_not_there
 
 log = logging.getLogger("vlmflow")
 
@@ -237,7 +235,7 @@ class _Download:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m remote.storage.s3_get",
+        prog="python -m vlmflow.remote.storage.s3_get",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

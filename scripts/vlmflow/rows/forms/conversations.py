@@ -8,10 +8,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import PlainTurn
+from vlmflow.rows.chat import PlainTurn, Reject
 from vlmflow.rows.raw_messages import SPEAKERS, reading_of
 from vlmflow.rows.raw_text import Reading
-from vlmflow.rows.rejects import Reject
 
 
 class Plain(PlainTurn, gc=False):

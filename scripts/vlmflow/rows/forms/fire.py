@@ -8,14 +8,12 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.key_meanings import TRAINED
-from vlmflow.config.raw_forms import RawForm
+from vlmflow.config.raw_forms import TRAINED, RawForm
 from vlmflow.raw.named import source_of
-from vlmflow.rows.converted import ConvertedRow, HowToConvert, RowsOf
-from vlmflow.rows.fire_texts import with_sentences, without_thoughts
+from vlmflow.rows.chat import Reject
+from vlmflow.rows.convert import ConvertedRow, HowToConvert, RowsOf
 from vlmflow.rows.raw_text import clean, cleaned, untagged
-from vlmflow.rows.rejects import Reject
-from vlmflow.rows.trajectories import Attempt, Trajectory, read_score
+from vlmflow.rows.trajectories import Attempt, Trajectory, read_score, with_sentences, without_thoughts
 
 
 class RawTurn(msgspec.Struct, gc=False):

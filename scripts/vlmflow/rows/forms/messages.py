@@ -5,11 +5,9 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
-from vlmflow.rows.chat import IMAGE_TAG, Turn
+from vlmflow.rows.chat import IMAGE_TAG, Reject, Turn
 from vlmflow.rows.raw_messages import SPEAKERS, reading_of
-from vlmflow.rows.raw_parts import is_path
-from vlmflow.rows.raw_text import Reading
-from vlmflow.rows.rejects import Reject
+from vlmflow.rows.raw_text import Reading, is_path
 
 
 class TextPart(msgspec.Struct, tag_field="type", tag="text", forbid_unknown_fields=True, gc=False):

@@ -5,8 +5,8 @@ from typing import Protocol
 import msgspec
 
 from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.raw_text import Reading, rounds
-from vlmflow.rows.rejects import Reject
 
 
 class Pair(msgspec.Struct, gc=False):

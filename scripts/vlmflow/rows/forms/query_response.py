@@ -2,8 +2,7 @@
 
 from typing import Protocol
 
-from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS
-from vlmflow.config.raw_forms import RawForm
+from vlmflow.config.raw_forms import HISTORY, OF_CONVERSATIONS, RawForm
 from vlmflow.rows.raw_text import Reading, rounds
 
 

@@ -2,8 +2,7 @@
 
 from typing import Protocol
 
-from vlmflow.config.key_meanings import OF_TEXTS
-from vlmflow.config.raw_forms import RawForm
+from vlmflow.config.raw_forms import OF_TEXTS, RawForm
 from vlmflow.rows.raw_text import Reading, question_and_answer
 
 

@@ -6,8 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.config.raw_forms import RawForm
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.raw_text import Reading, rounds
-from vlmflow.rows.rejects import Reject
 
 
 class Round(msgspec.Struct, gc=False):

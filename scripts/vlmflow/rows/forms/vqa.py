@@ -3,10 +3,9 @@
 from collections import Counter
 from typing import Protocol
 
-from vlmflow.config.key_meanings import HISTORY, OF_CONVERSATIONS, Meaning, is_given
-from vlmflow.config.raw_forms import RawForm
+from vlmflow.config.raw_forms import HISTORY, OF_CONVERSATIONS, Meaning, RawForm, is_given
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.raw_text import Reading, question_and_answer
-from vlmflow.rows.rejects import Reject
 
 OTHER_ANSWERS = Meaning("another key of answers; `columns: {answer: …}` chooses the one to train on", is_given)
 CHOICES = Meaning("the choices that belong to the question", is_given)

@@ -10,10 +10,8 @@ from PIL import Image
 from chat_server import ChatServer, chat_server, last_text
 from made_cases import row
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.evaluation.answering import asking
-from vlmflow.evaluation.answering.asking import answers_to
-from vlmflow.evaluation.answering.dialogues import Question, questions_of
-from vlmflow.evaluation.answering.models import ModelAtUrl, ask_own
+from vlmflow.evaluation import asking
+from vlmflow.evaluation.asking import ModelAtUrl, Question, answers_to, ask_own, questions_of
 from vlmflow.evaluation.choice import read_case
 from vlmflow.serving.client import Client
 from vlmflow.serving.server import environment, free_port, running

@@ -6,10 +6,9 @@ import msgspec
 
 from made_cases import row
 from training_rows import made_row
-from vlmflow.evaluation.answering.dialogues import questions_of
+from vlmflow.evaluation.asking import questions_of
 from vlmflow.evaluation.choice import read_case
-from vlmflow.rows.chat import Turn
-from vlmflow.rows.tools import call_text, tools_text
+from vlmflow.rows.chat import Turn, call_text, tools_text
 
 TOOLS, CALL = tools_text([{"type": "function", "function": {"name": "see"}}]), call_text("see", {"what": "é"})
 

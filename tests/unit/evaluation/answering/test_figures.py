@@ -9,11 +9,10 @@ import pytest
 from chat_server import chat_server, last_text
 from made_cases import row
 from training_rows import made_row
-from vlmflow.evaluation.accounts import Interval
-from vlmflow.evaluation.answering.accounts import AfterRounds, AnsweredRow, AskedModel
-from vlmflow.evaluation.answering.models import ModelAtUrl
-from vlmflow.evaluation.answering.report import Asking, ask_both, figures, sentence_of
+from vlmflow.evaluation.answers import Asking, ask_both, figures, sentence_of
+from vlmflow.evaluation.asking import ModelAtUrl
 from vlmflow.evaluation.choice import Case, read_case
+from vlmflow.evaluation.report import AfterRounds, AnsweredRow, AskedModel, Interval
 from vlmflow.rows.chat import Turn
 
 COUNT = 120

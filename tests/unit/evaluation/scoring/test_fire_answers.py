@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from real_rows import real_rows
-from vlmflow.evaluation.scoring.answer_text import answer_in
 from vlmflow.evaluation.scoring.judge import judge, rule_of
+from vlmflow.evaluation.scoring.stated import answer_in
+from vlmflow.rows.chat import Reject
 from vlmflow.rows.forms.fire import read_gold, read_trajectory
-from vlmflow.rows.rejects import Reject
 
 PAGE = Path(__file__).parents[4] / "docs" / "evaluation.md"
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.evaluation.scoring.answer_text import MOST_CHARACTERS, answer_in, normalised
+from vlmflow.evaluation.scoring.answer_forms import option_in
 from vlmflow.evaluation.scoring.judge import holds, judge, rule_of
-from vlmflow.evaluation.scoring.options import option_in
+from vlmflow.evaluation.scoring.stated import MOST_CHARACTERS, answer_in, normalised
 
 TEXTS = st.text(max_size=60) | st.text("aA bB.(),-'0123456789%:$é́İß​", max_size=40)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.evaluation.scoring.named import anls, exact_match, relaxed_accuracy, token_f1
+from vlmflow.evaluation.scoring.judge import anls, exact_match, relaxed_accuracy, token_f1
 
 REFERENCE = [json.loads(line) for line in Path(__file__).with_name("named_metrics.jsonl").read_text().splitlines()]
 

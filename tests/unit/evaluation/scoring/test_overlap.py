@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.evaluation.scoring.cider import cider
-from vlmflow.evaluation.scoring.overlap import overlap, words_of
+from vlmflow.evaluation.scoring.overlap import cider, overlap, words_of
 
 TEXTS = [
     "there are 6 horses in the scene",

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.data.metrics.squad_metrics import compute_exact, compute_f1
 
-from vlmflow.evaluation.scoring.named import exact_match, token_f1
+from vlmflow.evaluation.scoring.judge import exact_match, token_f1
 
 WORDS = st.lists(st.sampled_from(["a", "The", "red", "Red.", "cat", "don't", "é", "12", " ", "—"]), max_size=8)
 

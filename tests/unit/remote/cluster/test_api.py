@@ -11,8 +11,7 @@ import pytest
 
 from bad_minutes import BadMinutes, kubeconfig_of, refusal, serving_by_default
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.api import LOG_KEPT, LOG_READ, Api
-from vlmflow.remote.cluster.client import Refused, connect
+from vlmflow.remote.cluster.api import LOG_KEPT, LOG_READ, Api, Refused, connect
 
 JOBS = "batch/v1/jobs"
 

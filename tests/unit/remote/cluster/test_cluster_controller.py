@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster import checkout, hub_token, unpack
+from vlmflow.remote.cluster import controller, unpack
 from workflow_runs import ROOT
 
 CONTROLLER = ROOT / "k8s/base/controller.py"
@@ -201,7 +201,7 @@ def carried(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
     process = subprocess.Popen([sys.executable, unpack.__file__, str(target)], stdin=subprocess.PIPE)
     with process.stdin:
-        checkout.pack(source, process.stdin)
+        controller.pack(source, process.stdin)
     assert process.wait() == 0
 
 
@@ -241,7 +241,7 @@ def test_a_push_that_is_cut_off_changes_nothing_and_the_next_one_does(tmp_path: 
     carried(source, target)
     (source / "Snakefile").write_text("two")
     with (tmp_path / "tar").open("wb") as stream:
-        checkout.pack(source, stream)
+        controller.pack(source, stream)
     whole = (tmp_path / "tar").read_bytes()
     for part in (b"", whole[: len(whole) // 2]):
         command = [sys.executable, unpack.__file__, str(target)]
@@ -275,20 +275,20 @@ def test_a_file_replaces_a_folder_and_the_reverse(tmp_path: Path) -> None:
 
 def test_a_folder_without_git_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="not a git repository"), (tmp_path / "tar").open("wb") as stream:
-        checkout.pack(tmp_path, stream)
+        controller.pack(tmp_path, stream)
 
 
 @pytest.mark.parametrize("text", ["", "OTHER=1\n", "HF_TOKEN=\n", "HF_TOKEN=hf_abc hf_def\n"])
 def test_a_file_without_a_token_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
     (tmp_path / ".env").write_text(text)
     with pytest.raises(VlmflowError) as raised:
-        hub_token.read_token(tmp_path / ".env")
+        controller.read_token(tmp_path / ".env")
     assert "hf_abc" not in str(raised.value)
 
 
 def test_a_token_becomes_a_secret(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("A=1\nexport HF_TOKEN='hf_abc'\n")
-    secret = json.loads(hub_token.secret(hub_token.read_token(tmp_path / ".env")))
+    secret = json.loads(controller.secret(controller.read_token(tmp_path / ".env")))
     assert (secret["metadata"]["name"], secret["data"]) == ("hf-token", {"HF_TOKEN": "aGZfYWJj"})
 
 
@@ -297,4 +297,4 @@ def test_a_tracked_file_is_no_place_for_a_token(tmp_path: Path) -> None:
     git(tmp_path, "init")
     git(tmp_path, "add", ".env")
     with pytest.raises(VlmflowError, match="tracked by git"):
-        hub_token.read_token(tmp_path / ".env")
+        controller.read_token(tmp_path / ".env")

@@ -9,8 +9,8 @@ import pytest
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.remote.cluster import copying, file_stream, following
-from vlmflow.remote.cluster.kubectl import Kubectl
+from vlmflow.remote.cluster import controller, copying, file_stream
+from vlmflow.remote.cluster.copying import Kubectl
 
 KUBECTL = """#!{python}
 import pathlib, subprocess, sys
@@ -218,10 +218,10 @@ def test_a_broken_connection_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(following, "PAUSE", 0.0)
+    monkeypatch.setattr(controller, "PAUSE", 0.0)
     Path("controller.py").write_text(CONTROLLER)
     Path("output").write_text("begun, ")
-    assert following.follow(kubectl(tmp_path), ("python", "controller.py")) == 7
+    assert controller.follow(kubectl(tmp_path), ("python", "controller.py")) == 7
     shown, said = capfd.readouterr()
     assert shown == "begun, the end"
     assert "The run continues" in said
@@ -229,5 +229,5 @@ def test_a_broken_connection_does_not_end_the_run(
 
 def test_a_controller_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match="does not answer for 0 s") as failure:
-        following.follow(kubectl(tmp_path), ("python", "none.py"), patience=0)
+        controller.follow(kubectl(tmp_path), ("python", "none.py"), patience=0)
     assert "the run continues" in failure.value.next_step

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from vlmflow.remote.cluster.client import Refused
-from vlmflow.remote.cluster.pod_templates import CRON_JOBS, POD_TEMPLATES, pod_templates
+from vlmflow.remote.cluster.api import Refused
+from vlmflow.remote.cluster.pods import CRON_JOBS, POD_TEMPLATES, pod_templates
 
 FORBIDDEN = Refused(403, "said Forbidden", "Forbidden")
 

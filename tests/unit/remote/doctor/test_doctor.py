@@ -13,14 +13,13 @@ import yaml
 
 from vlmflow.config.model import check_config
 from vlmflow.remote import findings, folder_trials
-from vlmflow.remote.cluster.pod_templates import TemplatesFound, template_in
-from vlmflow.remote.doctor import inside, needs, objects, probe, rbac
-from vlmflow.remote.doctor.needs import Need, jobs_of
-from vlmflow.remote.doctor.probe import Answer
-from vlmflow.remote.findings import Finding
-from vlmflow.remote.folder_findings import check_folder
+from vlmflow.remote.cluster.pods import TemplatesFound, template_in
+from vlmflow.remote.findings import Finding, check_folder
+from vlmflow.remote.job import RuleJob
+from vlmflow.remote.kubernetes import inside, needs, objects, probe
+from vlmflow.remote.kubernetes.needs import Need, jobs_of
+from vlmflow.remote.kubernetes.probe import Answer
 from vlmflow.remote.planned_jobs import hub_sources
-from vlmflow.remote.rule_job import RuleJob
 from workflow_runs import ROOT
 
 TEMPLATES = {
@@ -65,7 +64,9 @@ def test_the_controllers_role_is_what_the_executor_uses() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {(right.group, right.resource, right.verb) for right in (*rbac.EXECUTOR, rbac.POD_TEMPLATES)}
+    assert granted == {
+        (right.group, right.resource, right.verb) for right in (*objects.EXECUTOR, objects.POD_TEMPLATES)
+    }
 
 
 def test_the_requests_of_runs_come_from_the_configuration() -> None:
@@ -323,7 +324,7 @@ def test_a_configuration_that_is_not_yaml_is_refused_with_line_and_column(tmp_pa
     file = tmp_path / "mine.yaml"
     file.write_text("runs:\n  r: {model: m\n  b: [\n")
     done = subprocess.run(
-        [sys.executable, "-m", "vlmflow.remote.doctor", "--configfile", str(file)],
+        [sys.executable, "-m", "vlmflow.remote.kubernetes.doctor", "--configfile", str(file)],
         cwd=ROOT / "scripts",
         capture_output=True,
         text=True,

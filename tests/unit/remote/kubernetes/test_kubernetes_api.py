@@ -13,14 +13,13 @@ from kubernetes.client.rest import ApiException
 
 from bad_minutes import BadMinutes, refusal, serving_by_default
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.client import Refused, connect
-from vlmflow.remote.ended import Ended
+from vlmflow.remote.cluster.api import Refused, connect
+from vlmflow.remote.job import Ended, RuleJob
 from vlmflow.remote.kubernetes.disruptions import Disruptions
 from vlmflow.remote.kubernetes.executor import HardenedExecutor
 from vlmflow.remote.kubernetes.namespace import Namespace, is_refusal
 from vlmflow.remote.kubernetes.outcome import Outcome, not_created
 from vlmflow.remote.kubernetes.watch import PatientWatch, Watch
-from vlmflow.remote.rule_job import RuleJob
 
 
 @pytest.fixture

@@ -13,22 +13,17 @@ from bad_minutes import BadMinutes, refusal, serving_by_default
 from unit.remote.kubernetes.test_kubernetes_groups import NOW, pod, shaped
 from vlmflow.config.model import ClusterSettings
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.api import Api
-from vlmflow.remote.cluster.client import connect
+from vlmflow.remote.cluster.api import Api, connect
 from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
-from vlmflow.remote.cluster.pod_group import GROUP, job_of, named, node_of, rule_container
-from vlmflow.remote.doctor import rbac
-from vlmflow.remote.ended import Ended
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
-from vlmflow.remote.kubernetes.disruptions import Disruptions
+from vlmflow.remote.cluster.pods import GROUP, job_of, named, node_of, rule_container
+from vlmflow.remote.job import Ended, RuleJob
+from vlmflow.remote.kubernetes import objects
+from vlmflow.remote.kubernetes.disruptions import Disruptions, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.executor import HardenedExecutor
-from vlmflow.remote.kubernetes.group_outcome import judge_pods, newest_seen
 from vlmflow.remote.kubernetes.namespace import Namespace
-from vlmflow.remote.kubernetes.outcome import Outcome, terminated
-from vlmflow.remote.kubernetes.shutdown import end_all, refuse_strangers
-from vlmflow.remote.kubernetes.waiting import explain
+from vlmflow.remote.kubernetes.outcome import Outcome, judge_pods, newest_seen, terminated
+from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 from vlmflow.remote.kubernetes.watch import Watch
-from vlmflow.remote.rule_job import RuleJob
 from workflow_runs import ROOT
 
 OWN = [PYTORCHJOB, TRAINJOB]
@@ -72,7 +67,7 @@ def pods_and_rest(made: dict) -> tuple[dict, dict]:
 
 def test_the_configuration_names_all_kinds() -> None:
     assert ClusterSettings().multi_node == INDEXED_JOB.name
-    assert [ClusterSettings(multi_node=name).multi_node for name in KINDS] == [*rbac.GROUPS]
+    assert [ClusterSettings(multi_node=name).multi_node for name in KINDS] == [*objects.GROUPS]
 
 
 def test_a_pytorchjob_is_one_of_workers_alone() -> None:
@@ -280,7 +275,7 @@ def test_the_rights_of_a_kind_are_those_that_it_uses(kind: IndexedJob, server: B
     left = [{"metadata": {"name": "left"}}]
     server.answers = [(200, {"items": left}, {})]
     cluster.delete_rest("a=b")
-    wanted = {(right.group, right.resource, right.verb) for right in rbac.GROUPS[kind.name]}
+    wanted = {(right.group, right.resource, right.verb) for right in objects.GROUPS[kind.name]}
     jobs = {("batch", "jobs", "list"), ("batch", "jobs", "delete")}
     assert rights(server.asked) == wanted | jobs
     component = yaml.safe_load((ROOT / "k8s/components" / kind.component / "kustomization.yaml").read_text())

@@ -7,17 +7,14 @@ import pytest
 import yaml
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.pod_group import GROUP, named, node_of, nodes_of, service_of
-from vlmflow.remote.cluster.pod_templates import template_in
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
+from vlmflow.remote.cluster.pods import GROUP, named, node_of, nodes_of, service_of, template_in
+from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.disruptions import Disruptions, JobRecord
-from vlmflow.remote.kubernetes.group_outcome import judge_pods
 from vlmflow.remote.kubernetes.job_shape import shape
-from vlmflow.remote.kubernetes.outcome import Outcome
+from vlmflow.remote.kubernetes.outcome import Outcome, judge_pods
 from vlmflow.remote.kubernetes.templates import read_template
-from vlmflow.remote.kubernetes.waiting import explain
+from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 from vlmflow.remote.kubernetes.watch import Watch
-from vlmflow.remote.rule_job import RuleJob
 from workflow_runs import ROOT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

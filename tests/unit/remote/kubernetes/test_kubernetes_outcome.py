@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vlmflow.core.stage_end import NOT_AGAIN
+from vlmflow.core.errors import NOT_AGAIN
 from vlmflow.remote.kubernetes.outcome import judge
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -11,11 +11,10 @@ import yaml
 
 from forked_snakemake import called
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.pod_templates import template_in
+from vlmflow.remote.cluster.pods import template_in
+from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import label_value, shape
-from vlmflow.remote.kubernetes.strategic_merge import merge
-from vlmflow.remote.kubernetes.templates import check_files, choose, read_template, read_templates
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.kubernetes.templates import check_files, choose, merge, read_template, read_templates
 from workflow_runs import ROOT, VERSION, clone
 
 FOLDER = ROOT / "k8s" / "templates"

@@ -5,13 +5,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from vlmflow.remote.cluster.client import Refused
+from vlmflow.remote.cluster.api import Refused
+from vlmflow.remote.job import RuleJob, cause, newest_progress
 from vlmflow.remote.kubernetes import waiting
-from vlmflow.remote.kubernetes.cluster_state import ClusterState
-from vlmflow.remote.kubernetes.waiting import Waiting
+from vlmflow.remote.kubernetes.waiting import ClusterState, Waiting
 from vlmflow.remote.kubernetes.watch import Watch
-from vlmflow.remote.rule_job import RuleJob
-from vlmflow.remote.stage_log import cause, newest_progress
 
 JOB = {"metadata": {"name": "j", "labels": {}}, "spec": {}}
 

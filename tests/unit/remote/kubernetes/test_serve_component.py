@@ -3,9 +3,8 @@
 import yaml
 
 from cluster.policies import allowed
-from vlmflow.core.keys import ANSWER_KEY
-from vlmflow.serving.server import KEYS
-from vlmflow.serving.vllm import NO_DOMAIN
+from vlmflow.core.child_programs import ANSWER_KEY
+from vlmflow.serving.server import KEYS, NO_DOMAIN
 from workflow_runs import ROOT
 
 COMPONENTS = ROOT / "k8s" / "components"

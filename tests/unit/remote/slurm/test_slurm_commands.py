@@ -6,8 +6,8 @@ import pytest
 
 from slurm_commands import SlurmCommands
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.slurm import commands
-from vlmflow.remote.slurm.commands import SlurmError, ask, refuse_without_slurm
+from vlmflow.remote.slurm import queue
+from vlmflow.remote.slurm.queue import SlurmError, ask, refuse_without_slurm
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_only_a_controller_that_does_not_answer_is_an_outage(slurm: SlurmCommand
 def test_a_command_that_does_not_answer_in_time_is_an_outage(
     slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(commands, "SECONDS", 0.1)
+    monkeypatch.setattr(queue, "SECONDS", 0.1)
     slurm.do("squeue", "exec sleep 20")
     refusal = refusal_of("squeue")
     assert refusal.outage

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from snakemake_interface_common.exceptions import WorkflowError
 
-from vlmflow.remote.rule_job import RuleJob
+from vlmflow.remote.job import RuleJob
 from vlmflow.remote.slurm.request import comment_of, name_of, rule_job_of, sbatch_words, script
 
 TRAIN = {
@@ -179,7 +179,7 @@ def test_on_several_nodes_the_step_runs_an_agent_on_each() -> None:
     assert "--kill-on-bad-exit=1" in call
     (path,) = value(call, "PYTHONPATH")
     module = call.index("vlmflow.remote.slurm.node")
-    assert (Path(path) / "remote" / "slurm" / "node.py").is_file()
+    assert (Path(path) / "vlmflow" / "remote" / "slurm" / "node.py").is_file()
     assert call[module - 2 :] == [
         *("/venv/bin/python", "-m", "vlmflow.remote.slurm.node", "stores/my runs/mine", "8"),
         *("/venv/bin/python", "-m", "snakemake", "--snakefile", "/a b/Snakefile", "--cores", "8"),

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.remote.slurm.commands import ask
-from vlmflow.remote.slurm.status import is_here, lines
-from vlmflow.remote.stage_log import LINES, last_lines, newest_progress
+from vlmflow.remote.job import LINES, last_lines, newest_progress
+from vlmflow.remote.slurm.queue import ask
+from vlmflow.remote.slurm.waiting import is_here, lines
 from workflow_runs import ROOT
 
 COMMENT = "vlmflow aaaa bbbb cccc"

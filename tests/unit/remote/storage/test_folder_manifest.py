@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.storage import folder_manifest, pod_folder
-from vlmflow.remote.storage.folder_manifest import Entry
+from vlmflow.remote.storage import pod_folder, s3_folder
+from vlmflow.remote.storage.s3_folder import Entry
 
 PLACE, FOLDER = "s3://bucket/run/merged/x/.manifest.json", "run/merged/x"
 KEY = f"{FOLDER}/.stored-{'0' * 32}/files/"
@@ -20,16 +20,16 @@ def entry(name: str, size: int = 1, key: str | None = None) -> Entry:
 def test_a_manifest_is_read_as_it_was_written() -> None:
     elsewhere = f"run/verified/x/.stored-{'1' * 32}/files/weights\n"
     entries = {"b/é.txt": entry("b/é.txt", 0), "a": entry("a", 1 << 40), "w": entry("w", key=elsewhere)}
-    assert folder_manifest.load(folder_manifest.dump(entries), PLACE, FOLDER) == entries
-    assert folder_manifest.dump(entries) == folder_manifest.dump(dict(reversed(entries.items())))
-    attempts = folder_manifest.attempts_of(entries)
+    assert s3_folder.load(s3_folder.dump(entries), PLACE, FOLDER) == entries
+    assert s3_folder.dump(entries) == s3_folder.dump(dict(reversed(entries.items())))
+    attempts = s3_folder.attempts_of(entries)
     assert attempts == {f"{FOLDER}/.stored-{'0' * 32}", f"run/verified/x/.stored-{'1' * 32}"}
-    assert {folder_manifest.owner_of(attempt) for attempt in attempts} == {FOLDER, "run/verified/x"}
+    assert {s3_folder.owner_of(attempt) for attempt in attempts} == {FOLDER, "run/verified/x"}
 
 
 def test_an_older_manifest_is_read() -> None:
     content = b'{"files": {"inner/a": {"size": 3, "etag": "\\"0\\""}}}'
-    assert folder_manifest.load(content, PLACE, FOLDER) == {"inner/a": Entry(3, f"{FOLDER}/inner/a", etag='"0"')}
+    assert s3_folder.load(content, PLACE, FOLDER) == {"inner/a": Entry(3, f"{FOLDER}/inner/a", etag='"0"')}
 
 
 GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
@@ -53,23 +53,23 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
 )
 def test_a_file_that_is_not_a_manifest_is_refused_with_its_address(content: bytes) -> None:
     with pytest.raises(VlmflowError, match=f"{PLACE} is not a manifest"):
-        folder_manifest.load(content, PLACE, FOLDER)
+        s3_folder.load(content, PLACE, FOLDER)
 
 
 def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job wrote it; the main process reads it."""
-    monkeypatch.setattr(folder_manifest, "LARGEST", 1_000)
+    monkeypatch.setattr(s3_folder, "LARGEST", 1_000)
     entries = {f"file-{number}": entry(f"file-{number}") for number in range(10)}
     with pytest.raises(VlmflowError, match="larger than 0 MB"):
-        folder_manifest.dump(entries)
+        s3_folder.dump(entries)
     with pytest.raises(VlmflowError, match="larger than 0 MB"):
-        folder_manifest.load(b"{" + b" " * 1_000, PLACE, FOLDER)
+        s3_folder.load(b"{" + b" " * 1_000, PLACE, FOLDER)
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "./a"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
     with pytest.raises(VlmflowError, match="outside its folder"):
-        folder_manifest.load(folder_manifest.dump({name: entry("a")}), PLACE, FOLDER)
+        s3_folder.load(s3_folder.dump({name: entry("a")}), PLACE, FOLDER)
 
 
 def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.storage import fs_object, no_links
-from vlmflow.remote.storage.stored_text import text_of
+from vlmflow.remote.storage import plugins, pod_folder
+from vlmflow.remote.storage.plugins import text_of
 
 
 class Provider:
@@ -22,8 +22,8 @@ class Provider:
         return query
 
 
-def make_object(folder: Path, name: str) -> fs_object.FsObject:
-    return fs_object.FsObject(str(folder / "targets" / name), False, True, Provider(folder / "local"))
+def make_object(folder: Path, name: str) -> plugins.FsObject:
+    return plugins.FsObject(str(folder / "targets" / name), False, True, Provider(folder / "local"))
 
 
 def test_snakemakes_own_file_is_copied_and_stays(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_no_link_that_a_job_planted_leads_the_controller_elsewhere(tmp_path: Pat
 
 def test_an_error_names_the_target_and_not_its_path(tmp_path: Path) -> None:
     target = tmp_path / "a" / "b"
-    with pytest.raises(FileNotFoundError) as missing, no_links.reached(target, make=True) as place:
+    with pytest.raises(FileNotFoundError) as missing, pod_folder.reached(target, make=True) as place:
         place.read_text()
     assert missing.value.filename == str(target)
 

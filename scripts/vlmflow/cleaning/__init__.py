@@ -1,1 +1,0 @@
-"""Finds what a finished workflow no longer needs."""

@@ -1,1 +1,0 @@
-"""Asks base and tuned model the same questions, and scores their answers."""

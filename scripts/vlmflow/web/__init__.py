@@ -1,1 +1,0 @@
-"""Network access: the hub, other servers, and resumed downloads."""
