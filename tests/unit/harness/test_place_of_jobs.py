@@ -80,7 +80,8 @@ def test_light_stages_stay_here_or_share_a_job() -> None:
     assert some.group_settings.overwrite_groups == {}
 
 
-def test_the_call_itself_names_the_place() -> None:
+def test_the_call_itself_names_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_named_executors", [])
     assert not stage.on_slurm()
     assert not stage.jobs_leave(workflow())
     stage.note_executor("slurm")
