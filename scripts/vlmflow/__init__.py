@@ -1,4 +1,28 @@
-"""The library behind the stages: plain functions on paths and values that know nothing of Snakemake."""
+"""From raw rows to verified merged weights: the code behind the rules. What each folder holds, in the order of imports:
+
+core        errors, files, accounts, digests, processes, progress
+config      the settings and their checks, the repository's tables, and the messages about errors
+raw         the rows of raw files of every format, one after the other, and which of them are used
+pictures    the pictures that rows name: found, checked, stored under one name everywhere
+fetch       downloads: pinned files and models of the hub, and pictures from their archives
+rows        raw rows to training rows, each kept or rejected for a reason; rows/forms has a module for each raw form
+swift       ms-swift: its arguments, its processes, and what transformers and its templates say of a model
+lengths     the tokens of rows: counted, compared with ms-swift's, and made to fit
+in_trainer  a training from inside: our callbacks, in every process that torchrun starts
+supervisor  a training from outside: trainers are started, watched and resumed, a smoke run judged, the result reported
+estimate    memory, time, price and disk of a run, before it starts
+merging     the adapter into the base's weights, and the proof of the result
+serving     a model folder for people and stages: transformers on the CPU, vLLM on GPUs
+evaluation  is the tuned model better than its base, does it use feedback; scoring of answers by rules
+search      a search for a run's settings
+reports     pages, summary, provenance, model card
+publish     verified weights to the hub
+track       a finished run to MLflow, Weights & Biases, OpenTelemetry
+demo        a generated sample with faults, and a tiny model
+harness     what ties the rules to the library: with remote the only code that knows Snakemake
+remote      jobs and targets elsewhere: Kubernetes, Slurm, S3
+tools       the programs that `make` calls
+"""
 
 from pathlib import Path
 

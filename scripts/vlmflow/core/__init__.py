@@ -1,1 +1,0 @@
-"""What all other folders use: errors, files, accounts, digests, processes and progress."""

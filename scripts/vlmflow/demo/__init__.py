@@ -1,1 +1,0 @@
-"""The demo's inputs: a generated sample with faults, and a tiny model."""

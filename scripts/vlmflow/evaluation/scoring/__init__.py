@@ -1,1 +1,0 @@
-"""Scores of answers by rules, without a judge: pure functions of texts."""

@@ -1,1 +1,0 @@
-"""What ties the rules to the library: the only Python code here that knows Snakemake."""

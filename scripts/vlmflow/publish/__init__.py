@@ -1,1 +1,0 @@
-"""Sends a run's verified weights to the hub, and nothing else."""

@@ -1,1 +1,0 @@
-"""What runs jobs elsewhere and stores their targets there: README.md."""

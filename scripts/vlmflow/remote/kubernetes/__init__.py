@@ -1,1 +1,0 @@
-"""Snakemake's Kubernetes executor, hardened: pod templates, retries of the API, explanations, clean ends."""

@@ -1,1 +1,0 @@
-"""Runs each job of the workflow as a job of Slurm."""

@@ -1,1 +1,0 @@
-"""Reports for people: pages, summary, provenance, model card."""

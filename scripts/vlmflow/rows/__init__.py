@@ -1,1 +1,0 @@
-"""Converts raw rows to training rows, checks them, and accounts for every one."""

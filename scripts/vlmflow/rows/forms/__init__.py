@@ -1,1 +1,0 @@
-"""The raw forms, one module each, which defines FORM; see `config.raw_forms`."""

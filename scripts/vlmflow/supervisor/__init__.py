@@ -1,1 +1,0 @@
-"""Supervises a training, outside torchrun: starts, watches and resumes its trainers, judges it and reports it."""

@@ -1,1 +1,0 @@
-"""Tells trackers about a finished run: MLflow, Weights & Biases, OpenTelemetry."""
