@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-from vlmflow.config.strategies import tuner_of
 from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.supervisor.report import read_release
@@ -20,9 +19,9 @@ def main(*, model: Path, full: Path, merged: Path, threads: int = 1) -> None:
     merged: the folder to write.
     threads: the number of cores to use.
     """
-    tuner = tuner_of(read_release(full).tuner)
+    read_release(full)  # its files are still those that the training released
     manifest = read_model_manifest(model)
-    merge_weights(manifest.folder, full, merged, manifest.files, threads, tuner)
+    merge_weights(manifest.folder, full, merged, manifest.files, threads)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from vlmflow.swift.arguments import Training
 from vlmflow.swift.child_process import quick_imports
 
 with quick_imports():
-    from vlmflow.merging.updates import plan_merge
+    from vlmflow.merging.merge import planned_merge
 
 log = logging.getLogger("vlmflow")
 
@@ -80,9 +80,7 @@ def main(
         done = smoke_of(full)
     chosen, account, trained = done
     base = read_model_manifest(model)
-    merge = plan_merge(
-        base.folder, trained.best.folder, base.files, full.tuner
-    ).describe()  # refuses as the merge would
+    merge = planned_merge(base.folder, trained.best.folder, base.files)  # refuses as the merge would
     events = read_events(trained.folder.progress)
     fitted = fitted_rows(rows)
     gate = judge(account, events, chosen, train_lengths, val_lengths, full, fitted.splits, merge)

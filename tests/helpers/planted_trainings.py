@@ -185,7 +185,7 @@ def figures_of_training(kind: str, folder: Path) -> MarginFigures:
     (folder / "full").mkdir()
     release(trained.last.folder, folder / "full", FULL)
     files = [file.name for file in base.folder.iterdir()]
-    merge_weights(base.folder, folder / "full", folder / "merged", files, 1, FULL)
+    merge_weights(base.folder, folder / "full", folder / "merged", files, 1)
     how = Measurement(
         model_type=base.model_type,
         text_args=made.settings.text_args,

@@ -102,7 +102,7 @@ class Tiny:
         (place / "full").mkdir(parents=True)
         base, tuner = self.folder / "base", training.tuner
         release(trained.best.folder, place / "full", tuner)
-        merge_weights(base, place / "full", place / "merged", file_names(base), 2, tuner)
+        merge_weights(base, place / "full", place / "merged", file_names(base), 2)
         tensors = verify_tensors(base, place / "full", place / "merged", file_names(base), 2, tuner)
         settings = training.settings
         if not tuner.trains_adapter:

@@ -33,8 +33,7 @@ from vlmflow.config.strategies import LORA as LORA_TUNER
 from vlmflow.config.strategies import QLORA, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.placed import write_small_files
-from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.updates import plan_merge
+from vlmflow.merging.merge import merge_weights, planned_merge
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import Targets
@@ -130,7 +129,7 @@ def test_the_merge_is_that_of_peft_and_the_proof_accepts_it(kind: str, tmp_path:
     assert changed == experts | {name for name in merged if "q_proj.weight" in name}
     proof = verify(folder, folder / "merged")
     assert (proof.touched, proof.untouched) == (len(changed), len(merged) - len(changed))
-    described = plan_merge(folder / "base", folder / "adapter", file_names(folder / "base")).describe()
+    described = planned_merge(folder / "base", folder / "adapter", file_names(folder / "base"))
     assert (described.touched, described.rounding_leaves) == (len(changed), pytest.approx(1.0, abs=0.01))
 
 
@@ -221,7 +220,7 @@ def test_an_adapter_that_does_not_fit_its_experts_is_refused(right: Path, tmp_pa
     name = next(name for name in sorted(weights) if name.endswith("experts.lora_A.weight"))
     save_file(weights | {name: weights[name][:-1].clone()}, adapter / "adapter_model.safetensors")
     with pytest.raises(VlmflowError, match=r"of rank 4 do not fit the 5 experts of .*mlp\.experts\.down_proj"):
-        plan_merge(right / "base", adapter, file_names(right / "base"))
+        planned_merge(right / "base", adapter, file_names(right / "base"))
 
 
 SHARED = [f"mlp.{where}{name}_proj.weight" for where in ("", "shared_experts.") for name in ("gate", "up", "down")]

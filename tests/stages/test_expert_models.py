@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, MixtralConfig, PreTrainedConfig, 
 from families import made_tokenizer
 from tiny_models import file_names, randomise
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.logits import LogitProof
 from vlmflow.merging.merge import merge_weights
+from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.verify_logits import verify_logits
 
 WITH_EXPERTS: dict[str, type[PreTrainedConfig]] = {"mixtral": MixtralConfig, "qwen3_moe": Qwen3MoeConfig}

@@ -25,10 +25,10 @@ from vlmflow.in_trainer.messages import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.merging.logits import inputs_of, load, logits_of
 from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.tensors import loaded_as, saved_as
 from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn
+from vlmflow.swift.meta_model import loaded_as, saved_as
 from vlmflow.swift.row_attention import Inputs
 from workflow_runs import ROOT
 
@@ -91,7 +91,7 @@ def test_a_fine_tune_is_proven(run: Path, inputs: list[Inputs]) -> None:
     answers = logits_of(load(full, "cpu", "float32"), inputs[0], POSITIONS)
     stored = {f"row.0.{name}": value for name, value in inputs[0].items()}
     save_file(stored | {"row.0.logits": answers}, full / "logits.safetensors")
-    merge_weights(base, full, merged, files, 2, FULL)
+    merge_weights(base, full, merged, files, 2)
     assert verify_tensors(base, full, merged, files, 2, FULL).touched == len(tensors_of(base))
     assert verify_stored_logits(base, full, merged, "cpu", "float32").verdict == "agree"
 

@@ -19,7 +19,7 @@ from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import BaseModel
-from vlmflow.swift.served_rows import first_difference
+from vlmflow.swift.encoded_rows import first_difference
 from workflow_runs import RUN
 
 TURNS = [("human", "red"), ("gpt", "one two"), ("human", "blue"), ("gpt", "three")]

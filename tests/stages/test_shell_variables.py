@@ -24,7 +24,7 @@ from vlmflow.rows.chat import Turn
 from vlmflow.serving.client import Client
 from vlmflow.serving.server import serve_with_transformers
 from vlmflow.supervisor.train import train
-from vlmflow.swift import row_lengths
+from vlmflow.swift import encoded_rows
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, run_module
 from vlmflow.swift.own_template import _load_rows, _rows
@@ -76,10 +76,11 @@ def lengths(tiny: Tiny, folder: Path) -> Any:
     env = environment(tiny.folder / "pictures", IMAGE_MAX_TOKENS, folder / "cache", 1)
     (folder / "tensors.json").write_text("null")
     words = [
+        encoded_rows.CHECK,
         *(str(place) for place in (tiny.folder / "train.jsonl", folder / "tensors.json", folder / "lengths.json")),
         *words,
     ]
-    run_module(row_lengths.__name__, words, folder, env, folder / "log", "lengths")
+    run_module(encoded_rows.__name__, words, folder, env, folder / "log", "lengths")
     return json.loads((folder / "lengths.json").read_text())["lengths"]
 
 

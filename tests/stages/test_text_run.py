@@ -69,7 +69,7 @@ TEXT_ARGS = [
 
 MS_SWIFT = """
 import json, sys
-from vlmflow.swift.row_lengths import main
+from vlmflow.swift.encoded_rows import main
 for words in json.load(open(sys.argv[1])):
     sys.argv[1:] = words
     main()
@@ -98,11 +98,11 @@ def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> Non
         ours.append([[row.tokens, row.trained_tokens] for row in measure_rows(file, counter, 1)])
         data = TrainingData(file, file, tmp_path, "digest", last_answer_only)
         words = as_words(template_arguments(base.folder, base.model_type, data.loss_scale, text_args))
-        calls.append([str(file), str(unknown), str(tmp_path / f"{len(calls)}.json"), *words])
+        calls.append(["check", str(file), str(unknown), str(tmp_path / f"{len(calls)}.json"), *words])
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     env = environment(tmp_path, 64, tmp_path / "cache", 2)
     subprocess.run([sys.executable, "-c", MS_SWIFT, str(tmp_path / "calls.json")], env=env, cwd=tmp_path, check=True)
-    found = [json.loads(Path(each).read_text()) for _, _, each, *_ in calls]
+    found = [json.loads(Path(each).read_text()) for _, _, _, each, *_ in calls]
     counts = [[[tokens, trained] for tokens, _, trained in each["lengths"]] for each in found]
     assert counts == ours
     assert len({str(lengths) for lengths in ours}) > len(TEXT_ARGS), "the options change lengths"

@@ -38,8 +38,8 @@ from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.serving.client import with_ids
 from vlmflow.serving.guarded import with_texts, with_unreadable
 from vlmflow.swift.child_process import environment
+from vlmflow.swift.encoded_rows import first_difference
 from vlmflow.swift.own_template import AGENT_TEMPLATE, encode_rows_as_served, read_rows_by_type
-from vlmflow.swift.served_rows import first_difference
 from workflow_runs import ROOT
 
 PUBLISHED = ROOT / "tests" / "published" / "Qwen3-VL-8B-Instruct" / "chat_template.jinja"

@@ -12,8 +12,7 @@ from seeing_families import write_qwen3_vl_moe
 from tiny_models import file_names, randomise, tensors_of
 from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.merge import merge_weights
-from vlmflow.merging.updates import plan_merge
+from vlmflow.merging.merge import merge_weights, planned_merge
 from vlmflow.merging.verify_logits import verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 
@@ -37,20 +36,20 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def test_a_fine_tune_gets_the_layout_of_its_base(run: Path) -> None:
     base, full, files = run / "base", run / "full", file_names(run / "base")
-    merge_weights(base, full, run / "merged", files, 2, FULL)
+    merge_weights(base, full, run / "merged", files, 2)
     before, trained, merged = (tensors_of(folder) for folder in (base, full, run / "merged"))
     assert {name: tensor.shape for name, tensor in merged.items()} == {name: one.shape for name, one in before.items()}
     down = f"{EXPERTS}down_proj"
     assert torch.equal(merged[down], trained[down].mT)
     assert verify_tensors(base, full, run / "merged", files, 2, FULL).touched == len(merged)
     assert verify_stored_logits(base, full, run / "merged", "cpu", "float32").deviation < 1e-5
-    assert plan_merge(base, full, files, FULL).rounding_leaves() == pytest.approx(1, abs=1e-3)
+    assert planned_merge(base, full, files).rounding_leaves == pytest.approx(1, abs=1e-3)
 
 
 def test_matrices_in_the_wrong_order_are_found(run: Path) -> None:
     """As if the merge had copied the bytes."""
     base, full, files = run / "base", run / "full", file_names(run / "base")
-    merge_weights(base, full, run / "merged", files, 2, FULL)
+    merge_weights(base, full, run / "merged", files, 2)
     down = f"{EXPERTS}down_proj"
     (file,) = [file for file in (run / "merged").glob("*.safetensors") if down in load_file(file)]
     tensors = load_file(file)
@@ -66,4 +65,4 @@ def test_another_shape_is_refused(run: Path) -> None:
     tensors = load_file(file)
     save_file(tensors | {name: tensors[name].T.contiguous()}, file, {"format": "pt"})
     with pytest.raises(VlmflowError, match=f"tensor {name} has shape "):
-        merge_weights(run / "base", run / "full", run / "merged", file_names(run / "base"), 2, FULL)
+        merge_weights(run / "base", run / "full", run / "merged", file_names(run / "base"), 2)

@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from tiny_models import file_names, randomise
 from training_rows import made_row
-from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.in_trainer.messages import POSITIONS
@@ -287,7 +286,7 @@ def trained_itself(folder: Path, update: float = 0.1) -> Path:
 def itself(reading: Path, tmp_path: Path) -> Path:
     shutil.copytree(reading / "base", tmp_path / "base")
     released = trained_itself(tmp_path)
-    merge_weights(tmp_path / "base", released, tmp_path / "merged", file_names(tmp_path / "base"), 2, FULL)
+    merge_weights(tmp_path / "base", released, tmp_path / "merged", file_names(tmp_path / "base"), 2)
     return tmp_path
 
 

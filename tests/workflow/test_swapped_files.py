@@ -262,7 +262,7 @@ CHANGED = rf"1 of \d+ pictures have changed since they were checked: .*\n.*{REFR
 GONE = rf"1 of \d+ pictures are missing: .*\n.*{REFRESH}"
 SHARD = r"1 of \d+ model files have changed since they were checked: model\S*\.safetensors\n.*remove models/tiny"
 TOKENIZER = r"1 of \d+ model files have changed since they were checked: tokenizer\.json\n.*remove model_files/tiny"
-ADAPTER = r"1 of 2 adapter files have changed since they were checked: adapter_\w+\.\w+\n.*remove checkpoints/"
+ADAPTER = r"1 of 2 released files have changed since they were checked: adapter_\w+\.\w+\n.*remove checkpoints/"
 
 OTHER_RAW = rf"1 of 1 raw files have changed since they were checked: .*\n.*remove {RAW} and run the same command again"
 

@@ -2,7 +2,7 @@
 
 Judges what the comparison of a base's tensors with its configuration found (`swift.meta_model`).
 
-Judges what the comparison of the training with the model's own chat template found (`swift.served_rows`).
+Judges what the comparison of the training with the model's own chat template found (`swift.encoded_rows`).
 
 Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run.
 """
@@ -26,7 +26,7 @@ from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.lengths.summary import ShownText
 from vlmflow.rows.chat import THOUGHT
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.swift import row_lengths
+from vlmflow.swift import encoded_rows
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment, run_module
 from vlmflow.swift.model_layers import Description
@@ -56,7 +56,7 @@ NAMED = 3
 def refuse_incomplete_base(found: Mapping[str, Any], base: str) -> None:
     """Raise VlmflowError if a base lacks tensors that its config.json needs, or has others that nothing loads.
 
-    found: the result of `base_tensors.compare_tensors`. base: its name for people.
+    found: the result of `meta_model.compare_tensors`. base: its name for people.
     """
     if "failed" in found:
         raise VlmflowError(
@@ -92,7 +92,7 @@ def accepted_difference(
 ) -> str | None:
     """Return the first difference between training and chat template in words; None if there is none.
 
-    found: the result of `served_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
+    found: the result of `encoded_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
     template_differs: whether the configuration accepts a difference.
 
     Raises VlmflowError for a difference that it does not accept, and for a template that fails or knows no tools, with
@@ -240,8 +240,9 @@ def check_lengths(
         (folder / "tensors.json").write_text(json.dumps(tensors))
         with Progress(WHAT, len(ours), "rows") as progress, lines_meanwhile(WHAT):
             run_module(
-                row_lengths.__name__,
+                encoded_rows.__name__,
                 [
+                    encoded_rows.CHECK,
                     *(str(folder / name) for name in ("rows.jsonl", "tensors.json", "found.json")),
                     *as_words(template_arguments(model.folder, model.model_type, data.loss_scale, text_args)),
                 ],

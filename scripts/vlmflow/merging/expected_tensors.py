@@ -29,7 +29,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import TRAINED
 from vlmflow.swift.child_process import limited
-from vlmflow.swift.meta_model import meta_model
+from vlmflow.swift.meta_model import loaded_as, meta_model, saved_as
 
 
 class OfExperts(msgspec.Struct, frozen=True):
@@ -202,8 +202,6 @@ def _names_in_memory(
     layers = {OF_PEFT.sub("", key.removeprefix("base_model.model.")) for key in keys} - of_experts
     if layers <= {name.rpartition(".")[0] for name in tensors}:
         return {}
-    from vlmflow.merging.tensors import loaded_as, saved_as  # most models need no import of transformers here
-
     names = saved_as(base)
     # Files of before may have names under which transformers no longer saves; only its rules of loading know them.
     return names if names.keys() | experts.keys() >= set(tensors) else loaded_as(base, tensors)

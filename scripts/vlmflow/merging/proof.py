@@ -96,7 +96,7 @@ class QuantisationEffect(msgspec.Struct, frozen=True):
 
 
 class LogitProof(msgspec.Struct, frozen=True):
-    """The result of `verify_logits` or `verify_stored_logits`; `logit_proof` judges the figures.
+    """The result of `verify_logits` or `verify_stored_logits`, which judges the figures.
 
     After a training of the model's own weights, read the trained model in the trainer for "base + adapter", and the
     checkpoint for "peft's own merge".

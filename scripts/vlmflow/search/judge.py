@@ -156,7 +156,7 @@ def _scorer(
         full.mkdir(parents=True)
         try:
             release(trained.best.folder, full, training.tuner)
-            merge_weights(base.folder, full, merged, base.files, how.threads, training.tuner)
+            merge_weights(base.folder, full, merged, base.files, how.threads)
             # What the merge was made of identifies its result, without a second look at all of its bytes.
             parts = json.dumps([base.digest, digests_of(full, training.tuner)], sort_keys=True)
             model = ScoredModel(name, merged, sha256(parts.encode()).hexdigest())

@@ -29,7 +29,7 @@ from vlmflow.core.child_programs import ANSWER_KEY, THREADS_OF_LIBRARIES, child_
 from vlmflow.core.errors import PassingError, VlmflowError, printable
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, clock
-from vlmflow.merging.adapter_config import read_adapter_config
+from vlmflow.merging.trained import read_adapter_config
 from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.serving import guarded
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.config.run_settings import LoraSettings
-from vlmflow.config.strategies import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA, MODEL_INDEX, MODEL_WEIGHTS, Tuner, tuner_of
+from vlmflow.config.strategies import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA, MODEL_INDEX, MODEL_WEIGHTS, Tuner
 from vlmflow.core.account import read_account, refuse_changed
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import sha256_of
@@ -310,7 +310,7 @@ def read_release(full: Path) -> TrainingReport:
     """
     report = read_account(full / "report.json", TrainingReport)
     refuse_changed(
-        "adapter files" if tuner_of(report.tuner).trains_adapter else "trained weights",
+        "released files",
         full,
         report.digests.released,
         f"adapters/{full.parent.name}",

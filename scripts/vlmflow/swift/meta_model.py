@@ -7,8 +7,8 @@ weights, and says by which names it would load and save them.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,3 +146,39 @@ def _places(loading: Loading, names: Iterable[str]) -> defaultdict[str, set[str]
     for name in names:
         found[loading.place(name)].add(name)
     return found
+
+
+def loaded_as(base: Path, names: Collection[str]) -> dict[str, str]:
+    """Return the name in memory of every tensor of a model that is loaded as it is, by its name in the files.
+
+    base: the model's folder. names: those of all its tensors. Returns {} if transformers cannot build the model.
+    """
+    in_memory: dict[str, str] = limited(partial(_loaded_as, base, names)).get("names", {})
+    return in_memory
+
+
+def saved_as(base: Path) -> dict[str, str]:
+    """Return the same by the names under which transformers would save the model.
+
+    The merge takes the rules of loading, and the proof of its result those of saving, so that it repeats no error.
+    """
+    in_memory: dict[str, str] = limited(partial(_saved_as, base)).get("names", {})
+    return in_memory
+
+
+def _loaded_as(base: Path, names: Collection[str]) -> dict[str, Any]:
+    model = meta_model(base)
+    if model is None:
+        return {}
+    loading = Loading(model, model.state_dict())
+    places = {name: loading.place(name) for name in names if not loading.converts([name])}
+    filled = Counter(places.values())
+    return {"names": {name: place for name, place in places.items() if filled[place] == 1}}
+
+
+def _saved_as(base: Path) -> dict[str, Any]:
+    model = meta_model(base)
+    if model is None:
+        return {}
+    saved = {name: list(revert_weight_conversion(model, {name: weight})) for name, weight in model.state_dict().items()}
+    return {"names": {names[0]: name for name, names in saved.items() if len(names) == 1}}

@@ -1,77 +1,37 @@
-"""Shows people a row as the model reads it: what the chat template adds, and what is trained.
-
-Counts the tokens of a row by ms-swift's template, without decoding and scaling its pictures.
-
-A row is encoded with small blank pictures, and each distinct size of a picture once: what it has more tokens than a
-small one is added. Scaling and cutting pictures is what takes time; a row's text takes a thirtieth of it.
-
-Counts the tokens of rows with ms-swift's own template, as long as its parent sends some.
+"""Counts the tokens of rows with ms-swift's own template, as long as its parent sends some.
 
     python -m vlmflow.swift.row_counter CONNECTION HOW --model FOLDER …
 
 CONNECTION is the number of an inherited file descriptor, a `multiprocessing.connection.Connection`. Each message is
 JSON lines of ShareGPT rows; the answer is a JSON list with [tokens, picture tokens, trained tokens] of each row, or an
-object: "failed", the error, and "row", the id of the row. HOW: BY_SIZE if pictures may be counted by their sizes
-(`counted_row`), WHOLE to encode them. ms-swift's own arguments follow; the working directory is for this process alone.
+object: "failed", the error, and "row", the id of the row. HOW: BY_SIZE if pictures may be counted by their sizes,
+WHOLE to encode them. ms-swift's own arguments follow; the working directory is for this process alone.
+
+By their sizes, a row is encoded with small blank pictures, and each distinct size of a picture once: what it has more
+tokens than a small one is added. Scaling and cutting pictures is what takes time; a row's text takes a thirtieth of it.
 """
 
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from itertools import groupby
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from vlmflow.core.processes import die_with_parent
 from vlmflow.pictures.decode import open_picture
-from vlmflow.rows.chat import IMAGE_TAG
-from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.swift.child_process import quick_imports
+
+BY_SIZE, WHOLE = "by-size", "whole"
+
+ROWS = Path("rows.jsonl")
+"""The rows of one message, in the working directory."""
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
-
-MOST_CHARS = 20_000
-"""Characters of a row that are shown."""
-
-
-def shown_row(processor: Any, row: ShareGptRow, ids: Sequence[int], labels: Sequence[int]) -> list[dict[str, Any]]:
-    """Return a row's text in parts: "text", whether it is "trained", and whether the template has "added" it.
-
-    processor: the model's, or its tokenizer. ids, labels: the row's tokens in the training. A picture is one token.
-    """
-    tokenizer, picture = getattr(processor, "tokenizer", processor), picture_token(processor)
-    both = [(one, label != IGNORED) for one, label in zip(ids, labels, strict=True)]
-    alone = [each for last, each in zip([None, *ids], both, strict=False) if each[0] != picture or last != picture]
-    own = [text for turn in row.conversations for text in turn.value.split(IMAGE_TAG) if text.strip()]
-    parts, left = [], MOST_CHARS
-    for trained, tokens in groupby(alone, key=lambda each: each[1]):
-        text = tokenizer.decode([token for token, _ in tokens])[:left]
-        left -= len(text)
-        parts += [{"text": part, "trained": trained, "added": added} for part, added in _by_whom(text, own) if part]
-    return parts
-
-
-def picture_token(processor: Any) -> int | None:
-    """Return the token that a picture has many of; None for a model that sees none. processor: or its tokenizer."""
-    # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
-    named = (getattr(each, "image_token_id", None) for each in (getattr(processor, "tokenizer", None), processor))
-    return next((number for number in named if number is not None), None)
-
-
-def _by_whom(text: str, own: list[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text, and whether the template has added each. own: the row's texts, less those found."""
-    while own and (at := text.find(own[0].strip())) >= 0:
-        said = own.pop(0).strip()
-        yield text[:at], True
-        yield said, False
-        text = text[at + len(said) :]
-    yield text, True
-
 
 SMALL = (32, 32)
 """Width and height in pixels of the pictures that stand in for others."""
@@ -125,10 +85,11 @@ class RowCounter:
         return Image.new("RGB", SMALL)
 
 
-BY_SIZE, WHOLE = "by-size", "whole"
-
-ROWS = Path("rows.jsonl")
-"""The rows of one message, in the working directory."""
+def picture_token(processor: Any) -> int | None:
+    """Return the token that a picture has many of; None for a model that sees none. processor: or its tokenizer."""
+    # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
+    named = (getattr(owner, "image_token_id", None) for owner in (getattr(processor, "tokenizer", None), processor))
+    return next((number for number in named if number is not None), None)
 
 
 def main() -> None:

@@ -12,11 +12,11 @@ import sys
 
 HANDED_OVER = re.compile(
     r"torch\.distributed\.run|vlmflow\.in_trainer\.process|recording_worker"
-    r"|vlmflow\.swift\.(row_lengths|export)|vlmflow\.evaluation\.answer_losses"
+    r"|vlmflow\.swift\.(encoded_rows|export)|vlmflow\.evaluation\.answer_losses"
     r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
     r"|.*\b(check_provenance|samplers|trainer_inputs)\.py"
-    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.row_lengths) import.*)"
+    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.encoded_rows) import.*)"
 )
 """The programs: modules, scripts, and code (`-c`)."""
 

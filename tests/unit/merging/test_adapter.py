@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from safetensors.torch import load_file, save_file
 from tiny_models import file_names, write_adapter, write_base
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_weights import read_model_weights
-from vlmflow.merging.adapter import Update, load_factors, load_finite, plan_updates, read_adapter
+from vlmflow.merging.merge import load_factors, load_finite
+from vlmflow.merging.plan import Update, plan_updates
+from vlmflow.merging.trained import read_trained
 
 Tensors = dict[str, torch.Tensor]
 
@@ -33,7 +36,7 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plan(base: Path, adapter: Path) -> dict[str, Update]:
     weights = read_model_weights(base, file_names(base))
-    return plan_updates(read_adapter(adapter), weights.tensors(), weights.config, {})
+    return plan_updates(weights, read_trained(adapter), {})
 
 
 def change_tensors(adapter: Path, change: Callable[[Tensors], Any]) -> None:
@@ -61,7 +64,7 @@ def test_scale_and_shapes(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path, r=4, lora_alpha=8, target_modules=["q_proj", "embed_tokens"])
     updates = plan(base, adapter)
     assert updates[f"{LAYER}.weight"].scale == 2.0
-    left, right = load_factors(partial(load_finite, read_adapter(adapter)), updates["model.embed_tokens.weight"])
+    left, right = load_factors(partial(load_finite, read_trained(adapter)), updates["model.embed_tokens.weight"])
     assert (left.shape, right.shape) == ((96, 4), (4, 48))
 
 
@@ -232,18 +235,17 @@ def test_two_tensors_for_one_place(base: Path, tmp_path: Path) -> None:
 def test_base_of_integers_is_refused(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path)
     weights = read_model_weights(base, file_names(base))
-    tensors = weights.tensors()
-    entry = tensors[f"{LAYER}.weight"]
-    tensors[f"{LAYER}.weight"] = type(entry)(entry.name, "F8_E4M3", entry.shape, entry.begin, entry.end)
+    (tensors,) = [shard.tensors for shard in weights.shards.values() if f"{LAYER}.weight" in shard.tensors]
+    tensors[f"{LAYER}.weight"] = replace(tensors[f"{LAYER}.weight"], dtype="F8_E4M3")
     with pytest.raises(VlmflowError, match=rf"{LAYER}\.weight is F8_E4M3 in the base"):
-        plan_updates(read_adapter(adapter), tensors, weights.config, {})
+        plan_updates(weights, read_trained(adapter), {})
 
 
 def test_numbers_that_are_not_finite(base: Path, tmp_path: Path) -> None:
     adapter = write_adapter(base, tmp_path)
     change_tensors(adapter, lambda tensors: tensors[f"{KEY}.lora_B.weight"][3, 1].fill_(torch.nan))
     with pytest.raises(VlmflowError, match=rf"{KEY}\.lora_B\.weight holds NaN"):
-        load_factors(partial(load_finite, read_adapter(adapter)), plan(base, adapter)[f"{LAYER}.weight"])
+        load_factors(partial(load_finite, read_trained(adapter)), plan(base, adapter)[f"{LAYER}.weight"])
 
 
 def test_truncated_and_missing_adapters(base: Path, tmp_path: Path) -> None:
@@ -252,10 +254,10 @@ def test_truncated_and_missing_adapters(base: Path, tmp_path: Path) -> None:
     path = adapter / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(VlmflowError, match=r"adapter_model\.safetensors: truncated"):
-        read_adapter(adapter)
+        read_trained(adapter)
     path.unlink()
     with pytest.raises(VlmflowError, match=r"adapter_model\.safetensors: is missing"):
-        read_adapter(adapter)
+        read_trained(adapter)
     save_file({}, path)
     with pytest.raises(VlmflowError, match="has no tensors"):
-        read_adapter(adapter)
+        read_trained(adapter)

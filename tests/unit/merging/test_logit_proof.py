@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.logits import AGREE, INCONCLUSIVE, compare, judge
+from vlmflow.merging.verify_logits import AGREE, INCONCLUSIVE, compare, judge
 
 ALLOWED = 0.05
 

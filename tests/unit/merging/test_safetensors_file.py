@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_weights import read_header
-from vlmflow.merging.tensors import read_rows, read_tensor, write_rows
+from vlmflow.fetch.model_weights import SafetensorsFile, read_header
+from vlmflow.merging.merge import first_rows, read_rows, write_rows
 
 TENSORS = {
     "matrix": torch.arange(12.0).reshape(3, 4).bfloat16(),
@@ -26,6 +26,11 @@ def written(path: Path, header: Any, data: bytes) -> Path:
     raw = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(len(raw).to_bytes(8, "little") + raw + data)
     return path
+
+
+def read_tensor(file: SafetensorsFile, name: str) -> torch.Tensor:
+    entry = file.tensors[name]
+    return first_rows(file.path, entry, entry.rows).view(entry.shape)
 
 
 def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:

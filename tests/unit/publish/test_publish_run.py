@@ -219,7 +219,7 @@ def test_an_adapter_that_changed_or_was_not_proven_is_refused(tmp_path: Path, hu
     merged = finished_run(tmp_path)
     weights = tmp_path / "checkpoints" / RUN / "full" / "adapter_model.safetensors"
     weights.write_bytes(b"ADAPTER" * 1_000)
-    refused(tmp_path, hub, "adapter files have changed", adapter=True)
+    refused(tmp_path, hub, "released files have changed", adapter=True)
     weights.write_bytes(ADAPTER[weights.name])
     record = json.loads((merged / "provenance.json").read_text())
     record["training"]["digests"]["job"] = "another"
