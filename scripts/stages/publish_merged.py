@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import msgspec
-
 from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, refuse_other_rows, write_account
@@ -14,10 +12,10 @@ from vlmflow.fetch.placed import PROVENANCE, ModelManifest, digest_of_files, rea
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import PROOF, publish_limits, read_proof, take_over
-from vlmflow.reports.origin import Provenance, stated_licences
-from vlmflow.reports.provenance import model_card, provenance
+from vlmflow.reports.card import model_card
+from vlmflow.reports.provenance import Provenance, provenance, stated_licences
 from vlmflow.rows.stats import Stats
-from vlmflow.supervisor.report import TrainingReport
+from vlmflow.supervisor.report import Gate, TrainingReport
 
 
 class RunBlock(Settings):
@@ -63,23 +61,23 @@ def main(
     base, proof = read_model_manifest(model), read_proof(verified)
     evaluated = read_evaluations(evaluations or [], proof)
     refuse_unless_shown(evaluated, settings.require)
-    dataset, trained = read_account(stats, Stats).dataset, read_account(full / "report.json", TrainingReport)
+    data, trained = read_account(stats, Stats), read_account(full / "report.json", TrainingReport)
     addresses, licence, of_sources = settings.all_addresses, settings.licence, settings.source_licences
-    stated = stated_licences(dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
+    rights = stated_licences(data.dataset, addresses, licence, of_sources, picture_licences, rows / "train.jsonl")
     with whole_folder(published) as folder:
         take_over(verified, folder)
         for ours in (PROOF, FOLDER_MARK, "README.md"):  # the base's README is not this model's card
             remove(folder / ours)
-        sees_pictures = "vision_config" in read_json(folder / "config.json")
-        limited = publish_limits(folder, trained.settings["image_max_tokens"])
         facts = provenance(
-            *(published.name, stats, base, smoke, trained, proof, stated, sees_pictures, limited, evaluated),
+            *(published.name, data, base, read_account(smoke / "gate.json", Gate), trained, proof, rights),
+            sees_pictures="vision_config" in read_json(folder / "config.json"),
+            limited=publish_limits(folder, trained.settings["image_max_tokens"]),
+            evaluations=evaluated,
+            chosen_by=settings.chosen_by.in_words() if settings.chosen_by else None,
+            chat_template=fitted_rows(rows).chat_template,
             good_run=good_run,
             of_base=provenance_of(model, base),
         )
-        facts = msgspec.structs.replace(facts, chat_template=fitted_rows(rows).chat_template)
-        if settings.chosen_by:
-            facts = msgspec.structs.replace(facts, chosen_by=settings.chosen_by.in_words())
         write_account(folder / PROVENANCE, facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
 

@@ -8,7 +8,7 @@ from vlmflow.estimate.account import read_estimate
 from vlmflow.fetch.placed import MANIFEST, ModelManifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS, read_events
-from vlmflow.reports.run_history import trained
+from vlmflow.reports.former_trainings import trained
 from vlmflow.reports.run_page import run_page
 from vlmflow.supervisor.report import Gate, TrainingReport
 

@@ -22,8 +22,8 @@ from vlmflow.fetch.from_hub import store_folder
 from vlmflow.fetch.placed import MANIFEST, VIEWS, ModelManifest
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS, read_proof
 from vlmflow.raw import named
-from vlmflow.reports.origin import Provenance
-from vlmflow.reports.run_history import RUN_FOLDER, former_trainings
+from vlmflow.reports.former_trainings import RUN_FOLDER, former_trainings
+from vlmflow.reports.provenance import Provenance
 from vlmflow.supervisor.report import TrainingReport, read_release
 from vlmflow.supervisor.run_folder import read_checkpoint
 

@@ -11,7 +11,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedModel, EvaluatedRow, Loss, Margin, ModelAnswer
 from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
-from vlmflow.reports.summary import published_weights
+from vlmflow.reports.provenance import published_weights
 from vlmflow.supervisor.report import TrainingDigests
 
 RUN = "mine"

@@ -12,7 +12,7 @@ from drawn_pictures import drawn, encoded, put
 from forked_snakemake import called
 from vlmflow.core.account import read_account
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.reports.origin import Provenance
+from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.stats import Stats
 from workflow_runs import ROOT
 

@@ -22,7 +22,7 @@ from vlmflow.fetch.dequantise import E4M3, dequantised, to_bfloat16
 from vlmflow.fetch.model_files import CONFIG, INDEX
 from vlmflow.fetch.model_weights import refuse_other_tensors
 from vlmflow.fetch.placed import ModelManifest, digest_of, hash_files
-from vlmflow.reports.origin import Provenance
+from vlmflow.reports.provenance import Provenance
 from vlmflow.tools.check_provenance import main as check_provenance
 from workflow_runs import ROOT
 

@@ -18,8 +18,8 @@ from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.lengths.measure import TemplateCounter
 from vlmflow.pictures.manifest import PictureCounts
-from vlmflow.reports.origin import Provenance
-from vlmflow.reports.provenance import model_card
+from vlmflow.reports.card import model_card
+from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment

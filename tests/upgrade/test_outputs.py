@@ -11,9 +11,9 @@ from made_accounts import MADE_OF, some_gate, some_provenance, some_report
 from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.progress import clock
+from vlmflow.reports.card import model_card
 from vlmflow.reports.counts_page import counts_page
-from vlmflow.reports.gate_page import gate_page
-from vlmflow.reports.provenance import model_card
+from vlmflow.reports.run_page import gate_page
 
 PAGES = ("README.md", "counts.html", "gate.html")
 

@@ -20,8 +20,8 @@ from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Begin, as_line, read_events
 from vlmflow.lengths.summary import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
-from vlmflow.reports.origin import Provenance
-from vlmflow.reports.run_index import index_page
+from vlmflow.reports.index_page import index_page
+from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.chat import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport

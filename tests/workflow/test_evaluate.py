@@ -25,7 +25,7 @@ from vlmflow.core.account import read_account
 from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.measure import TOGETHER, Measurement, ScoredModel, measure
 from vlmflow.evaluation.report import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport, read_looks
-from vlmflow.reports.origin import Provenance
+from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 from vlmflow.track.story import Tracked

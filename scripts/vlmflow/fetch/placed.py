@@ -280,7 +280,7 @@ PROVENANCE = "provenance.json"
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The used part of it (reports/origin, Provenance)."""
+    """The used part of it (reports/provenance, Provenance)."""
 
     merged: dict[str, str]
 

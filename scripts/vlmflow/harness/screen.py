@@ -130,7 +130,7 @@ def show_runs_at_the_end(workflow: Any, settings: Config, copy_from_storage: Cop
 
 
 def _summary(workflow: Any, run: str, dataset: str, copy_from_storage: CopyFromStorage) -> str:
-    from vlmflow.reports.summary import files_of, summary  # takes time, which plans and pods do not need
+    from vlmflow.reports.run_summary import files_of, summary  # takes time, which plans and pods do not need
 
     prefix = os.path.expandvars(workflow.storage_settings.default_storage_prefix or "")
     if workflow.storage_settings.default_storage_provider is None:

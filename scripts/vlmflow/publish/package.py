@@ -29,9 +29,9 @@ from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.core.files import FOLDER_MARK, read_json, sha256_of
 from vlmflow.fetch.placed import PROVENANCE
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
-from vlmflow.reports.origin import UNKNOWN, LicenceOfSource, Provenance, StatedLicences, hub_datasets
+from vlmflow.reports.card import model_card
 from vlmflow.reports.page import render
-from vlmflow.reports.provenance import model_card
+from vlmflow.reports.provenance import UNKNOWN, LicenceOfSource, Provenance, StatedLicences, hub_datasets
 from vlmflow.supervisor.report import TrainingReport, read_release
 
 FORBIDS = re.compile(
@@ -137,20 +137,6 @@ class Package:
         return sum(file.size for file in self.files.values())
 
 
-@dataclass(frozen=True)
-class AdapterCard:
-    """The card's facts. base: the base's name on the hub; None for a local one. datasets: the hub's names of the data.
-
-    pipeline: the task, as the hub names it. sha256: of the adapter's weights.
-    """
-
-    facts: Provenance
-    base: str | None
-    datasets: list[str]
-    pipeline: str
-    sha256: str
-
-
 def read_provenance(merged: Path) -> Provenance:
     """Return the provenance of a run's folder `merged/RUN`.
 
@@ -218,10 +204,14 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
 def adapter_card(facts: Provenance, sha256: str) -> str:
     """Return the README.md of an adapter, with the hub's metadata block on top. sha256: of its weights."""
     source = parse_source(facts.base_model.source)
-    base = source.repo if isinstance(source, HubSource) else None
-    pipeline = "image-text-to-text" if facts.sees_pictures else "text-generation"
-    datasets = hub_datasets(*(one.rights for one in facts.rounds))
-    return render("publish/adapter.md.jinja", AdapterCard(facts, base, datasets, pipeline, sha256))
+    return render(
+        "publish/adapter.md.jinja",
+        facts=facts,
+        base=source.repo if isinstance(source, HubSource) else None,
+        datasets=hub_datasets(*(round.rights for round in facts.rounds)),
+        pipeline="image-text-to-text" if facts.sees_pictures else "text-generation",
+        sha256=sha256,
+    )
 
 
 def _for_others(config: dict[str, Any], facts: Provenance) -> dict[str, Any]:

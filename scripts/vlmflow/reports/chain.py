@@ -173,7 +173,7 @@ class _Training(msgspec.Struct, frozen=True):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """The used part of provenance.json (reports/origin, Provenance), also of other versions."""
+    """The used part of provenance.json (reports/provenance, Provenance), also of other versions."""
 
     run: str
     data: _Data

@@ -1,117 +1,42 @@
-"""The data page: one HTML file with a data set's content, its lost rows, and the reasons."""
+"""The data page: one HTML file with a data set's content, its lost rows, and the reasons.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+The data set's files are read line by line, so that memory does not grow with the rows.
+"""
+
+import base64
+import hashlib
+import heapq
+import io
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from vlmflow.config.settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import read_account
-from vlmflow.pictures.manifest import PictureCounts
-from vlmflow.reports.charts import Chart, Histogram, chart, integer_bins, wide_bins
-from vlmflow.reports.data_facts import (
-    FILES,
-    REJECTS_PER_REASON,
-    SAMPLES,
-    RowFacts,
-    first_rejects,
-    longer_sides,
-    row_facts,
-)
-from vlmflow.reports.look_alikes_section import LookAlikes, look_alikes
-from vlmflow.reports.page import Tile, render
-from vlmflow.reports.row_account import Counted, Loss, RowAccount, account_tiles, ranked, row_account
-from vlmflow.reports.thumbnails import Shown, thumbnail
-from vlmflow.rows.sharegpt import ShareGptRow, in_words
-from vlmflow.rows.stats import QuarantinedRow, RawFile, Stats
+from vlmflow.core.files import count_lines
+from vlmflow.core.progress import Progress
+from vlmflow.pictures.decode import check_picture, open_picture
+from vlmflow.pictures.manifest import Unusable, read_picture_manifest, size_of
+from vlmflow.pictures.roots import read_picture
+from vlmflow.reports.charts import Chart, Histogram, integer_chart, wide_chart
+from vlmflow.reports.counts_page import ranked, row_account
+from vlmflow.reports.page import render
+from vlmflow.rows.chat import answers, said
+from vlmflow.rows.near_duplicates import NearDuplicate
+from vlmflow.rows.sharegpt import ShareGptRow, in_words, lines_of
+from vlmflow.rows.stats import QuarantinedRow, Stats
 
-SOURCES_SHOWN = 20
-THUMBNAIL = 420
-"""Pixels of a sample's longer side."""
+FILES = ("train", "val", "test")
+"""The data files of a data set, without their suffix."""
 
-TURNS_SHOWN = 6
-CHARACTERS_SHOWN = 500
-RAW_SHOWN = 1_500
-"""Characters that are shown of a turn, and of a rejected row."""
+SAMPLES = {"train": 9, "test": 3}
+"""The number of conversations of a file that the page shows."""
 
-
-@dataclass(frozen=True)
-class Text:
-    """The beginning of a text, and the number of characters that are not shown."""
-
-    text: str
-    more: int
-
-    @classmethod
-    def beginning(cls, text: str, shown: int) -> "Text":
-        """Return the first `shown` characters of a text."""
-        return cls(text[:shown], max(0, len(text) - shown))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A row of a data file. turns: the first ones, behind the row's tools; more: the number of others."""
-
-    file: str
-    id: str
-    source: str
-    pictures: list[Shown]
-    scores: list[float]
-    turns: list[tuple[str, Text, str]]
-    """Speaker, text, and a note on it, which may be empty."""
-
-    more: int
-
-
-@dataclass(frozen=True)
-class Reject:
-    """A rejected row. row: the quarantine's line without the raw row. raw: the raw row."""
-
-    row: QuarantinedRow
-    raw: Text
-
-
-@dataclass(frozen=True)
-class SplitPictures:
-    """The pictures that a raw split names. Lists have names with numbers of pictures, the most frequent first.
-
-    formats, rewritten, first_frames, other_names: of the usable ones. unusable: by reason. missing: by source.
-    """
-
-    name: str
-    named: int
-    usable: int
-    formats: list[tuple[str, int]]
-    rewritten: list[tuple[str, int]]
-    first_frames: list[tuple[str, int]]
-    other_names: list[tuple[str, int]]
-    unusable: list[tuple[str, int]]
-    missing: list[tuple[str, int]]
-
-
-@dataclass(frozen=True)
-class DataPage:
-    """The page's facts.
-
-    sources: those of the kept rows, the largest first; more_sources: the number of others. trained_text: what the
-    scores of the trained answers mean; null if all are good, or have none. pictures: those of each raw split; none if
-    they were not checked. near: null without test rows. rejects: the first ones of every reason.
-    """
-
-    title: str
-    subtitle: str
-    tiles: list[Tile]
-    account: RowAccount
-    sources: list[Counted]
-    more_sources: int
-    trained_text: str | None
-    row_charts: list[Chart]
-    pictures: list[SplitPictures]
-    picture_charts: list[Chart]
-    near: LookAlikes | None
-    samples: list[Sample]
-    rejects: list[tuple[Loss, list[Reject]]]
-    rejects_per_reason: int
-    quarantine: Path
+REJECTS_PER_REASON = 3
+PAIRS_SHOWN = 12
 
 
 def data_page(
@@ -133,107 +58,177 @@ def data_page(
     """
     stats = read_account(data / "stats.json", Stats)
     facts = {name: row_facts(data / f"{name}.jsonl", SAMPLES.get(name, 0)) for name in FILES}
-    facts = {name: found for name, found in facts.items() if found.turns.count}
-    account = row_account(stats)
-    near = look_alikes(data / "near_duplicates.jsonl", store, limits, near_duplicates, bool(manifests))
-    rejected = first_rejects(data / "quarantine.jsonl")
-    checked = store if manifests else None
-    sources = ranked(stats.kept_by_source)
-    page = DataPage(
-        title=f"{stats.dataset}: the data",
-        subtitle=_made_from(stats),
-        tiles=_tiles(stats, account),
-        account=account,
-        sources=sources[:SOURCES_SHOWN],
-        more_sources=len(sources[SOURCES_SHOWN:]),
+    sides = {split: _longer_sides(manifest) for split, manifest in manifests.items()}
+    return render(
+        "data.html.jinja",
+        sources=ranked(stats.kept_by_source),
         trained_text=in_words(stats.trained_characters, stats.scored, good_run),
         row_charts=_row_charts(facts),
-        pictures=[_pictures(*one) for one in stats.pictures.items()] if stats.pictures_checked else [],
-        picture_charts=_picture_charts({split: longer_sides(file) for split, file in manifests.items()}),
-        near=near if stats.examples["test"] else None,
-        samples=[_sample(name, row, checked, limits) for name, found in facts.items() for row in found.samples],
-        rejects=[(loss, [_reject(row) for row in rejected.get(loss.name, [])]) for loss in account.rejected],
+        picture_chart=wide_chart("Size of the usable pictures", "pixels, longer side", sides),
+        looked=bool(manifests),
+        near=_near(data / "near_duplicates.jsonl"),
+        near_duplicates=near_duplicates,
+        samples=[(name, row) for name, of_file in facts.items() for row in of_file.samples],
+        thumbnail=lambda name, side: thumbnail(store / name, side, limits),
+        rejects=_first_rejects(data / "quarantine.jsonl"),
         rejects_per_reason=REJECTS_PER_REASON,
+        text_of=lambda row: bytes(row.raw).decode(errors="replace"),
         quarantine=data / "quarantine.jsonl",
+        **row_account(stats),
     )
-    return render("data.html.jinja", page)
 
 
-def _made_from(stats: Stats) -> str:
-    if stats.members:
-        return stats.made_of
-    return f"{stats.made_of}, made from {' and '.join(map(_files, stats.raw.values()))}"
+@dataclass
+class RowFacts:
+    """Figures of the rows of one data file.
+
+    turns: per row. characters: of all turns of a row together. answers: characters of every gpt turn.
+    scores: one per scored answer, 0 to 10.
+    samples: rows chosen by a hash of their identity, the same in every run.
+    """
+
+    turns: Histogram = field(default_factory=Histogram)
+    characters: Histogram = field(default_factory=Histogram)
+    answers: Histogram = field(default_factory=Histogram)
+    scores: Histogram = field(default_factory=Histogram)
+    samples: list[ShareGptRow] = field(default_factory=list)
 
 
-def _files(raw: list[RawFile]) -> str:
-    """Return the names of the files of one raw split."""
-    first = Path(raw[0].file).name
-    return first if len(raw) == 1 else f"{first} ({len(raw)} files)"
+def row_facts(file: Path, samples: int) -> RowFacts:
+    """Read one data file.
+
+    samples: the number of sample rows, from as many sources as possible.
+
+    Raises VlmflowError if a line is not a row.
+    """
+    facts = RowFacts()
+    drawn: dict[str, list[tuple[str, ShareGptRow]]] = {}
+    for row in lines_of(file, ShareGptRow):
+        facts.turns.add(len(said(row.conversations)))
+        facts.characters.add(sum(len(turn.value) for turn in row.conversations))
+        for answer in answers(row.conversations):
+            facts.answers.add(len(answer))
+        for score in row.scores:
+            facts.scores.add(int(score))
+        if samples:
+            _draw(drawn, row, samples)
+    # The first row of every source, then the second ones, until there are enough.
+    numbered = ((rank, order, row) for rows in drawn.values() for rank, (order, row) in enumerate(rows))
+    facts.samples = [row for _, _, row in heapq.nsmallest(samples, numbered, key=lambda item: item[:2])]
+    return facts
 
 
-def _tiles(stats: Stats, account: RowAccount) -> list[Tile]:
-    notes = dict.fromkeys(FILES, "rows")
-    if "test" not in stats.splits and not stats.settings.test_share:
-        notes["test"] = "rows: no raw test split, and test_share is 0"
-    files = [Tile(f"{name}.jsonl", f"{stats.examples[name]:,}", notes[name]) for name in FILES]
-    named = sum(counts.named for counts in stats.pictures.values())
-    usable = sum(counts.usable for counts in stats.pictures.values())
+def _draw(drawn: dict[str, list[tuple[str, ShareGptRow]]], row: ShareGptRow, samples: int) -> None:
+    """Keep at most `samples` rows of each of at most `samples` sources: those with the lowest hash of identity."""
+    order = hashlib.blake2b(row.id.encode(), digest_size=8).hexdigest()
+    if row.source not in drawn and len(drawn) == samples:
+        last = max(drawn, key=lambda source: drawn[source][0][0])
+        if order > drawn[last][0][0]:
+            return
+        del drawn[last]
+    rows = drawn.setdefault(row.source, [])
+    rows.append((order, row))
+    rows.sort(key=lambda pair: pair[0])
+    del rows[samples:]
+
+
+def _row_charts(facts: Mapping[str, RowFacts]) -> list[Chart | None]:
+    def series(measure: str) -> dict[str, Histogram]:
+        return {name: getattr(of_file, measure) for name, of_file in facts.items()}
+
     return [
-        *account_tiles(account),
-        *files,
-        *([Tile("usable pictures", f"{usable:,}", f"of {named:,} named")] if stats.pictures_checked else []),
+        integer_chart("Turns of a row", "turns, without that of system", series("turns")),
+        integer_chart("Scores of the answers", "score, 0 to 10", series("scores"), range(11)),
+        wide_chart("Text of a row", "characters, all turns together", series("characters")),
+        wide_chart("Text of an answer", "characters of a gpt turn", series("answers")),
     ]
 
 
-def _reject(row: QuarantinedRow) -> Reject:
-    return Reject(row, Text.beginning(bytes(row.raw).decode(errors="replace"), RAW_SHOWN))
+def _longer_sides(manifest: Path) -> Histogram:
+    """Count the usable pictures of an image manifest by their longer side, in pixels."""
+    sides = Histogram()
+    with Progress(f"reading {manifest}", count_lines(manifest), "pictures") as progress:
+        for entry in read_picture_manifest(manifest):
+            if entry.reason is None:
+                sides.add(max(size_of(entry)))
+            progress.advance()
+    return sides
 
 
-def _row_charts(facts: dict[str, RowFacts]) -> list[Chart]:
-    turns, scores, characters, answers = (
-        {name: getattr(found, measure) for name, found in facts.items()}
-        for measure in ("turns", "scores", "characters", "answers")
+@dataclass
+class Near:
+    """The near-duplicates of the test split.
+
+    pictures, questions: the numbers of both kinds. rows: train rows that name these pictures. same: the number of these
+    with a question of the test split. nearest: the first ones to show.
+    """
+
+    pictures: int = 0
+    rows: int = 0
+    same: int = 0
+    questions: int = 0
+    nearest: list[NearDuplicate] = field(default_factory=list)
+
+
+def _near(file: Path) -> Near:
+    near = Near()
+
+    def counting() -> Iterator[NearDuplicate]:
+        for pair in lines_of(file, NearDuplicate):
+            if pair.kind == "question":
+                near.questions += 1
+            else:
+                near.pictures += 1
+                near.rows += pair.rows
+                near.same += pair.same_questions
+            yield pair
+
+    order = partial(next, count())
+    near.nearest = heapq.nsmallest(
+        PAIRS_SHOWN, counting(), key=lambda pair: (pair.distance, -pair.same_questions, order())
     )
-    charts = [
-        chart("Turns of a row", "turns, without that of system", turns, integer_bins(turns)),
-        chart("Scores of the answers", "score, 0 to 10", scores, integer_bins(scores, range(11))),
-        chart("Text of a row", "characters, all turns together", characters, wide_bins(characters)),
-        chart("Text of an answer", "characters of a gpt turn", answers, wide_bins(answers)),
-    ]
-    return [drawn for drawn in charts if drawn.names]
+    return near
 
 
-def _picture_charts(sides: dict[str, Histogram]) -> list[Chart]:
-    drawn = chart("Size of the usable pictures", "pixels, longer side", sides, wide_bins(sides))
-    return [drawn] if drawn.names else []
+def _first_rejects(quarantine: Path) -> dict[str, list[QuarantinedRow]]:
+    """Return the first rejected rows of every reason; reads all lines.
+
+    Raises VlmflowError if a line is not a rejected row.
+    """
+    first: dict[str, list[QuarantinedRow]] = {}
+    for row in lines_of(quarantine, QuarantinedRow):
+        rows = first.setdefault(row.reason, [])
+        if len(rows) < REJECTS_PER_REASON:
+            row.raw = row.raw.copy()  # otherwise the whole line would stay in memory
+            rows.append(row)
+    return first
 
 
-def _pictures(split: str, counts: PictureCounts) -> SplitPictures:
-    usable = (counts.formats, counts.rewritten, counts.first_frames, counts.other_names)
-    costs = (counts.unusable, counts.missing_by_source)
-    others = ({name: cost.pictures for name, cost in some.items()} for some in costs)
-    ordered = (sorted(found.items(), key=lambda one: (-one[1], one[0])) for found in (*usable, *others))
-    return SplitPictures(split, counts.named, counts.usable, *ordered)
+QUALITY = 82
+
+RGB_BYTES = 4
+"""The most bytes per pixel of a rewritten copy on the disk: three, and PNG's overhead."""
 
 
-def _sample(file: str, row: ShareGptRow, store: Path | None, limits: PictureLimits) -> Sample:
-    """Return a row as the page shows it. store: None if pictures were skipped, since their names are unchecked."""
-    return Sample(
-        file,
-        row.id,
-        row.source,
-        [Shown(thumbnail(store / name, THUMBNAIL, limits) if store else None, name) for name in row.images],
-        row.scores,
-        [
-            *([("tools", Text.beginning(row.tools, CHARACTERS_SHOWN), "")] if row.tools else []),
-            *(
-                (
-                    turn.speaker,
-                    Text.beginning(turn.value, CHARACTERS_SHOWN),
-                    "not trained" if turn.loss is False else "",
-                )
-                for turn in row.conversations[:TURNS_SHOWN]
-            ),
-        ],
-        max(0, len(row.conversations) - TURNS_SHOWN),
-    )
+def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:
+    """Return a picture, scaled down to at most `side` pixels, as the data URL of a JPEG without metadata.
+
+    limits: those with which it was checked. The file may have changed since, so it is checked again; returns None if it
+    cannot be shown.
+    """
+    max_bytes = max(limits.max_bytes, RGB_BYTES * limits.max_pixels)
+    content = read_picture(os.path.realpath(picture), max_bytes)
+    if isinstance(content, Unusable):
+        return None
+    checked = check_picture(content, limits)
+    if isinstance(checked, Unusable):
+        return None
+    _, rgb = checked
+    if rgb is None:
+        with open_picture(io.BytesIO(content)) as image:
+            rgb = image.convert("RGB")
+    small = io.BytesIO()
+    rgb.thumbnail((side, side))
+    rgb.info.clear()  # drop comments, profiles and EXIF blocks of other people
+    rgb.save(small, "JPEG", quality=QUALITY)
+    return "data:image/jpeg;base64," + base64.b64encode(small.getvalue()).decode()

@@ -1,4 +1,7 @@
-"""The page of a run's evaluation: verdict, shares of rows with their intervals, and the rows behind them."""
+"""The page of a run's evaluation: verdict, shares of rows with their intervals, and the rows behind them.
+
+Of these the page shows the ones in which the tuned model and its base differ most, with what the models read.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,50 +10,42 @@ from pathlib import Path
 from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.report import AnsweredRow, AnswerReport, EvaluatedRow, EvaluationReport, left_out_in_words
-from vlmflow.evaluation.verdict import REPORT
-from vlmflow.reports.eval_figures import (
-    ShownFigures,
-    ShownLoss,
-    ShownShare,
-    by_source,
-    colour_of,
-    decides,
-    shown_figures,
+from vlmflow.evaluation.choice import Case, read_case, with_right_last
+from vlmflow.evaluation.report import (
+    OTHER,
+    OWN,
+    QUESTION,
+    AnsweredRow,
+    AnswerReport,
+    EvaluatedRow,
+    EvaluationReport,
+    Margin,
 )
-from vlmflow.reports.eval_rows import ChangedRows, Pictures, changed_rows
-from vlmflow.reports.page import Tile, render
-from vlmflow.rows.sharegpt import lines_of
+from vlmflow.evaluation.verdict import REPORT, row_shares
+from vlmflow.reports.data_page import thumbnail
+from vlmflow.reports.eval_figures import FUNCTIONS, colour_of, decides, names_of, scale_of
+from vlmflow.reports.page import render
+from vlmflow.rows.sharegpt import ShareGptRow, lines_of
+
+ROWS_SHOWN = 6
+"""Rows that gained most, and as many that lost most."""
 
 
 @dataclass(frozen=True)
-class ShownSplit:
+class Split:
     """The evaluation on one split.
 
-    left_out: the rows that are out, for people. figures: of all rows, and without those whose feedback contains the
-    gold answer. sources: of each the name, its number of rows, and the figure on which the verdict rests. gains,
-    losses: the rows in which the models differ; where they were asked, of the rows that they were asked about.
-    answers: how often both models answer rightly; None if they were not asked.
+    better, worse: the rows in which the tuned model differs from its base, those that changed most first. cases: the
+    first ones of both, and the rows that give their controls, by id. asked: how often both models answer rightly; None
+    if they were not asked. answers: of the rows about which they were asked, by id.
     """
 
     report: EvaluationReport
-    colour: str
-    tiles: list[Tile]
-    left_out: str
-    figures: list[ShownFigures]
-    sources: list[tuple[str, int, ShownShare | ShownLoss]]
-    gains: ChangedRows
-    losses: ChangedRows
-    answers: AnswerReport | None
-
-
-@dataclass(frozen=True)
-class EvalPage:
-    """What the template `eval.html.jinja` shows."""
-
-    title: str
-    subtitle: str
-    splits: list[ShownSplit]
+    better: list[EvaluatedRow]
+    worse: list[EvaluatedRow]
+    cases: dict[str, Case]
+    asked: AnswerReport | None
+    answers: dict[str, AnsweredRow]
 
 
 def eval_page(
@@ -69,46 +64,76 @@ def eval_page(
 
     Raises VlmflowError if a file has a damaged line, or an evaluated row is not in the data set.
     """
-    pictures = Pictures(store if has_pictures else None, limits)
-    splits = [_split(folder, rows[folder.name], answers.get(folder.name), pictures) for folder in folders]
-    first = splits[0].report
-    models = f"{first.device}, {first.dtype}, pictures of at most {first.image_max_tokens:,} tokens"
-    return render("eval.html.jinja", EvalPage(f"{first.run}: is it better?", f"{first.dataset} · {models}", splits))
+    return render(
+        "eval.html.jinja",
+        splits=[_split(folder, rows[folder.name], answers.get(folder.name)) for folder in folders],
+        rows_shown=ROWS_SHOWN,
+        has_pictures=has_pictures,
+        thumbnail=lambda name, side: thumbnail(store / name, side, limits),
+        change_of=change_of,
+        colour_of=colour_of,
+        decides=decides,
+        names_of=names_of,
+        scale_of=scale_of,
+        **FUNCTIONS,
+    )
 
 
-def _split(folder: Path, rows: Path, answers: Path | None, pictures: Pictures) -> ShownSplit:
+def _split(folder: Path, rows: Path, answers: Path | None) -> Split:
+    """Read an evaluation. rows: the split of the data set. answers: answers/RUN/SPLIT, if the models were asked."""
     report = read_account(folder / REPORT, EvaluationReport)
-    asked = read_account(answers / REPORT, AnswerReport) if answers else None
-    said = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
     evaluated = list(lines_of(folder / "rows.jsonl", EvaluatedRow))
     if len(evaluated) != report.rows:
         raise VlmflowError(
             f"{folder}: rows.jsonl has {len(evaluated):,} rows, and {REPORT} is of {report.rows:,}",
             f"remove {folder} and run the same command again",
         )
-    gains, losses = changed_rows((row for row in evaluated if row.id in said or not answers), rows, said, pictures)
-    return ShownSplit(
-        report=report,
-        colour=colour_of(report),
-        tiles=_tiles(report, asked),
-        left_out=left_out_in_words(report.left_out),
-        figures=shown_figures(report),
-        sources=by_source(report),
-        gains=gains,
-        losses=losses,
-        answers=asked,
-    )
+    asked = read_account(answers / REPORT, AnswerReport) if answers else None
+    answered = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
+    different = [row for row in evaluated if _differs(row) and (row.id in answered or not answers)]
+    different.sort(key=lambda row: (-change_of(row), row.id))
+    better = [row for row in different if change_of(row) > 0]
+    worse = [row for row in different[::-1] if change_of(row) < 0]
+    cases = _cases([*better[:ROWS_SHOWN], *worse[:ROWS_SHOWN]], rows)
+    return Split(report, better, worse, cases, asked, answered)
 
 
-def _tiles(report: EvaluationReport, asked: AnswerReport | None) -> list[Tile]:
-    out = sum(report.left_out.values())
-    reasons = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in report.left_out.items())
-    tiles = [
-        Tile("rows", f"{report.rows:,}", f"with {report.groups:,} different pictures or questions"),
-        Tile("left out", f"{out:,}", reasons or "none"),
-        Tile("the models differ in", f"{decides(report.figures.all).different:,}", "rows, on which the verdict rests"),
-    ]
-    if report.looks is not None:
-        looks = max(report.looks, (asked and asked.looks) or 0)  # asking for answers is a look, too
-        tiles.append(Tile("looks at test", f"{looks:,}", "by all runs on these rows, up to what is shown here"))
-    return tiles
+def change_of(row: EvaluatedRow) -> float:
+    """Return by how much a row speaks for the tuned model, in nats per token.
+
+    It is what the own feedback adds to the margin, compared with another row's; tuned minus base. Without feedback it
+    is what the log-probability of the answers gained.
+    """
+
+    def shown_by(margins: dict[str, Margin]) -> float:
+        return margins[OWN].value - margins[OTHER].value if OTHER in margins else margins[QUESTION].value
+
+    return shown_by(row.tuned) - shown_by(row.base)
+
+
+def _differs(row: EvaluatedRow) -> bool:
+    """Return whether the models differ in the row's part of the figure on which the verdict rests."""
+    base, tuned = (row_shares(margins).get("uses_feedback") for margins in (row.base, row.tuned))
+    return change_of(row) != 0 if base is None else base != tuned
+
+
+def _cases(rows: Sequence[EvaluatedRow], file: Path) -> dict[str, Case]:
+    """Return rows, and those that give their controls, as they were evaluated; by id. file: the split of the data set.
+
+    Raises VlmflowError if a row is not in the file as it was evaluated.
+    """
+    names = {name for row in rows for name in (row.id, row.donor, row.picture_donor) if name}
+    feedback = any(row.donor for row in rows)
+    cases = {}
+    for row in lines_of(file, ShareGptRow):
+        if row.id in names:
+            case = read_case(row, dict.fromkeys(row.images, ""))  # digests only tell its group
+            cut = with_right_last(case) if feedback else case
+            if isinstance(cut, Case):
+                cases[row.id] = cut
+    if missing := sorted(names - cases.keys()):
+        raise VlmflowError(
+            f"{file}: it has no row {missing[0]} as it was evaluated",
+            "the data set has changed since: run the same command again, and the run is made and evaluated again",
+        )
+    return cases

@@ -1,97 +1,152 @@
-"""A run's page: the course of a training, and at its end what was estimated before it beside what it measured.
+"""The pages of a training: that of the gate, and a run's page, while it runs and at its end.
 
-It is `run.html` in the run folder while the training runs, and `reports/run-RUN.html` at the end.
+The run's page is `run.html` in the run folder while the training runs. At the end it is `reports/run-RUN.html`, with
+what was estimated before it beside what it measured.
 """
 
+import logging
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from vlmflow.core.errors import counted
-from vlmflow.core.progress import clock
-from vlmflow.estimate import account as estimated
-from vlmflow.estimate.account import NoEstimate, Result, compare, nearest
-from vlmflow.in_trainer.messages import Event
+from msgspec import UNSET
+
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.files import whole_file
+from vlmflow.core.progress import LOG_INTERVAL, clock
+from vlmflow.estimate.account import Compared, NoEstimate, Result, compare, nearest
+from vlmflow.in_trainer.messages import Begin, Event, Log, new_events
 from vlmflow.lengths.steps import schedule_in_words
-from vlmflow.reports.charts import LineChart, short
-from vlmflow.reports.page import Tile, render
-from vlmflow.reports.run_history import FormerTraining, MadeOf, RunHistory, former_trainings
-from vlmflow.supervisor.progress import Doing, Newest
+from vlmflow.reports.charts import Curve, LineChart, line_chart
+from vlmflow.reports.former_trainings import MadeOf, former_trainings
+from vlmflow.reports.page import gigabytes, render
+from vlmflow.supervisor.progress import Doing, Newest, doing
 from vlmflow.supervisor.report import Gate, TrainingReport
+from vlmflow.supervisor.run_folder import RunFolder
 
-SENTENCES: dict[Doing, str] = {
-    "starting": "The trainers load the model.",
-    "training": "Step {step:,} of {target:,} is done.",
-    "evaluating": "Step {step:,} of {target:,} is done; the validation loss follows.",
-    "saving": "Step {step:,} of {target:,} is done; its checkpoint is being saved.",
-    "ended": "Step {step:,} of {target:,} was the last one.",
-    "interrupted": "Step {step:,} of {target:,} was done. The same command resumes from the newest checkpoint; the "
-    "stage's log says at its end why the training ended.",
-}
+log = logging.getLogger("vlmflow")
 
 
-@dataclass(frozen=True)
-class Compared:
-    """One figure, estimated and measured; None where it is unknown.
+def gate_page(run: str, gate: Gate, made_of: MadeOf) -> str:
+    """Return the gate of a run (`gate.json`) as an HTML page: checks, figures, the estimate of the full run."""
+    longest = [("train", row, None) for row in gate.lengths.longest]
+    return render("gate.html.jinja", run=run, gate=gate, made_of=made_of, longest=longest)
 
-    form: how a value is written. up_to: the upper end, where the estimate is a range.
+
+class RunHistory:
+    """The course of a training, updated from one event at a time; steps that a resumed training repeats count once.
+
+    Besides what the trainer logs it has two curves. speed: tokens per second of each step. waiting: the share of a
+    step's time in which rank 0 waited for data.
     """
 
-    name: str
-    estimated: float | None
-    measured: float | None
-    form: Callable[[float], str] = "{:,.0f}".format
-    up_to: float | None = None
+    def __init__(self) -> None:
+        self.newest = Newest()
+        self._curves = {name: Curve() for name in (*LOGGED, "speed", "waiting")}
+        self._tokens = 0
+
+    def take(self, event: Event) -> None:
+        """Add one more event."""
+        if isinstance(event, Begin):
+            self._tokens = event.tokens
+            for curve in self._curves.values():
+                curve.cut(event.step)
+        elif isinstance(event, Log):
+            self._log(event)
+        self.newest.take(event)
+
+    def _log(self, event: Log) -> None:
+        for name in LOGGED:
+            if (value := getattr(event, name)) is not UNSET:
+                self._curves[name].add(event.step, value)
+        seconds = event.time - self.newest.time
+        if event.loss is not UNSET and seconds > 0:
+            self._curves["speed"].add(event.step, (event.tokens - self._tokens) / seconds)
+            if event.waited is not UNSET:
+                share = (event.waited - (self.newest.waited or 0.0)) / seconds
+                self._curves["waiting"].add(event.step, min(1.0, max(0.0, share)))
+        self._tokens = event.tokens
+
+    def charts(self) -> list[LineChart]:
+        """Return the charts of all figures that have a value."""
+        steps, curves = self.newest.target, self._curves
+        losses = {"train": curves["loss"], "val": curves["eval_loss"]}
+        charts = [
+            line_chart("Loss", "nats per token", losses, steps),
+            line_chart("Learning rate", "learning rate", {"train": curves["learning_rate"]}, steps),
+            line_chart("Gradient norm", "norm before clipping", {"train": curves["grad_norm"]}, steps),
+            line_chart("Speed", "tokens per second, of all processes", {"train": curves["speed"]}, steps),
+            line_chart(
+                "Waiting for data", "share of a step's time", {"train": curves["waiting"]}, steps, "{:.0%}".format
+            ),
+        ]
+        return [chart for chart in charts if chart]
 
     @property
-    def texts(self) -> tuple[str, str]:
-        """Both values for people."""
-        values = (self.estimated, self.measured, self.up_to)
-        estimated, measured, up_to = ("–" if one is None else self.form(one) for one in values)
-        return estimated if self.up_to is None else f"{estimated} to {up_to}", measured
+    def lowest(self) -> tuple[int, float] | None:
+        """The step with the lowest validation loss, and that loss; None without one. NaN is not lower."""
+        losses = self.newest.eval_losses.items()
+        return min(losses, key=lambda entry: entry[1] if entry[1] == entry[1] else float("inf"), default=None)
 
-    @property
-    def difference(self) -> str:
-        """How much more was measured than estimated, in percent of the estimate or of a range's nearer end.
 
-        "" if that is unknown.
+LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm")
+"""The figures of a trainer's log that have a curve."""
+
+MOST_TIME = 0.01
+"""The share of the time that writing the page may take: a page that takes long is written less often."""
+
+
+class LivePage:
+    """The page of one training; `refresh` is its onlooker (`supervisor.watch`).
+
+    run: the run's name. stage: "smoke" or "full". settings: the training's. every: seconds between two pages.
+    """
+
+    def __init__(self, run: str, stage: str, settings: TrainSettings, every: float = LOG_INTERVAL) -> None:
+        self._run, self._stage, self._settings, self._every = run, stage, settings, every
+        self._history = RunHistory()
+        self._read = 0
+        self._sessions: int | None = None
+        self._due = 0.0
+        self._failed = False
+
+    def refresh(self, folder: RunFolder, runs: bool) -> None:
+        """Write the page, if it is time to, or the trainers ended (runs is False).
+
+        A page that cannot be made or written is reported once, as a warning; it ends no training.
         """
-        if not self.estimated or self.measured is None:
-            return ""
-        text = f"{self.measured / nearest(self.measured, self.estimated, self.up_to) - 1:+.1%}"
-        return "0.0%" if text in ("+0.0%", "-0.0%") else text
+        begun = time.monotonic()
+        if runs and begun < self._due:
+            return
+        try:
+            self._write(folder, runs)
+        except Exception as error:
+            if not self._failed:
+                log.warning(f"{folder.page} cannot be written, the training goes on: {type(error).__name__}: {error}")
+            self._failed = True
+        self._due = time.monotonic() + max(self._every, (time.monotonic() - begun) / MOST_TIME)
 
+    def _write(self, folder: RunFolder, runs: bool) -> None:
+        self._take_new_events(folder)
+        newest = self._history.newest
+        if self._sessions is None:
+            self._sessions = newest.sessions
+        now = doing(newest, self._settings, folder.output, runs, begun=newest.sessions > self._sessions)
+        if not runs:
+            self._sessions = None
+        written = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+        with whole_file(folder.page, "w") as file:
+            file.write(live_page(self._run, self._stage, self._history, now, written, max(1, round(self._every))))
 
-@dataclass(frozen=True)
-class Comparison:
-    """A section of the page."""
-
-    title: str
-    text: str
-    rows: list[Compared]
-
-
-@dataclass(frozen=True)
-class RunPage:
-    """The page's facts.
-
-    stage: "smoke" or "full". refresh: after how many seconds the page loads itself again; None: never. share: of the
-    steps that are done, 0 to 1. former: the run's former trainings, which are in `store`.
-    """
-
-    title: str
-    subtitle: str
-    stage: str
-    doing: Doing
-    sentence: str
-    share: float
-    tiles: list[Tile]
-    charts: list[LineChart]
-    refresh: int | None = None
-    comparisons: list[Comparison] = field(default_factory=list)
-    made_of: MadeOf | None = None
-    former: list[FormerTraining] = field(default_factory=list)
-    store: str = ""
+    def _take_new_events(self, folder: RunFolder) -> None:
+        """Read what the trainers have written since the last page: the file of a long training is large."""
+        if not folder.progress.exists():
+            return
+        with folder.progress.open("rb") as lines:
+            lines.seek(self._read)
+            for event in new_events(lines):
+                self._history.take(event)
+            self._read = lines.tell()
 
 
 def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str, every: int) -> str:
@@ -99,20 +154,16 @@ def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str,
 
     stage: "smoke" or "full". now: date and time for people. every: seconds between two pages while it runs.
     """
-    newest, runs = history.newest, doing not in ("ended", "interrupted")
-    again = f" This page loads itself again every {every} s." if runs else ""
-    page = RunPage(
-        title=_title(run, stage, newest),
-        subtitle=f"Written at {now}.{again}",
+    return render(
+        "run.html.jinja",
+        run=run,
         stage=stage,
+        history=history,
         doing=doing,
-        sentence=SENTENCES[doing].format(step=newest.step, target=newest.target),
-        share=_share(newest),
-        tiles=_tiles(newest, runs, _memory(newest.memory, "of rank 0 so far")),
-        charts=history.charts(),
-        refresh=every if runs else None,
+        now=now,
+        refresh=every if doing not in ("ended", "interrupted") else None,
+        report=None,
     )
-    return render("run.html.jinja", page)
 
 
 def run_page(
@@ -133,108 +184,63 @@ def run_page(
     history = RunHistory()
     for event in events:
         history.take(event)
-    early = ", early: validation loss no longer fell" if report.ended_early else ""
-    memory = max(report.peak_memory, default=None)
-    planned = f" Planned: {report.plan.in_words()}." if report.plan else ""
-    page = RunPage(
-        title=_title(run, "full", history.newest),
-        subtitle=f"{counted(report.world_size, 'process')} on {report.device}; strategy {report.strategy}.{planned}",
+    return render(
+        "run.html.jinja",
+        run=run,
         stage="full",
+        history=history,
         doing="ended",
-        sentence=f"The training ended at step {report.steps:,} of {report.target:,}{early}. "
-        f"The best checkpoint is that of step {report.best.step:,}: "
-        f"{schedule_in_words(report.steps, len(report.eval_losses))}.",
-        share=_share(history.newest),
-        tiles=_tiles(history.newest, False, _memory(memory, "of one process")),
-        charts=history.charts(),
-        comparisons=comparisons(gate, report, smoke, estimate),
+        refresh=None,
+        report=report,
+        schedule=schedule_in_words(report.steps, len(report.eval_losses)),
         made_of=made_of,
+        comparisons=comparisons(gate, report, smoke, estimate),
+        difference_of=difference_of,
+        form_of=lambda unit: FORMS.get(unit, "{:,.0f}".format),
         former=former_trainings(stage, report),
-        store=str(stage),
+        store=stage,
     )
-    return render("run.html.jinja", page)
 
 
-def _title(run: str, stage: str, newest: Newest) -> str:
-    at = f", step {newest.step:,} of {newest.target:,}" if newest.target else ""
-    return f"{run}: {stage} run{at}"
+FORMS: dict[str, Callable[[float], str]] = {
+    "bytes": gigabytes,
+    "hours": "{:,.2f} h".format,
+    "seconds": clock,
+    "tokens/s": "{:,.1f} tokens/s".format,
+    "per second": "{:,.1f}".format,
+}
+"""How figures are written, by their unit; others are whole numbers."""
 
 
-def _share(newest: Newest) -> float:
-    return newest.step / newest.target if newest.target else 0.0
+def comparisons(
+    gate: Gate, report: TrainingReport, smoke: TrainingReport, estimate: Result
+) -> dict[str, list[Compared]]:
+    """Return what was estimated beside what was measured.
+
+    gate: by the gate, and by the full run. smoke, full: before a GPU was asked for, and by that training.
+    """
+    memory, measured = (max(sizes, default=None) for sizes in (gate.peak_memory, report.peak_memory))
+    rows = {
+        "gate": [
+            Compared("optimizer steps", "steps", gate.full_run.steps, report.steps),
+            Compared("tokens trained on", "tokens", gate.full_run.tokens, report.tokens),
+            Compared("time in steps and evaluations", "seconds", gate.full_run.seconds, report.seconds),
+            Compared("tokens per second", "per second", gate.tokens_per_second, report.tokens_per_second),
+            Compared("peak memory of a process", "bytes", memory, measured),
+        ]
+    }
+    if not isinstance(estimate, NoEstimate):
+        rows |= {"smoke": compare(estimate, smoke), "full": compare(estimate, report)}
+    return {stage: compared for stage, compared in rows.items() if compared}
 
 
-def _tiles(newest: Newest, runs: bool, memory: list[Tile]) -> list[Tile]:
-    """Return the tiles of all figures that have a value. memory: that of the memory, if known."""
-    tiles = []
-    if runs and newest.seconds_left is not None:
-        tiles.append(Tile("time left", clock(newest.seconds_left), f"at {newest.seconds_per_step:.2f} s per step"))
-    tiles.append(Tile("time", clock(newest.seconds), "in steps and evaluations"))
-    if newest.loss is not None:
-        tiles.append(Tile("loss", f"{newest.loss:.3f}", "of the newest step, nats per token"))
-    if newest.eval_losses:
-        step, loss = min(newest.eval_losses.items(), key=_loss)
-        note = f"of step {max(newest.eval_losses):,}; lowest {loss:.3f}, at step {step:,}"
-        tiles.append(Tile("validation loss", f"{newest.eval_loss:.3f}", note))
-    if newest.learning_rate is not None:
-        tiles.append(Tile("learning rate", f"{newest.learning_rate:.2g}", "of the newest step"))
-    if newest.grad_norm is not None:
-        tiles.append(Tile("gradient norm", short(newest.grad_norm), "of the newest step"))
-    if newest.seconds:
-        tiles.append(Tile("tokens per second", f"{newest.tokens / newest.seconds:,.0f}", "of all processes"))
-    if newest.waited is not None and newest.time:
-        tiles.append(Tile("waiting for data", f"{newest.waited / newest.time:.1%}", "of this session's time, rank 0"))
-    sessions = Tile("sessions", f"{newest.sessions:,}", f"the newest began at step {newest.begun_at:,}")
-    return [*tiles, *memory, sessions]
+def difference_of(compared: Compared) -> str:
+    """Return how much more was measured than estimated, in percent of the estimate or of a range's nearer end.
 
-
-def _memory(most: int | None, whose: str) -> list[Tile]:
-    return [] if most is None else [Tile("peak memory", gigabytes(most), whose)]
-
-
-def _loss(entry: tuple[int, float]) -> float:
-    loss = entry[1]
-    return loss if loss == loss else float("inf")  # NaN is not lower
-
-
-def comparisons(gate: Gate, report: TrainingReport, smoke: TrainingReport, estimate: Result) -> list[Comparison]:
-    """Return the sections of a run's page that compare what was estimated with the reports of smoke and full run."""
-    text = "What the gate estimated from the smoke run, and what the full run measured."
-    if report.ended_early:
-        text += " The full run ended early: the gate estimates a run up to its last step."
-    found = [Comparison("The gate against the full run", text, gate_against_full(gate, report))]
-    if isinstance(estimate, NoEstimate):
-        return found
-    for title, measured in (("smoke", smoke), ("full", report)):
-        text = f"What was estimated before a GPU was asked for, and what the {title} run measured."
-        rows = [_of_estimate(one) for one in compare(estimate, measured)]
-        if rows:
-            found.append(Comparison(f"The estimate against the {title} run", text, rows))
-    return found
-
-
-def _of_estimate(one: estimated.Compared) -> Compared:
-    forms = {"bytes": gigabytes, "hours": "{:,.2f} h".format, "tokens/s": "{:,.1f} tokens/s".format}
-    return Compared(one.name, one.estimated, one.measured, forms.get(one.unit, "{:,.0f}".format), one.up_to)
-
-
-def gate_against_full(gate: Gate, report: TrainingReport) -> list[Compared]:
-    """Compare the gate's estimate with the report of the full run."""
-    full = gate.full_run
-    return [
-        Compared("optimizer steps", full.steps, report.steps),
-        Compared("tokens trained on", full.tokens, report.tokens),
-        Compared("time in steps and evaluations", full.seconds, report.seconds, clock),
-        Compared("tokens per second", gate.tokens_per_second, report.tokens_per_second, "{:,.1f}".format),
-        Compared(
-            "peak memory of a process",
-            max(gate.peak_memory, default=None),
-            max(report.peak_memory, default=None),
-            gigabytes,
-        ),
-    ]
-
-
-def gigabytes(number: float) -> str:
-    """Format bytes for people."""
-    return f"{number / 1e9:,.1f} GB"
+    "" if that is unknown.
+    """
+    estimated, measured = compared.estimated, compared.measured
+    if not estimated or measured is None:
+        return ""
+    text = f"{measured / nearest(measured, estimated, compared.up_to) - 1:+.1%}"
+    return "0.0%" if text in ("+0.0%", "-0.0%") else text

@@ -41,7 +41,7 @@ class _BaseModel(msgspec.Struct, frozen=True):
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """The used part of provenance.json (reports/origin, Provenance)."""
+    """The used part of provenance.json (reports/provenance, Provenance)."""
 
     base_model: _BaseModel
     training: _Training

@@ -13,8 +13,8 @@ from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import whole_file
-from vlmflow.reports.run_history import to_train
-from vlmflow.reports.run_index import index_page
+from vlmflow.reports.former_trainings import to_train
+from vlmflow.reports.index_page import index_page
 
 
 def main(files: list[Path], folder: Path) -> Path:

@@ -21,8 +21,7 @@ from vlmflow.evaluation.report import AnswerReport, EvaluatedModel, EvaluationRe
 from vlmflow.evaluation.verdict import REPORT
 from vlmflow.fetch.placed import PROVENANCE
 from vlmflow.in_trainer.messages import PROGRESS, Begin, Event, Log, read_events
-from vlmflow.reports.origin import Provenance
-from vlmflow.reports.summary import published_weights
+from vlmflow.reports.provenance import Provenance, published_weights
 from vlmflow.supervisor.report import TrainingReport
 
 

@@ -13,7 +13,7 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove, sha256_of
 from vlmflow.fetch.placed import read_model_manifest, read_small_files
-from vlmflow.reports.origin import Provenance
+from vlmflow.reports.provenance import Provenance
 
 FILES = {"config.json": b"{}", "model.safetensors": b"\2" + bytes(7) + b"{}", "tokenizer.json": b"{}"}
 

@@ -16,7 +16,7 @@ from hub_server import TOKEN, HubServer, Repo, command, served_hub, sha256
 from made_accounts import some_provenance
 from published_run import ADAPTER, MERGED, RUN, finished_run, rights
 from vlmflow.core.errors import VlmflowError
-from vlmflow.reports.origin import BaseModelFiles, Fp8Files
+from vlmflow.reports.provenance import BaseModelFiles, Fp8Files
 from vlmflow.tools import publish_run
 
 TO = "ann/mine"

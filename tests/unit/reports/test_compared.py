@@ -1,14 +1,15 @@
 """A run's page beside what gate and estimate predicted."""
 
+import re
 from pathlib import Path
 
 import msgspec
 
 from made_accounts import MADE_OF, leave_training, some_gate, some_report
 from made_inputs import some_inputs
-from vlmflow.estimate.account import NoEstimate
+from vlmflow.estimate.account import Compared, NoEstimate
 from vlmflow.estimate.estimate import estimate
-from vlmflow.reports.run_page import Compared, comparisons, run_page
+from vlmflow.reports.run_page import comparisons, difference_of, run_page
 from vlmflow.supervisor.report import Best, TrainingReport
 
 
@@ -23,17 +24,21 @@ def test_the_estimate_is_compared_with_the_smoke_run_and_with_the_full_run() -> 
     assert on is not None
     smoke = on_h100(target=8, peak_memory=[50_000_000_000])
     full = on_h100(target=guess.steps, steps=guess.steps, seconds=on.fast.seconds * 1.1, peak_memory=[51_000_000_000])
-    _, of_smoke, of_full = comparisons(some_gate(), full, smoke, guess)
-    assert [row.name for row in of_smoke.rows] == ["memory of one GPU", "speed of all GPUs"]
-    rows = {row.name: row for row in of_full.rows}
-    assert rows["memory of one GPU"].texts == (f"{guess.memory.total / 1e9:.1f} GB", "51.0 GB")
-    assert rows["optimizer steps"].difference == "0.0%"
-    assert rows["training and evaluations"].difference == "0.0%", "within the range"
-    assert " h to " in rows["training and evaluations"].texts[0]
+    rows = comparisons(some_gate(), full, smoke, guess)
+    assert list(rows) == ["gate", "smoke", "full"]
+    assert [row.name for row in rows["smoke"]] == ["memory of one GPU", "speed of all GPUs"]
+    differences = {row.name: difference_of(row) for row in rows["full"]}
+    assert differences["optimizer steps"] == "0.0%"
+    assert differences["training and evaluations"] == "0.0%", "within the range"
+    page = run_page("mine", [], full, some_gate(), smoke, guess, MADE_OF, Path("none"))
+    section = page.partition("The estimate against the full run")[2]
+    memory = f'">{guess.memory.total / 1e9:.1f} GB</td>\n<td class="n" data-head="measured">51.0 GB</td>'
+    assert f'<tr><th>memory of one GPU</th>\n<td class="n" data-head="estimated{memory}' in section
+    assert re.search(r">[\d.]+ h to [\d.]+ h</td>", section)
 
 
 def test_a_model_without_estimate_has_the_gates_section_alone() -> None:
-    assert len(comparisons(some_gate(), on_h100(), on_h100(), NoEstimate("another architecture"))) == 1
+    assert list(comparisons(some_gate(), on_h100(), on_h100(), NoEstimate("another architecture"))) == ["gate"]
 
 
 def test_the_page_says_when_there_was_nothing_to_choose_from() -> None:
@@ -47,10 +52,9 @@ def test_the_page_says_when_there_was_nothing_to_choose_from() -> None:
 
 
 def test_the_difference_to_a_range_is_that_to_its_nearer_end() -> None:
-    assert Compared("speed", 100, 90, up_to=200).difference == "-10.0%"
-    assert Compared("speed", 100, 150, up_to=200).difference == "0.0%"
-    assert Compared("speed", 100, 220, up_to=200).difference == "+10.0%"
-    assert Compared("speed", None, 220, up_to=200).difference == ""
+    measured = {90: "-10.0%", 150: "0.0%", 220: "+10.0%", None: ""}
+    assert {value: difference_of(Compared("speed", "tokens/s", 100, value, 200)) for value in measured} == measured
+    assert difference_of(Compared("speed", "tokens/s", None, 220, 200)) == ""
 
 
 def test_the_page_names_former_trainings_and_where_they_are(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import time
 import pytest
 
 from vlmflow.reports.charts import MOST_BINS, Curve, line_chart, ticks
+from vlmflow.reports.page import ENVIRONMENT
+
+MACROS = ENVIRONMENT.get_template("macros.html.jinja").module
 
 
 def curve_of(values: list[float]) -> Curve:
@@ -26,8 +29,9 @@ def test_a_spike_among_ten_thousand_steps_stays_visible() -> None:
     assert sum(one.total for one in curve.bins) == pytest.approx(sum(values))
     chart = line_chart("Loss", "nats", {"train": curve}, 10_000)
     assert chart is not None
-    assert chart.figures[0].highest == "40 at step 6,790"
-    assert " 56.6L" in chart.lines[0].band, "the top, below a margin"
+    assert curve.highest == (40.0, 6_790)
+    assert " 56.6L" in chart.band(curve), "the top, below a margin"
+    assert '<td class="n">40 at step 6,790</td>' in MACROS.line_chart(chart)
 
 
 @pytest.mark.parametrize("steps", [0, 5, 299, 300, 301, 999])
@@ -45,15 +49,16 @@ def test_repeated_steps_count_once(steps: int) -> None:
 
 
 def test_values_that_are_not_numbers_are_marked_at_the_upper_edge() -> None:
-    chart = line_chart("Loss", "nats", {"train": curve_of([3.0, math.nan, 2.0, math.inf]), "val": Curve()}, 4)
+    curve, only_odd = curve_of([3.0, math.nan, 2.0, math.inf]), curve_of([math.nan])
+    chart = line_chart("Loss", "nats", {"train": curve, "val": Curve()}, 4)
     assert chart is not None
-    (line,) = chart.lines
-    assert line.odd == "M500.0 0.0h0M1000.0 0.0h0"
-    assert "nan" not in line.mean + line.band + line.dots
-    assert chart.figures[0].odd == 2
-    nothing_else = line_chart("Loss", "nats", {"train": curve_of([math.nan])}, 4)
+    assert list(chart.curves) == ["train"]
+    assert chart.odd(curve) == "M500.0 0.0h0M1000.0 0.0h0"
+    assert "nan" not in chart.mean(curve) + chart.band(curve) + chart.dots(curve)
+    assert "not a number</span> train, in 2 steps" in MACROS.line_chart(chart)
+    nothing_else = line_chart("Loss", "nats", {"train": only_odd}, 4)
     assert nothing_else is not None
-    assert nothing_else.lines[0].mean == ""
+    assert nothing_else.mean(only_odd) == ""
     assert line_chart("Loss", "nats", {"train": Curve()}, 4) is None
 
 
@@ -62,7 +67,7 @@ def test_a_constant_curve_has_an_axis() -> None:
         chart = line_chart("x", "y", {"train": curve_of([value, value])}, 2)
         assert chart is not None
         assert len(chart.up) >= 2
-        assert all(0 <= tick.place <= 1 for tick in [*chart.up, *chart.across])
+        assert all(0 <= place <= 1 for _, place in [*chart.up, *chart.across])
 
 
 @pytest.mark.parametrize(

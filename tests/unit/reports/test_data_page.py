@@ -20,8 +20,7 @@ from vlmflow.config.data_settings import NearDuplicates, PictureLimits, RowLimit
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.reports.counts_page import counts_page
-from vlmflow.reports.data_page import data_page
-from vlmflow.reports.thumbnails import thumbnail
+from vlmflow.reports.data_page import data_page, thumbnail
 from vlmflow.rows.near_duplicates import NearDuplicate
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.validate import SplitRules, validate

@@ -9,7 +9,7 @@ import pytest
 from made_accounts import leave_training, some_report
 from some_training import job
 from vlmflow.in_trainer.messages import Begin, Log
-from vlmflow.reports.run_history import former_trainings
+from vlmflow.reports.former_trainings import former_trainings
 from vlmflow.supervisor.report import TrainingDigests
 from vlmflow.supervisor.run_folder import RunFolder
 

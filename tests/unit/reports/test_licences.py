@@ -13,8 +13,8 @@ from vlmflow.config.model import check_config
 from vlmflow.core.errors import VlmflowError
 from vlmflow.harness.params import RuleParams
 from vlmflow.publish.package import rights_of
-from vlmflow.reports.origin import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
-from vlmflow.reports.provenance import model_card
+from vlmflow.reports.card import model_card
+from vlmflow.reports.provenance import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 

@@ -10,9 +10,8 @@ import pytest
 from browser import Browser
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
-from vlmflow.reports import live_page
-from vlmflow.reports.live_page import LivePage
-from vlmflow.reports.run_history import RunHistory
+from vlmflow.reports import run_page
+from vlmflow.reports.run_page import LivePage, RunHistory
 from vlmflow.reports.run_page import live_page as page_of
 from vlmflow.supervisor.run_folder import RunFolder
 
@@ -48,7 +47,7 @@ def folder(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the page at every call."""
-    monkeypatch.setattr(live_page, "MOST_TIME", math.inf)
+    monkeypatch.setattr(run_page, "MOST_TIME", math.inf)
 
 
 def state(folder: RunFolder) -> str:
@@ -141,7 +140,7 @@ def test_it_is_written_only_as_often_as_it_is_cheap(folder: RunFolder, monkeypat
         time.sleep(0.02)
         return "a page"
 
-    monkeypatch.setattr(live_page, "live_page", slow)
+    monkeypatch.setattr(run_page, "live_page", slow)
     page, begun = LivePage("my-run", "full", SETTINGS, every=0), time.monotonic()
     while time.monotonic() - begun < 1:
         page.refresh(folder, True)

@@ -25,8 +25,8 @@ from vlmflow.lengths.summary import ChatTemplate, FittedSplit
 from vlmflow.merging.proof import LimitedFile, LogitProof
 from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.pictures.manifest import PictureCounts
-from vlmflow.reports.origin import BaseModelFiles, LicenceOfSource, StatedLicences
-from vlmflow.reports.provenance import model_card
+from vlmflow.reports.card import model_card
+from vlmflow.reports.provenance import BaseModelFiles, LicenceOfSource, StatedLicences
 from vlmflow.rows.stats import SplitCounts
 from vlmflow.supervisor.report import EndedEarly
 

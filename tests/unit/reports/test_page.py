@@ -1,24 +1,15 @@
 """What all pages share."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from browser import Browser
 from vlmflow.core.errors import counted
-from vlmflow.reports.page import ENVIRONMENT, Tile
-
-
-@dataclass(frozen=True)
-class Page:
-    title: str
-    subtitle: str
-    tiles: list[list[Tile]]
-
+from vlmflow.reports.page import ENVIRONMENT
 
 TEMPLATE = """{% extends "base.html.jinja" %}{% import "macros.html.jinja" as ui %}{% block kind %}A page{% endblock %}
-{% block body %}{% for some in page.tiles %}{{ ui.tiles(some) }}{% endfor %}{% endblock %}"""
+{% block body %}{% for some in figures %}{{ ui.tiles(some) }}{% endfor %}{% endblock %}"""
 
 IN_LAST_ROW = """[...document.querySelectorAll('.tiles')].map(grid => {
   const tops = [...grid.children].map(tile => tile.getBoundingClientRect().top)
@@ -27,8 +18,8 @@ IN_LAST_ROW = """[...document.querySelectorAll('.tiles')].map(grid => {
 
 def test_no_tile_is_alone_in_the_last_row(tmp_path: Path) -> None:
     """From two to twelve of them, the fewest and the most that pages have, on a wide screen and on a small one."""
-    tiles = [[Tile("figure", "1,234", "unit")] * count for count in range(2, 13)]
-    html = ENVIRONMENT.from_string(TEMPLATE).render(page=Page("t", "s", tiles))
+    figures = [[("figure", "1,234", "unit")] * count for count in range(2, 13)]
+    html = ENVIRONMENT.from_string(TEMPLATE).render(title="t", subtitle="s", figures=figures)
     (tmp_path / "page.html").write_text(html)
     with Browser(tmp_path / "profile") as browser:
         for width in (1280, 800):

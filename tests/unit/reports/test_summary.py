@@ -7,7 +7,8 @@ import pytest
 from made_accounts import some_evaluation, some_provenance
 from vlmflow.core.account import write_account
 from vlmflow.evaluation.report import EvaluatedModel
-from vlmflow.reports.summary import files_of, published_weights, summary
+from vlmflow.reports.provenance import published_weights
+from vlmflow.reports.run_summary import files_of, summary
 
 
 @pytest.fixture

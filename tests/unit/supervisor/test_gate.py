@@ -17,8 +17,8 @@ from vlmflow.in_trainer.messages import Begin, Event, Log
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.steps import Steps
 from vlmflow.lengths.summary import NamedRow
-from vlmflow.reports.gate_page import gate_page
-from vlmflow.reports.run_history import MadeOf
+from vlmflow.reports.former_trainings import MadeOf
+from vlmflow.reports.run_page import gate_page
 from vlmflow.supervisor.report import Best, Check, EpochPlan, Gate, Pace, StepPlan
 from vlmflow.supervisor.smoke import (
     SmokeRows,

@@ -11,8 +11,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.proof import LimitedFile, Proof, ProvenFile, proven_digest
 from vlmflow.pictures.budget import ScaleLimits
-from vlmflow.reports.origin import BaseModelFiles
-from vlmflow.reports.summary import proven_weights, published_weights
+from vlmflow.reports.provenance import BaseModelFiles, proven_weights, published_weights
 from vlmflow.track.story import story_of
 
 FILES = {name: ProvenFile(1, name) for name in ("a.safetensors", "README.md", "preprocessor_config.json")}

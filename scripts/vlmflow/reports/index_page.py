@@ -1,0 +1,175 @@
+"""The index of a working directory, `reports/index.html`: what every run has made so far, with links to its pages.
+
+It reads what other processes may be writing, and what a job may have damaged: a file that cannot be read is one line in
+its run's row, and ends nothing.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from vlmflow.config.settings import is_name
+from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError, printable
+from vlmflow.evaluation.report import AnswerReport, EvaluationReport
+from vlmflow.evaluation.verdict import REPORT
+from vlmflow.fetch.placed import model_with
+from vlmflow.lengths.summary import FittedRows, LengthSummary
+from vlmflow.merging.proof import PROOF, Proof
+from vlmflow.reports.eval_figures import colour_of
+from vlmflow.reports.former_trainings import MadeOf, former_trainings, trained
+from vlmflow.reports.page import ENVIRONMENT, render
+from vlmflow.reports.provenance import proven_weights
+from vlmflow.rows.stats import Stats
+from vlmflow.supervisor.report import Gate, TrainingReport
+
+T = TypeVar("T")
+
+COLUMNS = ("data", "lengths", "gate", "full run", "verification", "evaluation", "answers")
+"""The columns of the table, in the order of the stages; each is a macro of `index_cells.html.jinja`."""
+
+PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval", "answers")
+"""The folders of targets in which a run has a folder of its name."""
+
+NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
+"""What a figure that no stage writes may raise when it is shown."""
+
+
+def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, MadeOf], now: str) -> tuple[str, int]:
+    """Return the page, and how many runs it has.
+
+    folder: the working directory. store: the folder of all run folders (stores.runs). page: the file that it becomes;
+    links are relative to it. configured: what each run of the configuration is made of; runs found in `folder` are
+    added. now: date and time for people.
+    """
+    names = sorted({*configured, *_runs_in(folder, store)})
+    rows = [_row(Run(name, folder, store / name, page.parent, configured.get(name))) for name in names]
+    here = printable(folder.resolve().name)
+    return render("index.html.jinja", here=here, now=now, columns=COLUMNS, rows=rows), len(rows)
+
+
+def _runs_in(folder: Path, store: Path) -> Iterator[str]:
+    for place in [*(folder / name for name in PER_RUN), store]:
+        if place.is_dir():
+            yield from (path.name for path in place.iterdir() if is_name(path.name) and path.is_dir())
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run's files; what they give is None without them.
+
+    folder: the working directory. store: the run's own folder of all its trainings. pages: the folder of the index, for
+    links. configured: what the configuration trains it from, if that has it.
+    """
+
+    name: str
+    folder: Path
+    store: Path
+    pages: Path
+    configured: MadeOf | None
+
+    def _read(self, account: str, form: type[T]) -> T | None:
+        file = self.folder / account
+        return read_account(file, form) if file.is_file() else None
+
+    @property
+    def fitted(self) -> FittedRows | None:
+        """The rows that fit."""
+        return self._read(f"fitted/{self.name}/account.json", FittedRows)
+
+    @property
+    def dataset(self) -> str | None:
+        """The name of its data set; raises ValueError if it is none."""
+        made_of = self.configured or self.fitted
+        if made_of and not is_name(made_of.dataset):
+            account = self.folder / "fitted" / self.name / "account.json"
+            raise ValueError(f"{account}: {made_of.dataset!r} is not the name of a data set")
+        return made_of.dataset if made_of else None
+
+    @property
+    def stats(self) -> Stats | None:
+        """The account of its data set."""
+        return self._read(f"data/{self.dataset}/stats.json", Stats)
+
+    @property
+    def lengths(self) -> LengthSummary | None:
+        """The lengths of its rows."""
+        return self._read(f"lengths/{self.name}/summary.json", LengthSummary)
+
+    @property
+    def gate(self) -> Gate | None:
+        """The gate; a closed one is in its run folder alone."""
+        gate = self._read(f"checkpoints/{self.name}/smoke/gate.json", Gate)
+        closed = None if gate else self.newest("smoke/*/gate.json")
+        return read_account(closed, Gate) if closed else gate
+
+    @cached_property
+    def report(self) -> TrainingReport | None:
+        """The report of the finished training."""
+        return self._read(f"checkpoints/{self.name}/full/report.json", TrainingReport)
+
+    @property
+    def made_of(self) -> MadeOf | None:
+        """What the finished training was made of, else what the configuration says."""
+        if not self.report:
+            return self.configured
+        model = model_with(self.folder / "models", self.report.digests.model)
+        return trained(model[1].source if model else "", "", self.report)
+
+    @property
+    def proof(self) -> Proof | None:
+        """The proof of its weights."""
+        return self._read(f"verified/{self.name}/{PROOF}", Proof)
+
+    @property
+    def evaluations(self) -> list[EvaluationReport]:
+        """The evaluations on val and on test; [] without one."""
+        reports = (self._read(f"eval/{self.name}/{split}/{REPORT}", EvaluationReport) for split in ("val", "test"))
+        return [report for report in reports if report]
+
+    @property
+    def answers(self) -> AnswerReport | None:
+        """How often the tuned model and its base answer rightly on val."""
+        return self._read(f"answers/{self.name}/val/{REPORT}", AnswerReport)
+
+    def of_other_weights(self, reports: Iterable[EvaluationReport | AnswerReport]) -> bool:
+        """Return whether one of the reports is not of the weights that are proven now."""
+        proven = proven_weights(self.folder / "verified" / self.name, self.folder / "merged" / self.name)
+        return any(proven not in (None, report.tuned.digest) for report in reports)
+
+    def newest(self, file: str) -> Path | None:
+        """Return the newest file of this name in the run folders of a stage ("full/*/run.html")."""
+        return max(self.store.glob(file), key=lambda path: path.stat().st_mtime, default=None)
+
+    def address(self, page: Path | str | None) -> str | None:
+        """Return the address of a page that exists, relative to the index. page: a text is below the working folder."""
+        file = self.folder / page if isinstance(page, str) else page
+        if file is None or not file.is_file():
+            return None
+        return quote(Path(os.path.relpath(file.absolute(), self.pages.absolute())).as_posix())
+
+
+def _row(run: Run) -> dict[str, Any]:
+    """Return the facts of one row: its cells, what the run is made of, and why a column could not be read."""
+    macros = ENVIRONMENT.get_template("index_cells.html.jinja").make_module({"colour_of": colour_of})
+    faults: dict[str, str] = {}
+
+    def tried(column: str, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except (VlmflowError, OSError, *NEVER_WRITTEN) as error:
+            cause = error.cause if isinstance(error, VlmflowError) else f"{type(error).__name__}: {error}"
+            faults.setdefault(printable(" ".join(cause.split())), column)  # two columns may read the same file
+            return None
+
+    return {
+        "run": run,
+        "cells": [tried(column, partial(getattr(macros, column.replace(" ", "_")), run)) for column in COLUMNS],
+        "made_of": tried("full run", lambda: run.made_of),
+        "former": tried("full run", lambda: former_trainings(run.store / "full", run.report)),
+        "faults": faults,
+    }
