@@ -225,8 +225,8 @@ test-remote: .venv/dev.stamp ## the unit tests of scripts/vlmflow/remote
 	$(BIN)/python tests/run.py remote
 
 test-slow: .venv/dev.stamp env-track env-search ## before a release: every kill, every order of writers, more examples for each property; Slurm's faults and operators on a cluster; all mutations; bench
-	PYTHONPATH=tests/helpers $(BIN)/python -m pytest -p models_page --ignore tests/cluster --ignore tests/slurm -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
-	$(BIN)/python -m pytest tests/slurm tests/cluster -m slow --durations 25
+	PYTHONPATH=tests/helpers $(BIN)/python -m pytest -p models_page --ignore tests/remote/cluster --ignore tests/remote/slurm -m "slow or hypothesis" --hypothesis-profile deep --numprocesses 3 --dist loadfile --no-loadscope-reorder --durations 40
+	$(BIN)/python -m pytest tests/remote/slurm tests/remote/cluster -m slow --durations 25
 	$(BIN)/python tests/mutations/run.py
 	$(BIN)/python tests/bench/bench.py
 

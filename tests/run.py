@@ -122,17 +122,18 @@ def parts_of(what: str) -> list[list[Part]]:
     heavy = [tests / name for name in HEAVY]
     without = [word for place in heavy for word in ("--ignore", place)]
     lint = Part("lint", ["make", "--no-print-directory", "lint"])
-    remote = tests / "unit" / "remote"
+    remote = tests / "remote"
     if what == "remote":
-        return [[pytest("remote", 4, remote, light=True)]]
+        return [[pytest("remote", 4, remote / "unit", light=True)]]
     if what == "cluster":
-        path = os.pathsep.join(str(ROOT / name) for name in ("tests", "tests/helpers", "scripts"))
+        path = os.pathsep.join(str(ROOT / name) for name in ("tests/remote", "tests/helpers", "scripts"))
         build = Part("build", [sys.executable, "-m", "cluster", "build"], {"PYTHONPATH": path})
-        return [[build], [pytest("jobs", 0, tests / "slurm", tests / "cluster", "-vv", "--durations", 40)]]
+        return [[build], [pytest("jobs", 0, remote / "slurm", remote / "cluster", "-vv", "--durations", 40)]]
     if what == "check":
-        quick = ("--ignore", remote, "-m", "not slow and not lengthy", "--hypothesis-profile", "quick")
+        quick = ("-m", "not slow and not lengthy", "--hypothesis-profile", "quick")
         return [[lint, pytest("unit", 5, tests / "unit", *without, *quick, light=True)]]
-    elsewhere = [word for name in ("cluster", "slurm", "stages") for word in ("--ignore", tests / name)]
+    others = (remote / "cluster", remote / "slurm", tests / "stages")
+    elsewhere = [word for folder in others for word in ("--ignore", folder)]
     return [
         [
             pytest("stages", 2, tests / "stages", *heavy, "--durations", 20),

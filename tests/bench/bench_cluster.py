@@ -2,7 +2,7 @@
 
     python tests/bench/bench_cluster.py
 
-Runs on the tests' own cluster (tests/cluster) and prints a table in Markdown.
+Runs on the tests' own cluster (tests/remote/cluster) and prints a table in Markdown.
 """
 
 import json
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "tests" / "remote"), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts")]
 
 import bench_nodes  # noqa: E402
 import bench_waits  # noqa: E402

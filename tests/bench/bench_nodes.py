@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts")]
+sys.path[:0] = [str(ROOT / "tests" / "remote"), str(ROOT / "tests" / "helpers"), str(ROOT / "scripts")]
 
 from cluster.addons import start_dns  # noqa: E402
 from cluster.cluster import Cluster  # noqa: E402

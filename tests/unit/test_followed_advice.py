@@ -70,7 +70,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "tests/workflow/test_search_plan.py::test_a_missing_environment_is_said_by_a_dry_run",
     ),
     "set a token": (r"token|\bkey\b|\bset it\b", HERE + "test_a_token_that_is_set_as_advised_opens_the_repository"),
-    "apply to the cluster": (r"kubectl|administrator|overlay", "tests/cluster/test_doctor.py"),
+    "apply to the cluster": (r"kubectl|administrator|overlay", "tests/remote/cluster/test_doctor.py"),
     "report": (r"\breport (?:it|this)\b", ""),
     "do not use it": (r"do not (?:use|trust|publish)|publish its", ""),
 }

@@ -1,7 +1,7 @@
 """The objects that a group of pods can be: an Indexed Job, or one of Kubeflow's, PyTorchJob and TrainJob.
 
 Everything else knows only Jobs: a kind makes its objects of our finished Job, and shows what the cluster has as a Job.
-What the operators give their pods, and what they do when one ends: tests/cluster/test_operators.py, and
+What the operators give their pods, and what they do when one ends: tests/remote/cluster/test_operators.py, and
 https://github.com/kubeflow/trainer at v1.9.3 (Training Operator) and v2.1.0 (Trainer).
 """
 

@@ -24,7 +24,7 @@ from vlmflow.remote.kubernetes import inside
 from vlmflow.remote.kubernetes.needs import Need
 from vlmflow.remote.kubernetes.objects import EXECUTOR
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NAMESPACE = "vlmflow-doctor"
 DOCTOR = [sys.executable, "-m", "vlmflow.remote.kubernetes.doctor"]
 GIVEN = {"ResourceQuota", "LimitRange"}

@@ -1,4 +1,4 @@
-"""The doctor's judgement of what Slurm tells and of what its jobs saw. tests/slurm tests the answers themselves."""
+"""The doctor judges what Slurm tells and what its jobs saw. tests/remote/slurm tests the answers themselves."""
 
 import tempfile
 from pathlib import Path

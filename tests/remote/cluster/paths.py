@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-PROJECT = SOURCES.parents[1]
+PROJECT = SOURCES.parents[2]
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmflow" / "cluster"
 STATE = CACHE / "state"

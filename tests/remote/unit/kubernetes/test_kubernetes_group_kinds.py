@@ -1,4 +1,4 @@
-"""A group as a PyTorchJob or a TrainJob. tests/cluster/test_operators.py shows that the operators take such objects."""
+"""A group as a PyTorchJob or a TrainJob; tests/remote/cluster/test_operators.py shows what the operators take."""
 
 import asyncio
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bad_minutes import BadMinutes, refusal, serving_by_default
-from unit.remote.kubernetes.test_kubernetes_groups import NOW, pod, shaped
+from unit.kubernetes.test_kubernetes_groups import NOW, pod, shaped
 from vlmflow.config.model import ClusterSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.cluster.api import Api, connect

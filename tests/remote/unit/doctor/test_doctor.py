@@ -1,4 +1,4 @@
-"""The doctor's judgement of a cluster's answers. tests/cluster tests the answers themselves."""
+"""The doctor's judgement of a cluster's answers. tests/remote/cluster tests the answers themselves."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The component that serves a run's weights on a cluster, as data; tests/cluster/test_serve.py runs it."""
+"""The component that serves a run's weights on a cluster, as data; tests/remote/cluster/test_serve.py runs it."""
 
 import yaml
 

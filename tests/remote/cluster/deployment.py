@@ -15,7 +15,7 @@ from cluster.images import project_image
 from cluster.kubectl import Kubectl
 from cluster.shell import run
 
-K8S = Path(__file__).parents[2] / "k8s"
+K8S = Path(__file__).parents[3] / "k8s"
 OVERLAYS = sorted(folder.name for folder in (K8S / "overlays").iterdir())
 PODS_USER = 1000
 

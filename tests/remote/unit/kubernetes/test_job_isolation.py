@@ -1,4 +1,4 @@
-"""Jobs' pods and the controller in the files of k8s/; for overlays see tests/cluster/test_objects.py."""
+"""Jobs' pods and the controller in the files of k8s/; for overlays see tests/remote/cluster/test_objects.py."""
 
 import yaml
 

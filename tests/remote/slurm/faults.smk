@@ -62,7 +62,7 @@ rule closed:
     log:
         "{name}.log",
     params:
-        script=ROOT / "tests" / "cluster" / "faults" / "closed.py",
+        script=ROOT / "tests" / "remote" / "cluster" / "faults" / "closed.py",
     threads: 1
     resources:
         mem_mb=400,
