@@ -28,9 +28,9 @@ from virtual_zip import VirtualZip
 
 from vlmflow.config.tables import PictureSource
 from vlmflow.core import patience
+from vlmflow.fetch.archives import ranges_of, read_members
 from vlmflow.fetch.fetch_pictures import FetchedPictures, PictureFetch
 from vlmflow.fetch.transport import CONNECTIONS
-from vlmflow.fetch.zip_files import ranges_of, read_members
 from vlmflow.pictures.roots import PictureRoots
 
 WANTED = 12_000

@@ -1,14 +1,14 @@
-"""Accounts: the JSON files in which a stage records its work, each written and read by one type; and lines of JSON.
+"""Accounts: the JSON files in which a stage records its work, and the digests in them by which others check it.
 
-The type is in the folder of the code that writes the account: a `msgspec.Struct`, whose fields are the file's keys, or
-a `dict` with a name of its own if the keys are names of files. Paths are stored as texts.
+Each account is written and read by one type. It is in the folder of the code that writes the account: a
+`msgspec.Struct`, whose fields are the file's keys, or a `dict` with a name of its own if the keys are names of files.
+Paths are stored as texts.
 
-Compares files with the digests that an earlier stage recorded; a stage refuses any difference.
-
-To get a digest, the whole file must be read. So a record holds the digest of each file with the size, mtime and inode
-that the file had when it was read: while these are the same, the digest counts as the same. Records are in the stores,
-not among the targets, which are the same bytes on every machine. If a record is missing or from another machine, the
-files are read again.
+A stage compares its input with the digests that an earlier stage recorded, and refuses any difference. To get a digest,
+the whole file must be read. So a record holds the digest of each file with the size, mtime and inode that the file had
+when it was read: while these are the same, the digest counts as the same. Records are in the stores, not among the
+targets, which are the same bytes on every machine. If a record is missing or from another machine, the files are read
+again.
 """
 
 import errno
@@ -16,18 +16,17 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import file_digest
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import read_json, sha256_of, target_of, whole_file, write_json
-from vlmflow.core.progress import Progress
+from vlmflow.core.progress import Progress, in_threads
 
 T = TypeVar("T")
 
@@ -40,70 +39,6 @@ MAKE_AGAIN = "remove it and run the same command again"
 
 MISSING = re.compile(r"Object missing required field `(.+)`")
 """msgspec's message for a missing key."""
-
-
-def write_account(path: Path, account: msgspec.Struct | dict[str, Any]) -> None:
-    """Write an account as indented JSON, whole or not at all; keys are in the order of the type's fields."""
-    write_json(path, msgspec.to_builtins(account, enc_hook=_as_text))
-
-
-def read_account(path: Path, kind: type[T]) -> T:
-    """Read an account; keys that its type does not have are ignored.
-
-    kind: the type; also `list[str]` if the file is a plain list.
-
-    Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError with the file and the field if a
-    field is missing or has another type.
-    """
-    content = read_json(path)
-    try:
-        return msgspec.convert(content, kind, str_keys=True, dec_hook=_from_text)
-    except msgspec.ValidationError as error:
-        raise OtherVersionError(
-            f"{path}: {_in_plain_words(error)}",
-            f"another version of vlmflow may have written it: remove {target_of(path)} and run the same command again",
-        ) from None
-
-
-def read_lines(file: Path, kind: type[T], next_step: str = MAKE_AGAIN) -> Iterator[T]:
-    """Yield the lines of a file of JSON lines, each decoded as `kind`, so that memory does not grow with them.
-
-    Raises VlmflowError if the file is missing, or with the line if one is not of this kind.
-    """
-    decoder = msgspec.json.Decoder(kind)
-    try:
-        lines = file.open("rb")
-    except OSError as error:
-        raise VlmflowError(f"{file}: {error.strerror}", next_step) from None
-    with lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                decoded = decoder.decode(line)
-            except ValueError as error:
-                raise VlmflowError(f"{file}, line {number}: {error}", next_step) from None
-            yield decoded
-
-
-def _in_plain_words(error: msgspec.ValidationError) -> str:
-    """Return the fault after its field ("train.kept is missing"); msgspec has the field last, or in backquotes."""
-    fault, _, place = str(error).partition(" - at ")
-    fields = place.strip("`").removeprefix("$").removeprefix(".")
-    if missing := MISSING.fullmatch(fault):
-        return f"{fields}{'.' if fields else ''}{missing[1]} is missing"
-    return f"{fields}: {fault}" if fields else fault
-
-
-def _as_text(value: Any) -> str:
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"no account can hold a {type(value).__name__}")
-
-
-def _from_text(kind: type[Any], value: Any) -> Any:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise TypeError(f"Expected `{kind.__name__}`, got `{type(value).__name__}`")
-
 
 Integrity = Literal["quick", "full"]
 
@@ -120,9 +55,6 @@ RECORDS_FOLDER = ".seen"
 READERS = 8
 """Files that are read at a time, at most; hashlib releases the interpreter's lock."""
 
-AHEAD = 10_000
-"""Files that wait for a reader, at most: each takes a KB of memory, and a data set may have a million pictures."""
-
 CLOCK_NS = 100_000_000
 """A file that changed within these nanoseconds is not recorded: it may change again in one tick of the disk's clock."""
 
@@ -131,6 +63,67 @@ GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 
 NAMED = 5
 """Changed files that an error names, and missing files, at most."""
+
+
+def write_account(path: Path, account: msgspec.Struct | dict[str, Any]) -> None:
+    """Write an account as indented JSON, whole or not at all; keys are in the order of the type's fields."""
+    write_json(path, msgspec.to_builtins(account, enc_hook=_as_text))
+
+
+def read_account(path: Path, form: type[T]) -> T:
+    """Read an account; keys that its type does not have are ignored.
+
+    form: the type; also `list[str]` if the file is a plain list.
+
+    Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError with the file and the field if a
+    field is missing or has another type.
+    """
+    content = read_json(path)
+    try:
+        return msgspec.convert(content, form, str_keys=True, dec_hook=_from_text)
+    except msgspec.ValidationError as error:
+        # msgspec names the field last, or in backquotes; the message has it first ("train.kept is missing").
+        fault, _, place = str(error).partition(" - at ")
+        field = place.strip("`").removeprefix("$").removeprefix(".")
+        if missing := MISSING.fullmatch(fault):
+            fault = f"{field}{'.' if field else ''}{missing[1]} is missing"
+        elif field:
+            fault = f"{field}: {fault}"
+        raise OtherVersionError(
+            f"{path}: {fault}",
+            f"another version of vlmflow may have written it: remove {target_of(path)} and run the same command again",
+        ) from None
+
+
+def read_lines(file: Path, form: type[T], next_step: str = MAKE_AGAIN) -> Iterator[T]:
+    """Yield the lines of a file of JSON lines, each decoded as `form`, so that memory does not grow with them.
+
+    Raises VlmflowError if the file is missing, or with the line if one is not of this form.
+    """
+    decoder = msgspec.json.Decoder(form)
+    try:
+        lines = file.open("rb")
+    except OSError as error:
+        raise VlmflowError(f"{file}: {error.strerror}", next_step) from None
+    with lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                decoded = decoder.decode(line)
+            except ValueError as error:
+                raise VlmflowError(f"{file}, line {number}: {error}", next_step) from None
+            yield decoded
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no account can hold a {type(value).__name__}")
+
+
+def _from_text(form: type[Any], value: Any) -> Any:
+    if form is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"Expected `{form.__name__}`, got `{type(value).__name__}`")
 
 
 class Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -144,31 +137,35 @@ class Seen(msgspec.Struct, array_like=True, frozen=True, gc=False):
     inode: int
     sha256: str
 
+    @classmethod
+    def of(cls, state: os.stat_result, sha256: str) -> Self:
+        """Return the record of a file in this state."""
+        return cls(state.st_size, state.st_mtime_ns, state.st_ino, sha256)
+
 
 Record = dict[str, Seen]
 
 
-def refuse_changed(what: str, folder: Path, digests: Mapping[str, str], record: str, next_step: str) -> None:
+def refuse_changed(label: str, folder: Path, digests: Mapping[str, str], record: str, next_step: str) -> None:
     """Refuse files that are missing, or differ from the digest that an earlier stage recorded.
 
-    what: the files, as messages call them ("pictures"). digests: SHA-256 by name in `folder`.
+    label: the files, as messages call them ("pictures"). digests: SHA-256 by name in `folder`.
     record: the name of their record, the same in every stage ("pictures/fire").
     next_step: what to do if some are missing or differ.
 
     Raises VlmflowError with their number and the first names; PassingError if a file cannot be read.
     """
-    gone, changed = compare(what, folder, digests, record)
-    faults = [(changed, "have changed since they were checked"), (gone, "are missing")]
-    said = [
-        f"{len(names):,} of {len(digests):,} {what} {fault}: {', '.join(names[:NAMED])}"
-        for names, fault in faults
+    gone, changed = compare(label, folder, digests, record)
+    faults = [
+        f"{len(names):,} of {len(digests):,} {label} {fault}: {', '.join(names[:NAMED])}"
+        for names, fault in ((changed, "have changed since they were checked"), (gone, "are missing"))
         if names
     ]
-    if said:
-        raise VlmflowError(f"{folder}: {'; '.join(said)}", next_step)
+    if faults:
+        raise VlmflowError(f"{folder}: {'; '.join(faults)}", next_step)
 
 
-def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) -> tuple[list[str], list[str]]:
+def compare(label: str, folder: Path, digests: Mapping[str, str], record: str) -> tuple[list[str], list[str]]:
     """Return the names of the missing files, and of those with another digest than expected, each list sorted.
 
     The parameters are those of `refuse_changed`. With `integrity: full` every file is read, with quick only those whose
@@ -176,45 +173,43 @@ def compare(what: str, folder: Path, digests: Mapping[str, str], record: str) ->
 
     Raises PassingError if a file cannot be read.
     """
-    seen = _recorded(_place_of(record))
+    recorded = _recorded(_file_of(record))
     full = os.environ.get(LEVEL) == "full"
     gone: list[str] = []
     doubtful: list[str] = []
     for name, sha256 in digests.items():
-        found = _state(folder / name)
-        if found is None:
+        state = _state(folder / name)
+        if state is None:
             gone.append(name)
-        elif full or seen.get(name) != _looks(found, sha256):
+        elif full or recorded.get(name) != Seen.of(state, sha256):
             doubtful.append(name)
     began = time.time_ns()
-    read = read_files(f"comparing {what} with their digests", what, folder, doubtful)
+    read = read_files(f"comparing {label} with their digests", label, folder, doubtful)
     changed = [name for name in doubtful if name in read and read[name].sha256 != digests[name]]
     gone += [name for name in doubtful if name not in read]
-    remember(record, {name: look for name, look in read.items() if look.sha256 == digests[name]}, began)
+    remember(record, {name: seen for name, seen in read.items() if seen.sha256 == digests[name]}, began)
     return sorted(gone), sorted(changed)
 
 
-def read_files(doing: str, what: str, folder: Path, names: Sequence[str]) -> Record:
+def read_files(work: str, unit: str, folder: Path, names: Sequence[str]) -> Record:
     """Read whole files; return their states and digests by name, without the missing ones.
 
-    doing, what: the work, and what it counts, for the progress.
+    work, unit: for the progress.
 
     Raises PassingError if a file cannot be read.
     """
     if not names:
         return {}
-    with (
-        Progress(doing, len(names), what) as progress,
-        ThreadPoolExecutor(min(READERS, len(os.sched_getaffinity(0)))) as pool,
-    ):
-        found: Record = {}
-        for first in range(0, len(names), AHEAD):
-            some = names[first : first + AHEAD]
-            for name, one in zip(some, pool.map(lambda name: _seen(folder / name), some), strict=True):
-                progress.advance()
-                if one is not None:
-                    found[name] = one
-        return found
+    files: Record = {}
+    with Progress(work, len(names), unit) as progress:
+
+        def read(name: str) -> None:
+            if (seen := _seen(folder / name)) is not None:
+                files[name] = seen
+            progress.advance()
+
+        in_threads(names, read, min(READERS, len(os.sched_getaffinity(0))))
+    return {name: files[name] for name in names if name in files}
 
 
 class _Digests(msgspec.Struct):
@@ -243,8 +238,8 @@ def refuse_other_rows(
     digests = read_account(account, _DigestsByKind).digests[kind] if kind else read_account(account, _Digests).digests
     if files is None:
         files = [account.parent / name for name in digests if name.endswith(".jsonl")]
-    found = {file: _seen(file) for file in files}
-    differ = [file for file, seen in found.items() if seen is None or seen.sha256 != digests[file.name]]
+    read = {file: _seen(file) for file in files}
+    differ = [file for file, seen in read.items() if seen is None or seen.sha256 != digests[file.name]]
     if differ:
         folder = differ[0].parent
         raise VlmflowError(
@@ -259,41 +254,33 @@ def remember(record: str, files: Record, began: int) -> None:
     began: when their reading began, in ns. Files that changed just before (CLOCK_NS) are left out: another change could
     fall into the same tick of the disk's clock.
     """
-    place = _place_of(record)
-    settled = {name: look for name, look in files.items() if look.mtime < began - CLOCK_NS}
-    if place is None or not settled:
-        return
-    known = _recorded(place)
-    if all(known.get(name) == look for name, look in settled.items()):
-        return
-    with suppress(OSError, VlmflowError), whole_file(place) as file:
-        file.write(msgspec.json.encode(known | settled))
+    path, known = _file_of(record), _recorded(_file_of(record))
+    settled = {name: seen for name, seen in files.items() if seen.mtime < began - CLOCK_NS}
+    if path and known | settled != known:
+        with suppress(OSError, VlmflowError), whole_file(path) as file:
+            file.write(msgspec.json.encode(known | settled))
 
 
-def _place_of(record: str) -> Path | None:
+def _file_of(record: str) -> Path | None:
     folder = os.environ.get(RECORDS)
     return Path(folder) / f"{record}.json" if folder else None
 
 
-def _recorded(place: Path | None) -> Record:
+def _recorded(path: Path | None) -> Record:
     try:
-        return msgspec.json.decode(place.read_bytes(), type=Record) if place else {}
+        return msgspec.json.decode(path.read_bytes(), type=Record) if path else {}
     except (OSError, ValueError, RecursionError):
         return {}
-
-
-def _looks(found: os.stat_result, sha256: str) -> Seen:
-    return Seen(found.st_size, found.st_mtime_ns, found.st_ino, sha256)
 
 
 def _state(file: Path) -> os.stat_result | None:
     """Return the state of a regular file, or None; reading a pipe would wait forever."""
     try:
-        found = os.stat(file)
+        state = os.stat(file)
     except OSError as error:
         _refuse_unless_gone(file, error)
         return None
-    return found if S_ISREG(found.st_mode) else None
+    return state if S_ISREG(state.st_mode) else None
 
 
 def _seen(file: Path) -> Seen | None:
@@ -303,7 +290,7 @@ def _seen(file: Path) -> Seen | None:
     try:
         with file.open("rb") as opened:
             before = os.fstat(opened.fileno())
-            return _looks(before, file_digest(opened, "sha256").hexdigest())
+            return Seen.of(before, file_digest(opened, "sha256").hexdigest())
     except OSError as error:
         _refuse_unless_gone(file, error)
         return None

@@ -1,27 +1,16 @@
-"""Keys of other servers: they come from environment variables, and appear in no message.
+"""The programs that stages start: which of this process's variables they get, and how one of them is asked.
 
-An HTTP library quotes a header that it cannot send. So a key is checked before anything gets it.
+A program gets an allow-list of variables. The libraries of a training read hundreds of them. Some change what is
+trained (SPATIAL_MERGE_SIZE, MAX_PIXELS), and no digest covers them; others are left over from another program (RANK,
+MASTER_ADDR). Keys of servers are among them: no message may repeat one.
 
-The environment of the programs that stages start: an allow-list of this process's own variables.
-
-The libraries of a training read hundreds of variables. Some change what is trained (SPATIAL_MERGE_SIZE, MAX_PIXELS),
-and no digest covers them; others are left over from another program (RANK, MASTER_ADDR).
-
-What the pods of a training on several nodes agree on: variables, the program of the other nodes, and a port.
-
-The other side of `own_environment.ask`: a program reads one JSON value, and answers with one.
-
-Only the standard library is imported here: such a program runs in another environment.
-
-Programs in an environment of their own: packages that must not be resolved together with those that train.
-
+A program may have an environment of its own, for packages that must not be resolved together with those that train.
 `make env-NAME` installs `envs/NAME.lock` into `.venv-NAME`; the image of that name has it elsewhere, and says where
-(`VLMFLOW_VENV_NAME`). Such a program imports its packages, the standard library, and modules of ours that need nothing
-else. It reads one JSON value on its standard input and writes one on its standard output (`own_program`).
+(`VLMFLOW_VENV_NAME`). `ask` starts such a program with a JSON value as its input, and gets its answer (`answer_with`).
+There, only the standard library is installed besides its packages: so nothing else is imported here.
 """
 
 import base64
-import contextlib
 import html
 import json
 import os
@@ -59,71 +48,6 @@ ENTRY = re.compile(r"[ \t]*[!#-'*+\-.0-9A-Z^-z|~]+[ \t]*=[ \t]*[ !#-+\--:<-\[\]-
 SHORTEST = 8
 """Characters of a header's value that may be a key: shorter ones are numbers, and occur in any text."""
 
-
-def key_of(name: str) -> str | None:
-    """Return the value of a variable without white space at its ends (a Secret made with `echo` has a line break).
-
-    Returns None if it is not set or empty. Raises VlmflowError, without the value, if no header can carry it.
-    """
-    value = os.environ.get(name, "").strip()
-    if not _fits(value, any_letter=name in ENCODED):
-        raise VlmflowError(
-            f"{name}: its value has a line break, another control character, or a letter that is not ASCII",
-            "set it again, on one line, as the server's owner gave it to you",
-        )
-    if name in OTLP_KEYS:
-        _check_headers(name, value)
-    return value or None
-
-
-def keys_of(names: tuple[str, ...]) -> dict[str, str]:
-    """Return the variables of a program, each as `key_of` gives it, "" if it is not set; raises as that does."""
-    return {name: key_of(name) or "" for name in names}
-
-
-def without_keys(text: str) -> str:
-    """Return a text with *** in the place of every key that this process knows."""
-    forms = {form for secret in _secrets() for form in _forms(secret)}
-    for form in sorted(forms, key=len, reverse=True):  # one may contain another
-        text = text.replace(form, "***")
-    return text
-
-
-def _fits(value: str, any_letter: bool = False) -> bool:
-    return value.isprintable() and (any_letter or value.isascii())
-
-
-def _check_headers(name: str, value: str) -> None:
-    entries = [entry for entry in value.split(",") if entry.strip()]
-    for number, entry in enumerate(entries, 1):
-        if not ENTRY.fullmatch(entry.strip()) or not _fits(unquote(entry).strip()):
-            raise VlmflowError(
-                f"{name}: its entry {number} of {len(entries)} is not NAME=VALUE in printable ASCII characters",
-                "write NAME=VALUE, with commas between entries, and %2C, %3B, %22 and %5C for comma, semicolon, "
-                "quotation mark and backslash in a value",
-            )
-
-
-def _forms(secret: str) -> tuple[str, ...]:
-    """Return a key as a message may have it: a library quotes it, a server repeats it in JSON, a page or an address."""
-    in_address = (quote(secret, safe=safe, errors="replace") for safe in ("/", ""))
-    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret), *in_address
-
-
-def _secrets() -> Iterator[str]:
-    for name in SECRETS:
-        if value := os.environ.get(name, "").strip():
-            yield value
-            for entry in value.split(",") if name in OTLP_KEYS else ():
-                sent = entry.partition("=")[2].strip()
-                # A scheme such as Basic stands before the key.
-                forms = (sent, unquote(sent), *unquote(sent).split(" ")[-1:])
-                yield from (form for form in forms if len(form) >= SHORTEST)
-    user, password = (os.environ.get(name, "").strip() for name in ENCODED)
-    if user and password:
-        yield base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode()
-
-
 NAMED = "VLMFLOW_ENVIRONMENT"
 """The variable with the names of the configuration's key `environment`."""
 
@@ -148,22 +72,6 @@ KEPT = (
 )
 """The variables that every program gets: names, or beginnings of names before a `*`."""
 
-
-def child_environment(*also: str) -> dict[str, str]:
-    """Return the environment of a program: this process's variables of KEPT, of the configuration, and those of `also`.
-
-    A key of a server passes only by its own name. Python imports nothing from the working directory, where other pods
-    may write.
-    """
-    patterns = (*KEPT, *os.environ.get(NAMED, "").split(), *also)
-    given = {name: value for name, value in os.environ.items() if _passes(name, patterns)}
-    return given | {"PYTHONSAFEPATH": "1"}
-
-
-def _passes(name: str, patterns: tuple[str, ...]) -> bool:
-    return name in patterns or (name not in SECRETS and any(fnmatchcase(name, pattern) for pattern in patterns))
-
-
 ATTEMPT, NODE_0 = "VLMFLOW_ATTEMPT", "VLMFLOW_NODE_0"
 """The variables with the attempt's name, and with the host name of node 0. Without them all nodes are this machine."""
 
@@ -175,6 +83,81 @@ PORT = 29500
 
 PORT_OF = "VLMFLOW_PORT"
 """The variable with another port, where nodes may be shared with other trainings."""
+
+
+def child_environment(*also: str) -> dict[str, str]:
+    """Return the environment of a program: this process's variables of KEPT, of the configuration, and those of `also`.
+
+    A key of a server passes only by its own name. Python imports nothing from the working directory, where other pods
+    may write.
+    """
+    patterns = (*KEPT, *os.environ.get(NAMED, "").split(), *also)
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name in patterns or (name not in SECRETS and any(fnmatchcase(name, pattern) for pattern in patterns))
+    } | {"PYTHONSAFEPATH": "1"}
+
+
+def key_of(name: str) -> str | None:
+    """Return the value of a variable without white space at its ends (a Secret made with `echo` has a line break).
+
+    Returns None if it is not set or empty. Raises VlmflowError, without the value, if no header can carry it: an HTTP
+    library would quote it.
+    """
+    value = os.environ.get(name, "").strip()
+    if not _fits(value, any_letter=name in ENCODED):
+        raise VlmflowError(
+            f"{name}: its value has a line break, another control character, or a letter that is not ASCII",
+            "set it again, on one line, as the server's owner gave it to you",
+        )
+    if name in OTLP_KEYS:
+        entries = [entry for entry in value.split(",") if entry.strip()]
+        for number, entry in enumerate(entries, 1):
+            if not ENTRY.fullmatch(entry.strip()) or not _fits(unquote(entry).strip()):
+                raise VlmflowError(
+                    f"{name}: its entry {number} of {len(entries)} is not NAME=VALUE in printable ASCII characters",
+                    "write NAME=VALUE, with commas between entries, and %2C, %3B, %22 and %5C for comma, semicolon, "
+                    "quotation mark and backslash in a value",
+                )
+    return value or None
+
+
+def keys_of(names: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables of a program, each as `key_of` gives it, "" if it is not set; raises as that does."""
+    return {name: key_of(name) or "" for name in names}
+
+
+def without_keys(text: str) -> str:
+    """Return a text with *** in the place of every key that this process knows."""
+    forms = {form for secret in _secrets() for form in _forms(secret)}
+    for form in sorted(forms, key=len, reverse=True):  # one may contain another
+        text = text.replace(form, "***")
+    return text
+
+
+def _fits(value: str, any_letter: bool = False) -> bool:
+    return value.isprintable() and (any_letter or value.isascii())
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """Return a key as a message may have it: a library quotes it, a server repeats it in JSON, a page or an address."""
+    in_address = (quote(secret, safe=safe, errors="replace") for safe in ("/", ""))
+    return secret, repr(secret)[1:-1], json.dumps(secret)[1:-1], html.escape(secret), *in_address
+
+
+def _secrets() -> Iterator[str]:
+    for name in SECRETS:
+        if value := os.environ.get(name, "").strip():
+            yield value
+            for entry in value.split(",") if name in OTLP_KEYS else ():
+                sent = entry.partition("=")[2].strip()
+                # A scheme such as Basic stands before the key.
+                forms = (sent, unquote(sent), *unquote(sent).split(" ")[-1:])
+                yield from (form for form in forms if len(form) >= SHORTEST)
+    user, password = (os.environ.get(name, "").strip() for name in ENCODED)
+    if user and password:
+        yield base64.b64encode(f"{user}:{password}".encode(errors="replace")).decode()
 
 
 SAID_WHY = 3
@@ -228,50 +211,40 @@ def ask(
     Raises VlmflowError if the environment is missing, or if the program fails: the error that it raised, or else its
     last line as the cause. Raises PassingError if a signal ended it, or the limit.
     """
-    process = subprocess.Popen(
-        [str(python_of(name)), "-m", module],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=child_environment(*also) | {"PYTHONPATH": import_path()} | (env or {}),
-        preexec_fn=bound_to_this_process(),
-    )
-    assert process.stdin is not None  # for mypy: all three are pipes
-    assert process.stdout is not None
-    assert process.stderr is not None
+    python = python_of(name)
     log_tail: deque[str] = deque(maxlen=20)
-    relay = threading.Thread(target=_relay, args=(process.stderr, log_tail))
-    relay.start()
-    late = threading.Event()
-
-    def end() -> None:
-        late.set()
-        process.kill()
-
-    timer = threading.Timer(limit, end) if limit is not None else None
-    if timer:
-        timer.start()
-    with contextlib.suppress(BrokenPipeError):  # it ended before it read everything: its exit code and words say why
-        process.stdin.write(json.dumps(question).encode())
-        process.stdin.close()
-    answer = process.stdout.read()
-    relay.join()
-    code = process.wait()
-    if timer:
-        timer.cancel()
-    if late.is_set() and code < 0:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as messages:
+        relay = threading.Thread(target=_relay, args=(messages, log_tail))
+        relay.start()
+        try:
+            with os.fdopen(writing, "wb") as its_messages:
+                done = subprocess.run(
+                    [str(python), "-m", module],
+                    input=json.dumps(question).encode(),
+                    stdout=subprocess.PIPE,
+                    stderr=its_messages,
+                    env=child_environment(*also) | {"PYTHONPATH": import_path()} | (env or {}),
+                    preexec_fn=bound_to_this_process(),
+                    timeout=limit,
+                    check=False,
+                )
+        except subprocess.TimeoutExpired:
+            done = None
+        relay.join()
+    said = "\n".join(log_tail) or "nothing"
+    if done is None:
         raise PassingError(
             f"{module}: it did not end within {limit:g} seconds, so it was killed",
-            "see that the server it talks to answers; it said:\n" + ("\n".join(log_tail) or "nothing"),
+            f"see that the server it talks to answers; it said:\n{said}",
         )
+    code, answer = done.returncode, done.stdout
     if code == SAID_WHY and answer:
-        why = json.loads(answer)
-        raise (PassingError if why["passing"] else VlmflowError)(_shown(why["cause"]), _shown(why["next_step"]))
+        error = json.loads(answer)
+        raise (PassingError if error["passing"] else VlmflowError)(_shown(error["cause"]), _shown(error["next_step"]))
     if code:
         cause = f"signal {-code} ended it" if code < 0 else log_tail[-1] if log_tail else f"it ended with code {code}"
-        raise (PassingError if code < 0 else VlmflowError)(
-            f"{module}: {cause}", "see what it said:\n" + ("\n".join(log_tail) or "nothing")
-        )
+        raise (PassingError if code < 0 else VlmflowError)(f"{module}: {cause}", f"see what it said:\n{said}")
     return json.loads(answer)
 
 

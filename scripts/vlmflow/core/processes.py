@@ -1,15 +1,4 @@
-"""Processes that end with the one that started them.
-
-Spreads work over processes, with results in the order of the work, in bounded memory.
-
-It uses ProcessPoolExecutor without its `map`, which submits all items before it yields the first result (Python 3.14
-can limit them), pickles the function, and sends results through a pipe.
-
-Splits a stage's work over pods: each takes every N-th item; their lines are joined in the original order.
-
-Neighbouring rows are alike (small photographs here, large scans there), so every N-th item gives each pod about the
-same amount of work; a contiguous range would not.
-"""
+"""Work side by side: in processes that end with the one that started them, and in several pods."""
 
 import ctypes
 import gc
@@ -93,6 +82,9 @@ _shared: mmap
 def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], processes: int) -> Iterator[Result]:
     """Yield `function(item)` for every item, in the order of the items, computed in `processes` processes.
 
+    Memory is bounded. `ProcessPoolExecutor.map` is not used: it submits all items before it yields the first result
+    (Python 3.14 can limit them), pickles the function, and sends results through a pipe.
+
     The processes are forked from this one when the first item arrives. So the function may be any closure, and what it
     holds (a mapped file, a table) is shared, not copied. With one process, everything runs in this one.
 
@@ -103,16 +95,16 @@ def ordered_map(function: Callable[[Item], Result], items: Iterable[Item], proce
         return
     context = multiprocessing.get_context("fork")
     end_with_us = bound_to_this_process()
-    places = range(0, processes * WAITING_PER_PROCESS * SLOT_BYTES, SLOT_BYTES)
+    slots = range(0, processes * WAITING_PER_PROCESS * SLOT_BYTES, SLOT_BYTES)
     waiting: deque[tuple[Future[int | bytes], int]] = deque()
     with (
-        mmap(-1, len(places) * SLOT_BYTES) as shared,
+        mmap(-1, len(slots) * SLOT_BYTES) as shared,
         ProcessPoolExecutor(processes, context, _begin_worker, (function, shared, end_with_us)) as pool,
     ):
         try:
-            for item, place in zip(items, cycle(places), strict=False):
-                waiting.append((pool.submit(_call, item, place), place))
-                if len(waiting) == len(places):  # the next item reuses the place of the oldest result
+            for item, slot in zip(items, cycle(slots), strict=False):
+                waiting.append((pool.submit(_call, item, slot), slot))
+                if len(waiting) == len(slots):  # the next item reuses the slot of the oldest result
                     yield _result(shared, *waiting.popleft())
             while waiting:
                 yield _result(shared, *waiting.popleft())
@@ -134,25 +126,29 @@ def _begin_worker(function: Callable[[Item], Result], shared: mmap, end_with_par
     _function, _shared = function, shared
 
 
-def _call(item: Item, place: int) -> int | bytes:
+def _call(item: Item, slot: int) -> int | bytes:
     """Put the result into the shared memory and return its length; if it is too large, return the packed result."""
     packed = pickle.dumps(_function(item), pickle.HIGHEST_PROTOCOL)
     if len(packed) > SLOT_BYTES:
         return packed
-    _shared[place : place + len(packed)] = packed
+    _shared[slot : slot + len(packed)] = packed
     return len(packed)
 
 
-def _result(shared: mmap, future: Future[int | bytes], place: int) -> Any:
-    given = future.result()
-    if isinstance(given, bytes):
-        return pickle.loads(given)  # noqa: S301 (our own process packed it)
-    with memoryview(shared) as view, view[place : place + given] as packed:
+def _result(shared: mmap, future: Future[int | bytes], slot: int) -> Any:
+    sent = future.result()
+    if isinstance(sent, bytes):
+        return pickle.loads(sent)  # noqa: S301 (our own process packed it)
+    with memoryview(shared) as view, view[slot : slot + sent] as packed:
         return pickle.loads(packed)  # noqa: S301
 
 
 Part = tuple[int, int]
-"""The number of a part, and how many parts there are: (1, 4) to (4, 4)."""
+"""One pod's part of a stage's work: its number, and how many parts there are: (1, 4) to (4, 4).
+
+Each pod takes every N-th item. Neighbouring rows are alike (small photographs here, large scans there), so a contiguous
+range would not give each about the same amount of work.
+"""
 
 UNDIVIDED: Part = (1, 1)
 
@@ -174,13 +170,13 @@ def joined_lines(files: Sequence[Path]) -> Iterator[bytes]:
         parts = [opened.enter_context(file.open("rb")) for file in files]
         ended = False
         for number, lines in enumerate(zip_longest(*parts), start=1):
-            found = [line for line in lines if line is not None]
-            if ended or found != list(lines[: len(found)]) or not all(line.endswith(b"\n") for line in found):
+            present = [line for line in lines if line is not None]
+            if ended or present != list(lines[: len(present)]) or not all(line.endswith(b"\n") for line in present):
                 raise VlmflowError(
                     f"{files[0]} to {files[-1].name}, line {number}: these parts do not belong together: "
                     "one is incomplete, or from another run",
                     "remove them and run the same command again",
                 )
-            ended = len(found) < len(lines)
-            yield from found
-            progress.advance(len(found))
+            ended = len(present) < len(lines)
+            yield from present
+            progress.advance(len(present))

@@ -1,17 +1,16 @@
-"""Reports the progress of long work: count, rate and time left.
-
-Asks the person at the terminal.
-"""
+"""Long work: its progress (count, rate and time left), its threads, and a question to the person at the terminal."""
 
 import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Self
+from typing import Self, TypeVar
 
 log = logging.getLogger("vlmflow")
+
+Item = TypeVar("Item")
 
 TERMINAL_INTERVAL = 0.5
 LOG_INTERVAL = 10.0
@@ -38,6 +37,8 @@ class Progress:
         self._offset = 0
         self._shown = self._begun
         self._terminal = sys.stderr.isatty()
+        self._interval = TERMINAL_INTERVAL if self._terminal else LOG_INTERVAL
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -52,14 +53,16 @@ class Progress:
         self.count = self._offset = count
 
     def advance(self, units: int = 1) -> None:
-        """Count `units` more as done; show the progress if the last line is old enough and more units are to come."""
-        self.count += units
-        if self.count == self.total:
-            return  # the end of the block shows it
-        now = time.monotonic()
-        if now - self._shown >= (TERMINAL_INTERVAL if self._terminal else LOG_INTERVAL):
-            self._shown = now
-            self._show(now)
+        """Count `units` more as done (negative for dropped ones), from any thread.
+
+        Shows the progress if the last line is old enough, and more units are to come: the end of the block shows all.
+        """
+        with self._lock:
+            self.count += units
+            now = time.monotonic()
+            if self.count != self.total and now - self._shown >= self._interval:
+                self._shown = now
+                self._show(now)
 
     def line(self, seconds: float) -> str:
         """Return the report after `seconds` of work: count, rate, and the time left.
@@ -84,6 +87,42 @@ class Progress:
         else:
             sys.stderr.write(line + "\n")
         sys.stderr.flush()
+
+
+def in_threads(
+    items: Iterable[Item], work: Callable[[Item], object], threads: int, stop: Callable[[], object] = bool
+) -> None:
+    """Call `work(item)` for every item, in so many threads, for work that waits for network or disk.
+
+    stop: makes running work end early; called when an item fails.
+
+    Raises the first exception of an item.
+    """
+    left = iter(list(items))  # threads can share a list's iterator: taking an item is a single call
+    errors: list[BaseException] = []
+
+    def work_on() -> None:
+        try:
+            for item in left:
+                if errors:
+                    return
+                work(item)
+        except BaseException as error:
+            errors.append(error)
+            stop()
+
+    workers = [threading.Thread(target=work_on, daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        for worker in workers:
+            worker.join()
+    except BaseException as interruption:  # this thread was interrupted, and does not wait for the others any more
+        errors.append(interruption)
+        stop()
+        raise
+    if errors:
+        raise errors[0]
 
 
 @contextmanager

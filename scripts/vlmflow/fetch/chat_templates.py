@@ -111,12 +111,12 @@ def date_in(template: str, *, alone: bool) -> date | None:
     as the end of what the model knows (Mistral Small 3.1).
     """
     quote = "['\"]" if alone else ""
-    found = [
+    dates = [
         (match.start(), match[0].strip("'\""), form)
-        for form, looks in WRITTEN.items()
-        for match in re.finditer(quote + looks.pattern + quote, template)
+        for form, pattern in WRITTEN.items()
+        for match in re.finditer(quote + pattern.pattern + quote, template)
     ]
-    for _, text, form in sorted(found):
+    for _, text, form in sorted(dates):
         with suppress(ValueError):  # it looks like one alone
             return datetime.strptime(text, form).date()
     return None
@@ -145,23 +145,18 @@ def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: 
         )
     tokenizer = read_object(folder / "tokenizer.json") if "tokenizer.json" in names else {}
     files = {TEMPLATE: utf8(_first_token(tokenizer) + FORMS[form], folder / "tokenizer.json")}
-    end = next((token.get("id") for token in _added(tokenizer) if token.get("content") == CHATML_END), None)
+    added = tokenizer.get("added_tokens")
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    end = next((token.get("id") for token in tokens if token.get("content") == CHATML_END), None)
     if form == "chatml" and type(end) is int:
         # Servers stop at the end of a sequence, which this form does not have.
         config = read_object(folder / GENERATION) if GENERATION in names else {}
-        files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *_ends(folder, config, end)]}, indent=2).encode()
+        ends = config.get("eos_token_id", read_object(folder / "config.json").get("eos_token_id"))
+        others = [
+            other for other in (ends if isinstance(ends, list) else [ends]) if type(other) is int and other != end
+        ]
+        files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *others]}, indent=2).encode()
     return files
-
-
-def _ends(folder: Path, config: dict[str, Any], known: int) -> list[int]:
-    """Return the other tokens at which a model stops."""
-    ends = config.get("eos_token_id", read_object(folder / "config.json").get("eos_token_id"))
-    return [end for end in (ends if isinstance(ends, list) else [ends]) if type(end) is int and end != known]
-
-
-def _added(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
-    found = tokenizer.get("added_tokens")
-    return [token for token in found if isinstance(token, dict)] if isinstance(found, list) else []
 
 
 def _first_token(tokenizer: dict[str, Any]) -> str:
@@ -171,8 +166,8 @@ def _first_token(tokenizer: dict[str, Any]) -> str:
     """
     processor = tokenizer.get("post_processor")
     within = processor.get("processors") if isinstance(processor, dict) else None
-    for each in [processor, *(within if isinstance(within, list) else [])]:
-        match each:
+    for part in [processor, *(within if isinstance(within, list) else [])]:
+        match part:
             case {"single": [{"SpecialToken": {"id": str(token)}}, *_]}:
                 return "{{- " + json.dumps(token, ensure_ascii=False) + " -}}\n"
     return ""

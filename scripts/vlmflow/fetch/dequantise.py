@@ -8,9 +8,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,16 +18,9 @@ from numpy.typing import NDArray
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import BUFFER, json_bytes, locked, read_json, require_free_disk, whole_folder
-from vlmflow.core.progress import Progress
+from vlmflow.core.progress import Progress, in_threads
 from vlmflow.fetch.model_files import CONFIG, INDEX, block_of, without_quantisation
-from vlmflow.fetch.model_weights import (
-    ITEM_BYTES,
-    LENGTH_BYTES,
-    ModelWeights,
-    SafetensorsFile,
-    TensorEntry,
-    read_model_weights,
-)
+from vlmflow.fetch.model_weights import ITEM_BYTES, LENGTH_BYTES, ModelWeights, TensorEntry, read_model_weights
 from vlmflow.fetch.placed import FileRecord, digest_of, hash_files
 
 DEQUANTISED = "bfloat16"
@@ -84,10 +75,10 @@ def written_small_files(folder: Path, names: Iterable[str], total: int | None = 
     """
     written = {CONFIG: without_quantisation(folder / CONFIG)}
     if INDEX in names:
-        places = read_json(folder / INDEX)["weight_map"]
+        shards = read_json(folder / INDEX)["weight_map"]
         written[INDEX] = {
             "metadata": {} if total is None else {"total_size": total},
-            "weight_map": {name: places[name] for name in without_scales(places)},
+            "weight_map": {name: shards[name] for name in without_scales(shards)},
         }
     return {name: json_bytes(value) for name, value in written.items()}
 
@@ -110,7 +101,7 @@ def dequantised(
             if there == recorded:
                 return made, there
         weights = read_model_weights(folder, files.keys(), dequantize=True)
-        tensors = _checked(weights, block_of(folder / CONFIG))
+        tensors = _tensors(weights, block_of(folder / CONFIG))
         with whole_folder(made) as part:
             names = _write(weights, tensors, part, folder.name, threads)
             records = hash_files(part, names, threads)
@@ -119,108 +110,110 @@ def dequantised(
 
 
 @dataclass(frozen=True)
-class _Scales:
-    """The scales of a weight. file, entry: where they are. shape: with as many dimensions as the weight."""
+class _Stored:
+    """A tensor of the model in FP8, with its file."""
 
-    file: SafetensorsFile
+    file: Path
     entry: TensorEntry
-    shape: tuple[int, ...]
-    block: tuple[int, int]
+
+    def wrong(self, fault: str) -> VlmflowError:
+        return VlmflowError(f"{self.file}: tensor {self.entry.name} {fault}", OTHER_MODEL)
+
+    def read(self, file: BinaryIO, size: int) -> bytes:
+        """Return the next bytes. file: its file."""
+        content = file.read(size)
+        if len(content) < size:
+            raise self.wrong("ends too early: its file became shorter during reading")
+        return content
 
 
 @dataclass(frozen=True)
 class _Tensor:
-    """A tensor of the bfloat16 base. file, entry: its place in the model in FP8. scales: None if it stays as it is."""
+    """A tensor of the bfloat16 base.
 
-    file: SafetensorsFile
-    entry: TensorEntry
-    scales: _Scales | None
+    source: what it is made of. scales: its scales; None if it stays as it is. block: rows and columns with one scale.
+    """
+
+    source: _Stored
+    scales: _Stored | None = None
+    block: tuple[int, int] = (0, 0)
 
     @property
     def bytes(self) -> int:
         """Its size in the base."""
-        size = self.entry.end - self.entry.begin
+        size = self.source.entry.end - self.source.entry.begin
         return size * ITEM_BYTES[BFLOAT16] if self.scales else size
 
-    @property
-    def header(self) -> dict[str, Any]:
-        """Its type and shape in the base, as a header has them."""
-        return {"dtype": BFLOAT16 if self.scales else self.entry.dtype, "shape": self.entry.shape}
 
-
-def _checked(weights: ModelWeights, block: tuple[int, int] | None) -> list[_Tensor]:
-    """Return the tensors of the base, each weight in FP8 with its scales.
+def _tensors(weights: ModelWeights, block: tuple[int, int] | None) -> list[_Tensor]:
+    """Return the tensors of the base, each weight in FP8 with its scales. block: of the model; None: whole matrices.
 
     Raises VlmflowError with file and tensor for one without the other, or that do not fit together.
     """
-    places = {name: file for file in weights.shards.values() for name in file.tensors}
-    tensors = weights.tensors()
-    in_fp8 = {name for name, entry in tensors.items() if entry.dtype == FP8}
-    for name in sorted(tensors.keys() - set(without_scales(tensors))):
+    stored = {
+        name: _Stored(file.path, entry) for file in weights.shards.values() for name, entry in file.tensors.items()
+    }
+    in_fp8 = {name for name, tensor in stored.items() if tensor.entry.dtype == FP8}
+    for name in sorted(stored.keys() - set(without_scales(stored))):
         weight = name.removesuffix(SCALE) if name.endswith(SCALE) else f"{name.removesuffix(ACTIVATION)}.weight"
         if weight not in in_fp8:
-            raise _wrong(places[name], name, f"is a scale, but the model has no tensor {weight} in FP8")
-    found = []
-    for name in without_scales(tensors):
-        file, entry = places[name], tensors[name]
-        if name in in_fp8:
-            layer = name.removesuffix(".weight")
-            others = [f"{name}_scale", f"{layer}.scale", f"{layer}.input_scale"]
-            if other := next((other for other in others if other in tensors), None):
-                raise _wrong(file, name, f"has the scale {other}, which is of another form of FP8")
-            if name + SCALE not in tensors:
-                raise _wrong(file, name, f"is in FP8, but the model has no scale {name}{SCALE}")
-            of = places[name + SCALE]
-            found.append(_Tensor(file, entry, _scales(file, entry, of, tensors[name + SCALE], block)))
-        elif entry.dtype.startswith(("F8", "F6", "F4")):
-            raise _wrong(file, name, f"is {entry.dtype}; only {FP8} can become bfloat16")
-        else:
-            found.append(_Tensor(file, entry, None))
+            raise stored[name].wrong(f"is a scale, but the model has no tensor {weight} in FP8")
+    names = without_scales(stored)
+    for name in names:
+        if name not in in_fp8 and (dtype := stored[name].entry.dtype).startswith(("F8", "F6", "F4")):
+            raise stored[name].wrong(f"is {dtype}; only {FP8} can become bfloat16")
     if not in_fp8:
         raise VlmflowError(f"{weights.folder}: has no tensor in FP8, but its {CONFIG} says so", OTHER_MODEL)
-    return found
+    return [_scaled(stored, name, block) if name in in_fp8 else _Tensor(stored[name]) for name in names]
 
 
-def _scales(
-    file: SafetensorsFile, entry: TensorEntry, of: SafetensorsFile, scale: TensorEntry, block: tuple[int, int] | None
-) -> _Scales:
-    if len(entry.shape) < 2 or 0 in entry.shape:
-        raise _wrong(file, entry.name, f"is in FP8, but has shape {entry.shape}, and no blocks")
-    *several, rows, columns = entry.shape
+def _scaled(stored: Mapping[str, _Stored], name: str, block: tuple[int, int] | None) -> _Tensor:
+    """Return a tensor in FP8 with its scales; raises VlmflowError if they are missing, or of another form or shape."""
+    weight, layer = stored[name], name.removesuffix(".weight")
+    others = [f"{name}_scale", f"{layer}.scale", f"{layer}.input_scale"]
+    if other := next((other for other in others if other in stored), None):
+        raise weight.wrong(f"has the scale {other}, which is of another form of FP8")
+    if (scales := stored.get(name + SCALE)) is None:
+        raise weight.wrong(f"is in FP8, but the model has no scale {name}{SCALE}")
+    shape = weight.entry.shape
+    if len(shape) < 2 or 0 in shape:
+        raise weight.wrong(f"is in FP8, but has shape {shape}, and no blocks")
+    *several, rows, columns = shape
     high, wide = (rows, columns) if block is None else (min(block[0], rows), min(block[1], columns))
-    shape = (*several, math.ceil(rows / high), math.ceil(columns / wide))
-    one_number = block is None and not several and math.prod(scale.shape) == 1
-    if scale.shape != shape and not one_number:
-        told = f"blocks of {block[0]} × {block[1]}" if block else "a scale for the whole matrix"
-        raise _wrong(of, scale.name, f"has shape {scale.shape}; for {entry.shape} and {told} it must be {shape}")
-    if scale.dtype not in ("F32", "BF16", "F16"):
-        raise _wrong(of, scale.name, f"is {scale.dtype}; scales must be F32, BF16 or F16")
-    return _Scales(of, scale, shape, (high, wide))
+    expected = (*several, math.ceil(rows / high), math.ceil(columns / wide))
+    one_number = block is None and not several and math.prod(scales.entry.shape) == 1
+    if scales.entry.shape != expected and not one_number:
+        form = f"blocks of {block[0]} × {block[1]}" if block else "a scale for the whole matrix"
+        raise scales.wrong(f"has shape {scales.entry.shape}; for {shape} and {form} it must be {expected}")
+    if scales.entry.dtype not in ("F32", "BF16", "F16"):
+        raise scales.wrong(f"is {scales.entry.dtype}; scales must be F32, BF16 or F16")
+    return _Tensor(weight, scales, (high, wide))
 
 
-def _write(weights: ModelWeights, tensors: list[_Tensor], target: Path, what: str, threads: int) -> list[str]:
-    """Write all files of the base into a folder; returns their names. what: the model's name, for people."""
+def _write(weights: ModelWeights, tensors: list[_Tensor], target: Path, name: str, threads: int) -> list[str]:
+    """Write all files of the base into a folder; returns their names. name: the model's, for people."""
     total = sum(tensor.bytes for tensor in tensors)
     require_free_disk(target, total, f"the bfloat16 copy of {weights.folder}")
     written = written_small_files(weights.folder, weights.others, total)
-    for name in weights.others:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        if name in written:
-            (target / name).write_bytes(written[name])
+    for other in weights.others:
+        (target / other).parent.mkdir(parents=True, exist_ok=True)
+        if other in written:
+            (target / other).write_bytes(written[other])
         else:
-            shutil.copyfile(weights.folder / name, target / name)
-    shards = {name: [one for one in tensors if one.file is file] for name, file in weights.shards.items()}
-    shards = {name: some for name, some in shards.items() if some}  # no index names a file that only had scales
-    places = [place for name, some in shards.items() for place in _begin_shard(target / name, some)]
-    with Progress(f"{what} in bfloat16", total, "bytes") as progress, ThreadPoolExecutor(threads) as pool:
-        running = {pool.submit(_write_tensor, *place): place[0].bytes for place in places}
-        try:
-            for done in as_completed(running):
-                done.result()
-                progress.advance(running[done])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+            shutil.copyfile(weights.folder / other, target / other)
+    shards = {
+        shard: [tensor for tensor in tensors if tensor.source.file == file.path]
+        for shard, file in weights.shards.items()
+    }
+    shards = {shard: some for shard, some in shards.items() if some}  # no index names a file that only had scales
+    begins = [begin for shard, some in shards.items() for begin in _begin_shard(target / shard, some)]
+    with Progress(f"{name} in bfloat16", total, "bytes") as progress:
+
+        def write(begin: tuple[_Tensor, Path, int]) -> None:
+            _write_tensor(*begin)
+            progress.advance(begin[0].bytes)
+
+        in_threads(begins, write, threads)
     return [*weights.others, *shards]
 
 
@@ -229,74 +222,66 @@ def _begin_shard(path: Path, tensors: list[_Tensor]) -> list[tuple[_Tensor, Path
 
     Tensors of larger numbers come first, so that each begins where its numbers may (as the safetensors package does).
     """
-    item = {one.entry.name: one.bytes // max(1, math.prod(one.entry.shape)) for one in tensors}
-    tensors = sorted(tensors, key=lambda one: -item[one.entry.name])
-    begins = [0, *accumulate(one.bytes for one in tensors)]
-    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
-    for one, begin in zip(tensors, begins, strict=False):
-        described[one.entry.name] = one.header | {"data_offsets": [begin, begin + one.bytes]}
-    header = json.dumps(described, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    tensors = sorted(tensors, key=lambda tensor: -(tensor.bytes // max(1, math.prod(tensor.source.entry.shape))))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers asks for it
+    begins, end = [], 0
+    for tensor in tensors:
+        entry, begin, end = tensor.source.entry, end, end + tensor.bytes
+        dtype = BFLOAT16 if tensor.scales else entry.dtype
+        header[entry.name] = {"dtype": dtype, "shape": entry.shape, "data_offsets": [begin, end]}
+        begins.append(begin)
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    first = LENGTH_BYTES + len(text)
     with path.open("wb") as file:
-        file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
-        file.truncate(LENGTH_BYTES + len(header) + begins[-1])
-    return [(one, path, LENGTH_BYTES + len(header) + begin) for one, begin in zip(tensors, begins, strict=False)]
+        file.write(len(text).to_bytes(LENGTH_BYTES, "little") + text)
+        file.truncate(first + end)
+    return [(tensor, path, first + begin) for tensor, begin in zip(tensors, begins, strict=True)]
 
 
 def _write_tensor(tensor: _Tensor, path: Path, begin: int) -> None:
-    with tensor.file.path.open("rb") as source, path.open("r+b") as target:
-        source.seek(tensor.entry.begin)
+    with tensor.source.file.open("rb") as source, path.open("r+b") as target:
+        source.seek(tensor.source.entry.begin)
         target.seek(begin)
         if tensor.scales:
-            for piece in _pieces(tensor, tensor.scales, source):
+            for piece in _pieces(tensor, _numbers(tensor.scales), source):
                 target.write(piece.tobytes())
         else:
             for start in range(0, tensor.bytes, BUFFER):
-                target.write(_read(source, min(BUFFER, tensor.bytes - start), tensor))
+                target.write(tensor.source.read(source, min(BUFFER, tensor.bytes - start)))
 
 
-def _pieces(tensor: _Tensor, scales: _Scales, source: BinaryIO) -> Iterator[NDArray[np.uint16]]:
+def _pieces(tensor: _Tensor, scales: NDArray[np.float32], source: BinaryIO) -> Iterator[NDArray[np.uint16]]:
     """Yield the bits of a weight in bfloat16, some rows at a time. source: its file, at its first byte."""
-    rows, columns = tensor.entry.shape[-2:]
-    high, wide = scales.block
+    rows, columns = tensor.source.entry.shape[-2:]
+    high, wide = tensor.block
     step = max(1, PIECE // columns)
-    for grid in _numbers(scales).reshape(-1, *scales.shape[-2:]):
+    for grid in scales.reshape(-1, math.ceil(rows / high), math.ceil(columns / wide)):
         for top, of_blocks in zip(range(0, rows, high), grid, strict=True):
             by_column = np.repeat(of_blocks, wide)[:columns]
             below = min(top + high, rows)
             for row in range(top, below, step):
-                read = _read(source, min(step, below - row) * columns, tensor)
+                read = tensor.source.read(source, min(step, below - row) * columns)
                 codes = np.frombuffer(read, np.uint8).reshape(-1, columns)
                 with np.errstate(over="ignore", invalid="ignore"):
                     piece = to_bfloat16(E4M3[codes] * by_column)
                 if (piece & 0x7FFF).max() > LARGEST:
                     is_nan = (codes & 0x7F == 0x7F).any()
-                    what = "NaN" if is_nan else "a number that is infinite in bfloat16 with its scale"
-                    raise _wrong(tensor.file, tensor.entry.name, f"holds {what}")
+                    fault = "NaN" if is_nan else "a number that is infinite in bfloat16 with its scale"
+                    raise tensor.source.wrong(f"holds {fault}")
                 yield piece
 
 
-def _numbers(scales: _Scales) -> NDArray[np.float32]:
+def _numbers(scales: _Stored) -> NDArray[np.float32]:
     """Return the scales in float32; raises VlmflowError if one is no number from 0 on."""
     entry = scales.entry
-    with scales.file.path.open("rb") as file:
+    with scales.file.open("rb") as file:
         file.seek(entry.begin)
-        read = file.read(entry.end - entry.begin)
+        read = scales.read(file, entry.end - entry.begin)
     if entry.dtype == BFLOAT16:
         numbers = (np.frombuffer(read, np.uint16).astype(np.uint32) << 16).view(np.float32)
     else:
         numbers = np.frombuffer(read, np.float32 if entry.dtype == "F32" else np.float16).astype(np.float32)
-    if wrong := [float(one) for one in numbers[~((numbers >= 0) & (numbers < np.inf))][:1]]:
-        raise _wrong(scales.file, entry.name, f"holds {wrong[0]}; a scale must be a number from 0 on")
+    if wrong := [float(number) for number in numbers[~((numbers >= 0) & (numbers < np.inf))][:1]]:
+        raise scales.wrong(f"holds {wrong[0]}; a scale must be a number from 0 on")
     return numbers
-
-
-def _read(source: BinaryIO, size: int, tensor: _Tensor) -> bytes:
-    read = source.read(size)
-    if len(read) < size:
-        raise _wrong(tensor.file, tensor.entry.name, "ends too early: its file became shorter during reading")
-    return read
-
-
-def _wrong(file: SafetensorsFile, tensor: str, what: str) -> VlmflowError:
-    return VlmflowError(f"{file.path}: tensor {tensor} {what}", OTHER_MODEL)

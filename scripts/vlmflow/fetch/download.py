@@ -47,25 +47,27 @@ def download(file: HubFile, target: Path, transport: Transport) -> str:
         ) from None
 
 
-def _download_alone(file: HubFile, target: Path, handle: IO[bytes], transport: Transport) -> str:
+@contextmanager
+def _own_part(target: Path, transport: Transport) -> Iterator[IO[bytes]]:
+    """Open the unfinished file for this process alone; wait while another process writes it.
+
+    After the wait the open file may have been renamed: then the name is opened again.
+    """
     part = unfinished(target)
-    if target.is_file() and target.stat().st_size == file.size:
-        with target.open("rb") as present:
-            content = _Content(present, file, transport)
-        if content.fits():
-            part.unlink()
-            return content.sha256.hexdigest()
-        transport.discount(file.size)
-        logger.warning("%s: %s has other bytes; fetching it again", file, target)
-    try:
-        content = _complete(file, handle, transport)
-    except (VlmflowError, Stopped):
-        if os.fstat(handle.fileno()).st_size == 0:
-            part.unlink()
-        raise
-    os.fsync(handle.fileno())
-    part.replace(target)
-    return content.sha256.hexdigest()
+    told = False
+    while True:
+        with part.open("a+b", buffering=0) as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    logger.info("%s: another process is fetching it; waiting", target)
+                    told = True
+                transport.pause(1.0)
+                continue
+            if part.exists() and part.stat().st_ino == os.fstat(handle.fileno()).st_ino:
+                yield handle
+                return
 
 
 class _Content:
@@ -127,34 +129,41 @@ class _Content:
         return self.missing == 0 and self._file.etag in (self.sha256.hexdigest(), self._blob.hexdigest())
 
 
-@contextmanager
-def _own_part(target: Path, transport: Transport) -> Iterator[IO[bytes]]:
-    """Open the unfinished file for this process alone; wait while another process writes it.
-
-    After the wait the open file may have been renamed: then the name is opened again.
-    """
+def _download_alone(file: HubFile, target: Path, handle: IO[bytes], transport: Transport) -> str:
     part = unfinished(target)
-    told = False
-    while True:
-        with part.open("a+b", buffering=0) as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not told:
-                    logger.info("%s: another process is fetching it; waiting", target)
-                    told = True
-                transport.pause(1.0)
-                continue
-            if part.exists() and part.stat().st_ino == os.fstat(handle.fileno()).st_ino:
-                yield handle
-                return
+    if target.is_file() and target.stat().st_size == file.size:
+        with target.open("rb") as present:
+            content = _Content(present, file, transport)
+        if content.fits():
+            part.unlink()
+            return content.sha256.hexdigest()
+        transport.discount(file.size)
+        logger.warning("%s: %s has other bytes; fetching it again", file, target)
+    try:
+        content = _complete(file, handle, transport)
+    except (VlmflowError, Stopped):
+        if os.fstat(handle.fileno()).st_size == 0:
+            part.unlink()
+        raise
+    os.fsync(handle.fileno())
+    part.replace(target)
+    return content.sha256.hexdigest()
 
 
 def _complete(file: HubFile, handle: IO[bytes], transport: Transport) -> _Content:
     """Receive what is missing, and check the whole file; fetch it once more if its pieces do not fit together."""
     content = _Content(handle, file, transport)
+
+    def attempt() -> None:
+        try:
+            _receive(file, content, transport)
+        except PassingFault:
+            if content.missing:
+                raise
+
     for _ in range(2):
-        _receive_all(file, content, transport)
+        if content.missing:
+            transport.patiently(str(file), attempt, lambda: content.size)
         if content.fits():
             return content
         wrong, pieced = content.sha256.hexdigest(), content.pieced
@@ -168,28 +177,16 @@ def _complete(file: HubFile, handle: IO[bytes], transport: Transport) -> _Conten
     )
 
 
-def _receive_all(file: HubFile, content: _Content, transport: Transport) -> None:
-    def attempt() -> None:
-        try:
-            _receive(file, content, transport)
-        except PassingFault:
-            if content.missing:
-                raise
-
-    if content.missing:
-        transport.patiently(str(file), attempt, lambda: content.size)
-
-
 def _receive(file: HubFile, content: _Content, transport: Transport) -> None:
     """Make one attempt: ask the hub for a new address, and receive from there what is missing.
 
     Raises PassingFault if bytes are still missing afterwards.
     """
-    found, address = hub.look_up(file.source, file.revision, file.path)
-    if found != file:
+    now, address = hub.look_up(file.source, file.revision, file.path)
+    if now != file:
         raise VlmflowError(
             f"{file}: it changed on the hub at the same commit, "
-            f"from {file.size} bytes with digest {file.etag} to {found.size} with {found.etag}",
+            f"from {file.size} bytes with digest {file.etag} to {now.size} with {now.etag}",
             "do not trust this repository until its owner explains it",
         )
     headers = hub.headers_for(address)

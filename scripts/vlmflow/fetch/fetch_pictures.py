@@ -1,12 +1,12 @@
-"""The account of a fetch: for every source the pictures wanted, had, fetched and missing, and the bytes.
-
-Fetches the pictures that a split's rows name and no root has, from their sources.
-"""
+"""Fetches the pictures that a split's rows name and no root has, from their sources, and accounts for each."""
 
 import errno
 import logging
+import mmap
+import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,16 +14,20 @@ import msgspec
 
 from vlmflow.config.tables import PictureSource, Pin
 from vlmflow.core.errors import PassingError, VlmflowError, counted
-from vlmflow.core.files import locked
-from vlmflow.fetch.open_archives import FetchProgress, Place, Places, in_threads, require_pins
-from vlmflow.fetch.packed_files import write_picture
-from vlmflow.fetch.picture_source import SourceFetch, Way
+from vlmflow.core.files import locked, unfinished
+from vlmflow.core.progress import in_threads
+from vlmflow.fetch.archives import Content
+from vlmflow.fetch.picture_source import Place, Places, require_pins
+from vlmflow.fetch.source_fetch import FetchProgress, SourceFetch
 from vlmflow.fetch.transport import REASONS, Missing
 from vlmflow.pictures.manifest import HOUSEKEEPING, PictureCost, Unusable, picture_name
 from vlmflow.pictures.roots import PictureRoots
 
 NO_SOURCE = "none"
 """The name for pictures without a source."""
+
+TRY_ELSEWHERE = {"no_member", "refused"}
+"""Reasons after which the next possible source of a picture is tried."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,67 +75,9 @@ class FetchedPictures(msgspec.Struct):
     sources: dict[str, SourceAccount]
 
 
-class FetchAccount:
-    """Counts the result for every picture that the rows name."""
-
-    def __init__(self) -> None:
-        self.by_source: dict[str, SourceAccount] = {}
-
-    def of(self, source: str | None) -> SourceAccount:
-        """Return the account of a source; None stands for pictures without a source."""
-        name = source or NO_SOURCE
-        return self.by_source.setdefault(name, SourceAccount())
-
-    def plan(self, source: str, way: Way, pictures: int) -> None:
-        """Log and record how the pictures of a source will be fetched."""
-        size = "of unknown size" if way.bytes is None else f"{way.bytes / 1e6:,.1f} MB"
-        text = f"{counted(pictures, 'picture')}, {way.kind}, {size}: {way.why}"
-        logger.info("%s: %s", source, text)
-        self.of(source).ways.append(text)
-
-    def miss(self, source: str | None, name: str, rows: int, missing: Missing) -> None:
-        """Count a picture that could not be fetched."""
-        cost = self.of(source).missing.setdefault(missing.reason, Cost(example=name, detail=missing.detail))
-        cost.pictures += 1
-        cost.rows += rows
-
-    def close(self) -> FetchedPictures:
-        """Return the account, and log the missing pictures with the rows that name them."""
-        for name, source in sorted(self.by_source.items()):
-            source.wanted = source.had + source.fetched + sum(cost.pictures for cost in source.missing.values())
-            logger.info(
-                "%s: %d pictures, %d already here, %d fetched; received %.1f MB for %.1f MB of pictures",
-                *(name, source.wanted, source.had, source.fetched),
-                *(source.bytes_transferred / 1e6, source.bytes_wanted / 1e6),
-            )
-            for reason, cost in sorted(source.missing.items()):
-                logger.warning(
-                    "%s: %d pictures, %d rows: %s (%s), for example %s: %s",
-                    *(name, cost.pictures, cost.rows, reason, REASONS[reason], cost.example, cost.detail),
-                )
-        accounts = self.by_source.values()
-        costs = [cost for account in accounts for cost in account.missing.values()]
-        return FetchedPictures(
-            wanted=sum(account.wanted for account in accounts),
-            had=sum(account.had for account in accounts),
-            fetched=sum(account.fetched for account in accounts),
-            missing=PictureCost(sum(cost.pictures for cost in costs), sum(cost.rows for cost in costs)),
-            bytes_wanted=sum(account.bytes_wanted for account in accounts),
-            bytes_transferred=sum(account.bytes_transferred for account in accounts),
-            sources=dict(sorted(self.by_source.items())),
-        )
-
-
-TRY_ELSEWHERE = {"no_member", "refused"}
-"""Reasons after which the next possible source of a picture is tried."""
-
-
 @dataclass
 class Wish:
-    """A picture that rows name and no root has.
-
-    rows: their number. places: the places not tried yet.
-    """
+    """A picture that rows name and no root has. rows: their number. places: the places not tried yet."""
 
     rows: int
     places: list[Place]
@@ -150,7 +96,7 @@ class PictureFetch:
     store: Path
     max_bytes: int
     what: str
-    _account: FetchAccount = field(default_factory=FetchAccount, init=False)
+    _accounts: dict[str, SourceAccount] = field(default_factory=dict, init=False)
     _failures: list[VlmflowError] = field(default_factory=list, init=False)
 
     def fetch(self, paths: Mapping[str, int], roots: PictureRoots) -> FetchedPictures:
@@ -162,8 +108,8 @@ class PictureFetch:
         and either if servers failed too often, after everything else is fetched.
         """
         wishes = self._wishes(paths, roots)
-        asked = {place.source for wish in wishes.values() for place in wish.places}
-        require_pins({name: self.sources[name] for name in sorted(asked)}, self.pins)
+        named = {place.source for wish in wishes.values() for place in wish.places}
+        require_pins({name: self.sources[name] for name in sorted(named)}, self.pins)
         try:
             with FetchProgress(self.what) as progress:
                 progress.total_pictures = len(wishes)
@@ -177,7 +123,7 @@ class PictureFetch:
                 f"{error.filename or self.store}: {error.strerror}",
                 f"{next_step}, and run the same command again: it keeps the fetched pictures",
             ) from None
-        account = self._account.close()
+        account = self._close()
         if self._failures:
             passing = all(isinstance(error, PassingError) for error in self._failures)
             raise (PassingError if passing else VlmflowError)(
@@ -192,30 +138,27 @@ class PictureFetch:
         named: dict[str, Wish] = {}
         here: set[str] = set()
         for path, rows in paths.items():
-            found = roots.locate(path)
-            if isinstance(found, Unusable) and found.reason != "missing":
+            located, name = roots.locate(path), picture_name(path)
+            if (isinstance(located, Unusable) and located.reason != "missing") or isinstance(name, Unusable):
                 continue  # resolve_images says why
-            name = picture_name(path)
-            if isinstance(name, Unusable):
-                continue  # as above
             if name not in named:
                 named[name] = Wish(0, places.of(name))
             named[name].rows += rows
-            if not isinstance(found, Unusable):
+            if not isinstance(located, Unusable):
                 here.add(name)
         wishes = {}
         for name, wish in named.items():
             source = wish.places[0].source if wish.places else None
             if name in here:
-                self._account.of(source).had += 1
+                self._account(source).had += 1
             elif reachable := [place for place in wish.places if _can_be_fetched(self.sources[place.source])]:
                 wishes[name] = Wish(wish.rows, reachable)
             elif source is None:
-                missing = Missing("no_source", "add one to picture_sources (config), or a root to image_roots")
-                self._account.miss(None, name, wish.rows, missing)
+                how = "add one to picture_sources (config), or a root to image_roots"
+                self._miss(None, name, wish.rows, Missing("no_source", how))
             else:
                 how = self.sources[source].by_hand or "its address is unknown"
-                self._account.miss(source, name, wish.rows, Missing("by_hand", how))
+                self._miss(source, name, wish.rows, Missing("by_hand", how))
         return wishes
 
     def _round(self, wishes: Mapping[str, Wish], progress: FetchProgress) -> dict[str, Wish]:
@@ -229,42 +172,38 @@ class PictureFetch:
                 # The other split's fetch then finds what this one fetched.
                 lock = self.store / HOUSEKEEPING / f"{source}.lock"
                 locks.enter_context(locked(lock, f"{source}: another process fetches from it; waiting"))
-            fetches = {}
+            fetches = []
             for source, members in sorted(by_source.items()):
-                in_store = {member: wishes[names[0]].places[0].name for member, names in members.items()}
-                fetches[source] = self._fetch_of(source, in_store, progress)
-            self._plan(list(fetches.values()))
-            ways = [fetch.way for fetch in fetches.values() if fetch.way]
+                in_store = {member: self.store / wishes[names[0]].places[0].name for member, names in members.items()}
+                fetches.append(self._fetch_of(source, in_store, progress))
+            self._plan(fetches)
+            ways = [fetch.way for fetch in fetches if fetch.way]
             sizes = [way.bytes for way in ways if way.bytes is not None]
             progress.total = progress.count + sum(sizes) if len(sizes) == len(ways) else 0
             left: dict[str, Wish] = {}
-            for source, fetch in fetches.items():
+            for fetch in fetches:
                 with self._failing(fetch):
                     fetch.run()
-                account = self._account.of(source)
+                account = self._account(fetch.name)
                 account.bytes_wanted += fetch.bytes_wanted
                 account.bytes_transferred += fetch.transport.received
-                for member, names in by_source[source].items():
+                for member, names in by_source[fetch.name].items():
                     for name in names:
                         self._settle(name, wishes[name], fetch, member, left)
         return left
 
-    def _fetch_of(self, source: str, in_store: Mapping[str, str], progress: FetchProgress) -> SourceFetch:
-        """Return the fetch from one source. in_store: paths in the store by names in the archive."""
-        wanted = [member for member, name in in_store.items() if not (self.store / name).is_file()]
-        return SourceFetch(
-            source,
-            self.sources[source],
-            self.pins,
-            wanted,
-            lambda member, content: write_picture(self.store / in_store[member], content),
-            self.store / HOUSEKEEPING,
-            self.max_bytes,
-            progress,
-        )
+    def _fetch_of(self, source: str, in_store: Mapping[str, Path], progress: FetchProgress) -> SourceFetch:
+        """Return the fetch from one source. in_store: files in the store by names in the archive."""
+
+        def write(member: str, content: Content) -> Missing | None:
+            return write_picture(in_store[member], content)
+
+        wanted = [member for member, file in in_store.items() if not file.is_file()]
+        what = (source, self.sources[source], self.pins, wanted)
+        return SourceFetch(*what, write, self.store / HOUSEKEEPING, self.max_bytes, progress)
 
     def _plan(self, fetches: Sequence[SourceFetch]) -> None:
-        """Plan all sources in parallel, so that servers that do not answer do not add up."""
+        """Plan all sources in parallel, so that servers that do not answer do not add up; log and record each way."""
 
         def plan(fetch: SourceFetch) -> None:
             with self._failing(fetch):
@@ -276,20 +215,11 @@ class PictureFetch:
 
         in_threads(fetches, plan, len(fetches), stop)
         for fetch in fetches:
-            if fetch.way:
-                self._account.plan(fetch.name, fetch.way, len(fetch.wanted))
-
-    def _settle(self, name: str, wish: Wish, fetch: SourceFetch, member: str, left: dict[str, Wish]) -> None:
-        missing = fetch.missing.get(member)
-        if missing is None:
-            if member in fetch.fetched:
-                self._account.of(fetch.name).fetched += 1
-            else:  # another process fetched it while this one waited
-                self._account.of(fetch.name).had += 1
-        elif missing.reason in TRY_ELSEWHERE and len(wish.places) > 1:
-            left[name] = Wish(wish.rows, wish.places[1:])
-        else:
-            self._account.miss(fetch.name, name, wish.rows, missing)
+            if way := fetch.way:
+                size = "of unknown size" if way.bytes is None else f"{way.bytes / 1e6:,.1f} MB"
+                text = f"{counted(len(fetch.wanted), 'picture')}, {way.name}, {size}: {way.why}"
+                logger.info("%s: %s", fetch.name, text)
+                self._account(fetch.name).ways.append(text)
 
     @contextmanager
     def _failing(self, fetch: SourceFetch) -> Iterator[None]:
@@ -301,6 +231,121 @@ class PictureFetch:
             self._failures.append(error)
             fetch.miss_the_rest(Missing("failed", error.cause))
 
+    def _settle(self, name: str, wish: Wish, fetch: SourceFetch, member: str, left: dict[str, Wish]) -> None:
+        missing = fetch.missing.get(member)
+        if missing is None:
+            if member in fetch.fetched:
+                self._account(fetch.name).fetched += 1
+            else:  # another process fetched it while this one waited
+                self._account(fetch.name).had += 1
+        elif missing.reason in TRY_ELSEWHERE and len(wish.places) > 1:
+            left[name] = Wish(wish.rows, wish.places[1:])
+        else:
+            self._miss(fetch.name, name, wish.rows, missing)
+
+    def _account(self, source: str | None) -> SourceAccount:
+        """Return the account of a source; None stands for pictures without a source."""
+        return self._accounts.setdefault(source or NO_SOURCE, SourceAccount())
+
+    def _miss(self, source: str | None, name: str, rows: int, missing: Missing) -> None:
+        """Count a picture that could not be fetched."""
+        cost = self._account(source).missing.setdefault(missing.reason, Cost(example=name, detail=missing.detail))
+        cost.pictures += 1
+        cost.rows += rows
+
+    def _close(self) -> FetchedPictures:
+        """Return the account, and log the missing pictures with the rows that name them."""
+        sources = dict(sorted(self._accounts.items()))
+        for name, source in sources.items():
+            source.wanted = source.had + source.fetched + sum(cost.pictures for cost in source.missing.values())
+            logger.info(
+                "%s: %d pictures, %d already here, %d fetched; received %.1f MB for %.1f MB of pictures",
+                *(name, source.wanted, source.had, source.fetched),
+                *(source.bytes_transferred / 1e6, source.bytes_wanted / 1e6),
+            )
+            for reason, cost in sorted(source.missing.items()):
+                logger.warning(
+                    "%s: %d pictures, %d rows: %s (%s), for example %s: %s",
+                    *(name, cost.pictures, cost.rows, reason, REASONS[reason], cost.example, cost.detail),
+                )
+        costs = [cost for source in sources.values() for cost in source.missing.values()]
+
+        def total(key: str) -> int:
+            return sum(getattr(source, key) for source in sources.values())
+
+        return FetchedPictures(
+            wanted=total("wanted"),
+            had=total("had"),
+            fetched=total("fetched"),
+            missing=PictureCost(sum(cost.pictures for cost in costs), sum(cost.rows for cost in costs)),
+            bytes_wanted=total("bytes_wanted"),
+            bytes_transferred=total("bytes_transferred"),
+            sources=sources,
+        )
+
 
 def _can_be_fetched(source: PictureSource) -> bool:
     return source.by_hand is None and (source.archive or source.one_by_one) is not None
+
+
+WRITE_ANEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+BUFFER_BYTES = 1 << 20
+
+_own = threading.local()
+
+
+def write_picture(file: Path, content: Content) -> Missing | None:
+    """Write a picture completely or not at all, synced to disk; returns why it cannot have its name, or None.
+
+    The caller must have locked the picture's source: `whole_file`'s own lock and buffer would cost more than the write.
+    Raises OSError if the disk fails.
+    """
+    part = unfinished(file)
+    try:
+        try:
+            _write(part, content)
+        except FileNotFoundError:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _write(part, content)
+        part.rename(file)
+    except (NotADirectoryError, FileExistsError, IsADirectoryError):
+        with suppress(NotADirectoryError):
+            part.unlink(missing_ok=True)
+        return Missing("name_conflict", f"{file.name!r} would be below a file, or has the name of a folder")
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        error.filename = error.filename or str(file)
+        raise
+    return None
+
+
+def _write(part: Path, content: Content) -> None:
+    """Write to disk without the page cache, if the file system allows it: a file that is synced at once does not gain.
+
+    Allocating its pages took as long as all other work on a picture (docs/benchmarks.md).
+    """
+    try:
+        _write_through(part, content, os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # open(2): a file system without O_DIRECT, even if it says so later
+            raise
+        _write_through(part, content, 0)
+
+
+def _write_through(part: Path, content: Content, direct: int) -> None:
+    if not hasattr(_own, "pages"):
+        _own.pages = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # aligned to a page, as O_DIRECT requires
+    buffer: memoryview = _own.pages
+    descriptor = os.open(part, WRITE_ANEW | direct, 0o666)
+    try:
+        for start in range(0, len(content), len(buffer)):
+            block = content[start : start + len(buffer)]
+            buffer[: len(block)] = block
+            rest = buffer[: -(-len(block) // mmap.PAGESIZE) * mmap.PAGESIZE]
+            while rest:
+                rest = rest[os.write(descriptor, rest) :]
+        os.ftruncate(descriptor, len(content))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 
 from vlmflow.config.source import HubSource
@@ -11,7 +11,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sha256_of, unfinished, write_json
 from vlmflow.core.patience import patiently
-from vlmflow.core.progress import Progress
+from vlmflow.core.progress import Progress, in_threads
 from vlmflow.fetch import hub
 from vlmflow.fetch.download import download
 from vlmflow.fetch.hub import HubFile
@@ -71,13 +71,13 @@ def fetch_model(
         refuse_code(folder, list(records), source=str(source), dequantize=dequantize)
         left_out = read_account(folder / LEFT_OUT, list[str]) if (folder / LEFT_OUT).is_file() else []
         return folder, records, left_out
-    found, left_out = model_files(source, revision)
-    require_pinned(source, pin, size=sum(file.size for file in found))
-    files = {folder / file.path: file for file in found}
+    hub_files, left_out = model_files(source, revision)
+    require_pinned(source, pin, size=sum(file.size for file in hub_files))
+    files = {folder / file.path: file for file in hub_files}
     first = {target: file for target, file in files.items() if file.path.endswith(".json")}
     rest = {target: file for target, file in files.items() if target not in first}
     received = bring(first, f"fetching {source.name}, JSON files", threads) if first else {}
-    refuse_code(folder, [file.path for file in found], source=str(source), dequantize=dequantize)
+    refuse_code(folder, [file.path for file in hub_files], source=str(source), dequantize=dequantize)
     received |= bring(rest, f"fetching {source.name}", threads)
     records = {file.path: FileRecord(bytes=file.size, sha256=received[target]) for target, file in files.items()}
     require_pinned(source, pin, sha256=digest_of(records))
@@ -103,22 +103,20 @@ def fetch_small_files(
     if (folder / LEFT_OUT).is_file():  # `fetch_model` wrote it at its end
         names = sort_names(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()).names
     else:
-        found, _ = model_files(source, revision)
-        names = [file.path for file in found]
-        single = next((file for file in found if file.path == SINGLE), None)
+        hub_files, _ = model_files(source, revision)
+        names = [file.path for file in hub_files]
+        single = next((file for file in hub_files if file.path == SINGLE), None)
         small = set(small_names(names))
-        bring({folder / file.path: file for file in found if file.path in small}, f"fetching {source.name}", threads)
+        to_fetch = {folder / file.path: file for file in hub_files if file.path in small}
+        bring(to_fetch, f"fetching {source.name}", threads)
     refuse_code(folder, names, source=str(source), dequantize=dequantize)
     return folder, names, _names_in_header(single) if single and INDEX not in names else tensor_names(folder, names)
 
 
 def _names_in_header(file: HubFile) -> list[str]:
     """Return the names of the tensors in weights on the hub, of which only the header is fetched."""
-
-    def find() -> str:
-        return hub.look_up(file.source, file.revision, file.path)[1]
-
     with Progress(f"reading the header of {file}", 0, "bytes") as progress:
+        find = partial(hub.address_of, file)
         remote = RemoteFile(str(file), find, Transport(progress), file.size, file.revision)
         try:
             remote.open()
@@ -149,17 +147,16 @@ def bring(files: Mapping[Path, HubFile], what: str, threads: int) -> dict[Path, 
     total = sum(file.size for file in files.values())
     present = sum(min(file.size, _size(target) or _size(unfinished(target))) for target, file in files.items())
     require_free_disk(next(iter(files)).parent, total - present, what)
-    with Progress(what, total, "bytes") as progress, ThreadPoolExecutor(threads) as pool:
+    digests: dict[Path, str] = {}
+    with Progress(what, total, "bytes") as progress:
         progress.start_at(present)
         transport = Transport(progress)
-        largest_first = sorted(files.items(), key=lambda item: -item[1].size)
-        running = {pool.submit(download, file, target, transport): target for target, file in largest_first}
-        try:
-            return {running[done]: done.result() for done in as_completed(running)}
-        except BaseException:
-            transport.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+
+        def receive(target: Path) -> None:
+            digests[target] = download(files[target], target, transport)
+
+        in_threads(sorted(files, key=lambda target: -files[target].size), receive, threads, transport.stop)
+    return digests
 
 
 def _size(path: Path) -> int:
@@ -192,9 +189,9 @@ def pinned_revision(source: HubSource, pin: Pin | None) -> str:
     return pin.revision
 
 
-def require_pinned(source: HubSource, pin: Pin, **found: int | str | None) -> None:
+def require_pinned(source: HubSource, pin: Pin, **of_hub: int | str | None) -> None:
     """Compare values of the hub with the pin, if both are known; raises VlmflowError."""
-    for key, value in found.items():
+    for key, value in of_hub.items():
         pinned = getattr(pin, key)
         if None not in (pinned, value) and pinned != value:
             raise VlmflowError(

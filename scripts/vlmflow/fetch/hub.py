@@ -73,23 +73,6 @@ class HubFile:
         return self.etag if len(self.etag) == 64 else None
 
 
-def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
-    """Ask once for a file at a commit; returns it with the address of its bytes.
-
-    The address may be signed and short-lived: keep it out of logs and messages.
-
-    Raises PassingFault for a temporary failure, VlmflowError for any other.
-    """
-    name = str(HubSource(source.repo_type, source.repo, path))
-    with _in_our_words(name, revision):
-        url = hf_hub_url(source.repo, path, repo_type=source.repo_type, revision=revision)
-        found = get_hf_file_metadata(url, timeout=TIMEOUT)
-    if found.commit_hash is None:
-        raise _not_the_hub(name)
-    _require_commit(name, found.commit_hash, revision)
-    return _checked(source, revision, path, found.size, found.etag), urljoin(url, found.location)
-
-
 def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[HubFile]]:
     """Return a repository's commit (the given one, or else its newest) and all its files, sorted by name.
 
@@ -111,20 +94,33 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
         commit = info.sha
         if not isinstance(commit, str) or not re.fullmatch(COMMIT, commit):
             raise _not_the_hub(str(repo))
-        if revision:
-            _require_commit(str(repo), commit, revision)
+        _require_commit(str(repo), commit, revision or commit)
         files = [_checked(source, commit, *entry) for entry in entries]
         return commit, sorted(files, key=lambda file: file.path)
 
     return patiently(str(repo), ask)
 
 
-def broken_off(error: Exception, address: str) -> PassingFault:
-    """Convert an error of httpx; its own text may hold the address, which may be signed."""
-    reason = f"{type(error).__name__} at {host_of(address)}"
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
-        return PassingFault(reason, next_step=NO_HUB)
-    return PassingFault(reason)
+def look_up(source: HubSource, revision: str, path: str) -> tuple[HubFile, str]:
+    """Ask once for a file at a commit; returns it with the address of its bytes.
+
+    The address may be signed and short-lived: keep it out of logs and messages.
+
+    Raises PassingFault for a temporary failure, VlmflowError for any other.
+    """
+    name = str(HubSource(source.repo_type, source.repo, path))
+    with _in_our_words(name, revision):
+        url = hf_hub_url(source.repo, path, repo_type=source.repo_type, revision=revision)
+        metadata = get_hf_file_metadata(url, timeout=TIMEOUT)
+    if metadata.commit_hash is None:
+        raise _not_the_hub(name)
+    _require_commit(name, metadata.commit_hash, revision)
+    return _checked(source, revision, path, metadata.size, metadata.etag), urljoin(url, metadata.location)
+
+
+def address_of(file: HubFile) -> str:
+    """Return the address of a file's bytes now; raises as `look_up` does."""
+    return look_up(file.source, file.revision, file.path)[1]
 
 
 def headers_for(address: str) -> dict[str, str]:
@@ -143,7 +139,9 @@ def _origin(address: str) -> tuple[str, str, int | None]:
 
 def _checked(source: HubSource, revision: str, path: object, size: object, etag: object) -> HubFile:
     """Refuse a name that must not become a path, and a digest that cannot be checked: a server is not trusted."""
-    if not isinstance(path, str) or not _is_a_place(path):
+    parts = path.split("/") if isinstance(path, str) else []
+    sound = all(part not in ("", ".", "..") and part.isprintable() for part in parts)
+    if not isinstance(path, str) or not sound or path.endswith(UNFINISHED):
         raise VlmflowError(f"{source}: the hub names a file {path!r}", "do not use this repository")
     if type(size) is not int or size < 0 or not isinstance(etag, str) or not re.fullmatch(DIGEST, etag):
         file = HubSource(source.repo_type, source.repo, path)
@@ -152,12 +150,6 @@ def _checked(source: HubSource, revision: str, path: object, size: object, etag:
             "check HF_ENDPOINT: a mirror must send the hub's own headers",
         )
     return HubFile(source, revision, path, size, etag)
-
-
-def _is_a_place(path: str) -> bool:
-    parts = path.split("/")
-    fine = all(part not in ("", ".", "..") and part.isprintable() for part in parts)
-    return fine and not parts[-1].endswith(UNFINISHED)
 
 
 def _require_commit(name: str, answered: str, revision: str) -> None:
@@ -194,6 +186,14 @@ def _in_our_words(name: str, revision: str | None) -> Iterator[None]:
         raise broken_off(error, constants.ENDPOINT) from None
     except (AttributeError, KeyError, TypeError, ValueError, httpx.InvalidURL):
         raise _not_the_hub(name) from None
+
+
+def broken_off(error: Exception, address: str) -> PassingFault:
+    """Convert an error of httpx; its own text may hold the address, which may be signed."""
+    reason = f"{type(error).__name__} at {host_of(address)}"
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
+        return PassingFault(reason, next_step=NO_HUB)
+    return PassingFault(reason)
 
 
 def _refusal(error: HfHubHTTPError, name: str, revision: str | None) -> VlmflowError | PassingFault:

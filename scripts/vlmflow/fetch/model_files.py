@@ -1,17 +1,14 @@
-"""Reads files that a model's owner wrote, which may hold anything.
-
-What a model's config.json says of quantised weights: which are refused, and which become bfloat16.
-
-Selects a model's files from a folder or a repository: only data, since other people wrote it.
+"""Selects a model's files from a folder or a repository: only data, since other people wrote it.
 
 These are weights in safetensors, JSON, the tokenizer's files, chat templates and licences. All other files are left out
-and named: Python, libraries and pickles can run code, and pages describe the base model.
+and named: Python, libraries and pickles can run code, and pages describe the base model. JSON is refused that names
+code, or other weights, and config.json if its weights are quantised, unless they become bfloat16.
 """
 
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,125 +17,6 @@ from vlmflow.config.model_types import architectures_in, kinds_of, unquantised
 from vlmflow.config.source import NOT_IN_PATHS, parse_source
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-
-PUBLISHED = "use the files that the model's owner published"
-
-MOST_TEXT_BYTES = 1_000_000
-"""Of a chat template: some 20 times the largest known one. A larger file would fill the memory."""
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file with one object; raises VlmflowError as `read_json`, and for other values."""
-    value = read_json(file)
-    if not isinstance(value, dict):
-        raise VlmflowError(f"{file}: {value!r:.100} is not a JSON object", PUBLISHED)
-    return value
-
-
-def read_template(file: Path) -> str:
-    """Return the text of a file in UTF-8; raises VlmflowError if it is none, or too large."""
-    size = file.stat().st_size
-    if size > MOST_TEXT_BYTES:
-        raise VlmflowError(f"{file}: has {size:,} bytes; a chat template has at most {MOST_TEXT_BYTES:,}", PUBLISHED)
-    try:
-        return file.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise VlmflowError(f"{file}: is not in UTF-8: {error}", PUBLISHED) from None
-
-
-def utf8(text: str, file: Path) -> bytes:
-    """Return a text in UTF-8. file: where it was read; raises VlmflowError if it holds what no UTF-8 has."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise VlmflowError(f"{file}: holds a text that cannot be in UTF-8: {error}", PUBLISHED) from None
-
-
-KEY, TEXT = "quantization_config", "text_config"
-"""The key that describes the quantisation, and the one part of config.json that may have it, too."""
-
-METHOD = "fp8"
-"""The one method whose weights can become bfloat16: E4M3, with a scale for each block or matrix (transformers'
-FineGrainedFP8Config)."""
-
-BLOCK = (128, 128)
-"""Rows and columns of a block where config.json is silent, as in transformers (5.19)."""
-
-
-def refuse_quantised(file: Path, source: str = "", *, dequantize: bool = False) -> dict[str, Any]:
-    """Return the content of a model's config.json.
-
-    source: the model's address, for the name of the unquantised one. dequantize: whether its weights become bfloat16
-    (`models.NAME.dequantize`).
-
-    Raises VlmflowError if it is no object, or of a quantised model; with `dequantize`, of one that is not in FP8.
-    """
-    config = _read_config(file)
-    found = _quantisation(file, config)
-    if found is None:
-        if dequantize:
-            raise VlmflowError(
-                f"{file}: the base is not quantised, and models.NAME.dequantize is for bases in FP8",
-                "remove the key dequantize of this model",
-            )
-        return config
-    if dequantize and found.get("quant_method") == METHOD:
-        _block(file, found)
-        return config
-    other = unquantised(source.removeprefix("hf://").partition("@")[0])
-    plain = f"hf://{other}, the model that was quantised," if other else "the unquantised model"
-    method = f"{file}: the base is quantised ({str(found.get('quant_method', 'no method given'))[:100]})"
-    use = f"use {plain} as the base of the run (models.NAME.source); tuner qlora quantises it for the training"
-    if dequantize:
-        raise VlmflowError(f"{method}, and only FP8 ({METHOD}) can become bfloat16", use)
-    if found.get("quant_method") == METHOD:
-        use = f"set models.NAME.dequantize: true, which makes its weights bfloat16 once; or {use}"
-    raise VlmflowError(f"{method}, and the merge cannot add an update to quantised weights", use)
-
-
-def block_of(file: Path) -> tuple[int, int] | None:
-    """Return the rows and columns that share a scale, of a model that is quantised in FP8; None: the whole matrix.
-
-    file: its config.json, which `refuse_quantised` accepted.
-    """
-    found = _quantisation(file, _read_config(file))
-    assert found is not None, "refuse_quantised takes no other model"
-    return _block(file, found)
-
-
-def without_quantisation(file: Path) -> dict[str, Any]:
-    """Return the content of a model's config.json without what it says of quantised weights."""
-    config = {key: value for key, value in _read_config(file).items() if key != KEY}
-    if config.get(TEXT):
-        config[TEXT] = {key: value for key, value in config[TEXT].items() if key != KEY}
-    return config
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    config = read_object(file)
-    if not isinstance(config.get(TEXT) or {}, dict):
-        raise VlmflowError(f"{file}: {TEXT} = {config[TEXT]!r:.100} is not a JSON object", PUBLISHED)
-    return config
-
-
-def _quantisation(file: Path, config: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what describes the quantisation; None if the model is not quantised."""
-    found = [part[KEY] for part in (config, config.get(TEXT) or {}) if part.get(KEY)]
-    if not found:
-        return None
-    if found[0] != found[-1]:
-        raise VlmflowError(f"{file}: {KEY} and {TEXT}.{KEY} differ", PUBLISHED)
-    return found[0] if isinstance(found[0], dict) else {"quant_method": found[0]}
-
-
-def _block(file: Path, quantisation: dict[str, Any]) -> tuple[int, int] | None:
-    block = quantisation.get("weight_block_size", BLOCK)
-    if block is None:
-        return None
-    if not isinstance(block, list | tuple) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
-        raise VlmflowError(f"{file}: {KEY}.weight_block_size = {block!r:.100} is not two numbers above 0", PUBLISHED)
-    return block[0], block[1]
-
 
 KINDS = (".safetensors", ".json", ".txt", ".jinja", ".model", ".tiktoken")
 """The suffixes of a model's files; the last two are tokenizers of sentencepiece and tiktoken."""
@@ -165,14 +43,6 @@ REFUSED_KEYS = {
 }
 """Refused keys of JSON files, at any depth, and what they do."""
 
-KERNEL = "names a kernel that transformers would run"
-
-KERNEL_KEYS = {"attn_implementation": KERNEL, "_attn_implementation": KERNEL}
-"""Keys that are refused only if they name a repository with code for attention (OWNER/NAME)."""
-
-COUNTED_KEYS = {"num_labels": "is for classifiers, and transformers would make a name for each class"}
-"""Keys that are refused only with numbers above MOST_COUNTED, which would fill the memory of whoever reads them."""
-
 MOST_COUNTED = 10_000_000
 """More than any token's number, and than any classifier has classes."""
 
@@ -192,6 +62,21 @@ PLAIN_COPY = (
 FETCH_AGAIN = (
     "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole folder"
 )
+
+KEY, TEXT = "quantization_config", "text_config"
+"""The key that describes the quantisation, and the one part of config.json that may have it, too."""
+
+METHOD = "fp8"
+"""The one method whose weights can become bfloat16: E4M3, with a scale for each block or matrix (transformers'
+FineGrainedFP8Config)."""
+
+BLOCK = (128, 128)
+"""Rows and columns of a block where config.json is silent, as in transformers (5.19)."""
+
+PUBLISHED = "use the files that the model's owner published"
+
+MOST_TEXT_BYTES = 1_000_000
+"""Of a chat template: some 20 times the largest known one. A larger file would fill the memory."""
 
 logger = logging.getLogger(__name__)
 
@@ -321,9 +206,14 @@ def refuse_code(
             _refuse_keys(folder / name)
     if CONFIG in names:
         refuse_quantised(folder / CONFIG, source or str(folder), dequantize=dequantize)
-        _refuse_kind(folder)
+        architectures, kinds = architectures_shown(folder), kinds_of(folder)
+        if architectures and all(kind.refused for kind in kinds):
+            why = next((str(kind.refused) for kind in kinds), "is of no kind that ms-swift trains")
+            raise VlmflowError(
+                f"{folder / CONFIG}: the model is a {architectures}, which {why}", "choose another model"
+            )
     if INDEX in names:
-        _refuse_shards(folder / INDEX, set(names), weights)
+        read_weight_map(folder / INDEX, set(names), weights)
     pickles = [name for name in names if name.endswith(".bin.index.json")]
     if pickles and not {SINGLE, INDEX} & set(names):
         raise VlmflowError(
@@ -332,43 +222,43 @@ def refuse_code(
         )
 
 
-def _refuse_kind(folder: Path) -> None:
-    found, kinds = architectures_shown(folder), kinds_of(folder)
-    if found and all(kind.refused for kind in kinds):
-        why = next((str(kind.refused) for kind in kinds), "is of no kind that ms-swift trains")
-        raise VlmflowError(f"{folder / CONFIG}: the model is a {found}, which {why}", "choose another model")
-
-
 def architectures_shown(folder: Path) -> str:
     """Return the architectures that a model's config.json names, for people."""
     return ", ".join(map(shown, architectures_in(folder)))[:MOST_SHOWN]
 
 
 def _refuse_keys(file: Path) -> None:
-    found: list[tuple[str, Any]] = []
-
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        # A number belongs to a token of a vocabulary; null and {} name nothing.
-        found.extend((key, value) for key, value in pairs if key in REFUSED_KEYS and value and type(value) is not int)
-        found.extend((key, value) for key, value in pairs if key in KERNEL_KEYS and "/" in json.dumps(value))
-        found.extend(
-            (key, value) for key, value in pairs if key in COUNTED_KEYS and type(value) is int and value > MOST_COUNTED
-        )
+        for key, value in pairs:
+            if why := _why_refused(key, value):
+                text = json.dumps(value)
+                more = "…" if len(text) > MOST_SHOWN else ""
+                raise VlmflowError(f"{file}: {key} = {text[:MOST_SHOWN]}{more}: {why}", PLAIN_COPY)
         return dict(pairs)
 
     _read(file, look)
-    for key, value in found:
-        told = json.dumps(value)
-        raise VlmflowError(
-            f"{file}: {key} = {told[:MOST_SHOWN]}{'…' if len(told) > MOST_SHOWN else ''}: "
-            f"{(REFUSED_KEYS | KERNEL_KEYS | COUNTED_KEYS)[key]}",
-            PLAIN_COPY,
-        )
 
 
-def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:
+def _why_refused(key: str, value: Any) -> str | None:
+    """Return what a key with this value does that is refused; None if it does no harm."""
+    if key in REFUSED_KEYS and value and type(value) is not int:  # a token's number in a vocabulary; null and {}
+        return REFUSED_KEYS[key]
+    if key in ("attn_implementation", "_attn_implementation") and "/" in json.dumps(value):  # OWNER/NAME
+        return "names a kernel that transformers would run"
+    if key == "num_labels" and type(value) is int and value > MOST_COUNTED:  # it would fill the reader's memory
+        return "is for classifiers, and transformers would make a name for each class"
+    return None
+
+
+def read_weight_map(index: Path, names: Collection[str], weights: bool = True) -> dict[str, str]:
+    """Return the map from tensor to file of an index of weights.
+
+    names: the model's files. weights: whether the shards must be among them.
+
+    Raises VlmflowError with the entry if it leads to anything but a safetensors file of the model.
+    """
     content = _read(index, dict)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    weight_map: dict[str, str] | None = content.get("weight_map") if isinstance(content, dict) else None
     if not weight_map or not isinstance(weight_map, dict):
         raise VlmflowError(f"{index}: has no weight_map", "use a complete revision of the model")
     for tensor, shard in weight_map.items():
@@ -382,6 +272,7 @@ def _refuse_shards(index: Path, names: set[str], weights: bool) -> None:
             )
         if shard not in names and weights:
             raise VlmflowError(f"{entry}, which is missing", "use a complete revision of the model")
+    return weight_map
 
 
 def _read(file: Path, look: Callable[[list[tuple[str, Any]]], Any]) -> Any:
@@ -393,3 +284,106 @@ def _read(file: Path, look: Callable[[list[tuple[str, Any]]], Any]) -> Any:
         return json.loads(file.read_bytes(), object_pairs_hook=look)
     except (ValueError, RecursionError) as error:
         raise VlmflowError(f"{file}: is not readable JSON: {error}", PLAIN_COPY) from None
+
+
+def refuse_quantised(file: Path, source: str = "", *, dequantize: bool = False) -> dict[str, Any]:
+    """Return the content of a model's config.json.
+
+    source: the model's address, for the name of the unquantised one. dequantize: whether its weights become bfloat16
+    (`models.NAME.dequantize`).
+
+    Raises VlmflowError if it is no object, or of a quantised model; with `dequantize`, of one that is not in FP8.
+    """
+    config = _read_config(file)
+    quantisation = _quantisation(file, config)
+    if quantisation is None:
+        if dequantize:
+            raise VlmflowError(
+                f"{file}: the base is not quantised, and models.NAME.dequantize is for bases in FP8",
+                "remove the key dequantize of this model",
+            )
+        return config
+    method = quantisation.get("quant_method", "no method given")
+    if dequantize and method == METHOD:
+        _block(file, quantisation)
+        return config
+    other = unquantised(source.removeprefix("hf://").partition("@")[0])
+    plain = f"hf://{other}, the model that was quantised," if other else "the unquantised model"
+    cause = f"{file}: the base is quantised ({str(method)[:100]})"
+    use = f"use {plain} as the base of the run (models.NAME.source); tuner qlora quantises it for the training"
+    if dequantize:
+        raise VlmflowError(f"{cause}, and only FP8 ({METHOD}) can become bfloat16", use)
+    if method == METHOD:
+        use = f"set models.NAME.dequantize: true, which makes its weights bfloat16 once; or {use}"
+    raise VlmflowError(f"{cause}, and the merge cannot add an update to quantised weights", use)
+
+
+def block_of(file: Path) -> tuple[int, int] | None:
+    """Return the rows and columns that share a scale, of a model that is quantised in FP8; None: the whole matrix.
+
+    file: its config.json, which `refuse_quantised` accepted.
+    """
+    quantisation = _quantisation(file, _read_config(file))
+    assert quantisation is not None, "refuse_quantised takes no other model"
+    return _block(file, quantisation)
+
+
+def without_quantisation(file: Path) -> dict[str, Any]:
+    """Return the content of a model's config.json without what it says of quantised weights."""
+    config = {key: value for key, value in _read_config(file).items() if key != KEY}
+    if config.get(TEXT):
+        config[TEXT] = {key: value for key, value in config[TEXT].items() if key != KEY}
+    return config
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    config = read_object(file)
+    if not isinstance(config.get(TEXT) or {}, dict):
+        raise VlmflowError(f"{file}: {TEXT} = {config[TEXT]!r:.100} is not a JSON object", PUBLISHED)
+    return config
+
+
+def _quantisation(file: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what describes the quantisation; None if the model is not quantised."""
+    described = [part[KEY] for part in (config, config.get(TEXT) or {}) if part.get(KEY)]
+    if not described:
+        return None
+    if described[0] != described[-1]:
+        raise VlmflowError(f"{file}: {KEY} and {TEXT}.{KEY} differ", PUBLISHED)
+    return described[0] if isinstance(described[0], dict) else {"quant_method": described[0]}
+
+
+def _block(file: Path, quantisation: dict[str, Any]) -> tuple[int, int] | None:
+    block = quantisation.get("weight_block_size", BLOCK)
+    if block is None:
+        return None
+    if not isinstance(block, list | tuple) or len(block) != 2 or any(type(n) is not int or n < 1 for n in block):
+        raise VlmflowError(f"{file}: {KEY}.weight_block_size = {block!r:.100} is not two numbers above 0", PUBLISHED)
+    return block[0], block[1]
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the content of a JSON file with one object; raises VlmflowError as `read_json`, and for other values."""
+    value = read_json(file)
+    if not isinstance(value, dict):
+        raise VlmflowError(f"{file}: {value!r:.100} is not a JSON object", PUBLISHED)
+    return value
+
+
+def read_template(file: Path) -> str:
+    """Return the text of a file in UTF-8; raises VlmflowError if it is none, or too large."""
+    size = file.stat().st_size
+    if size > MOST_TEXT_BYTES:
+        raise VlmflowError(f"{file}: has {size:,} bytes; a chat template has at most {MOST_TEXT_BYTES:,}", PUBLISHED)
+    try:
+        return file.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise VlmflowError(f"{file}: is not in UTF-8: {error}", PUBLISHED) from None
+
+
+def utf8(text: str, file: Path) -> bytes:
+    """Return a text in UTF-8. file: where it was read; raises VlmflowError if it holds what no UTF-8 has."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise VlmflowError(f"{file}: holds a text that cannot be in UTF-8: {error}", PUBLISHED) from None

@@ -1,26 +1,22 @@
-"""The header of a safetensors file: where each tensor's bytes are. It needs no torch.
+"""A model's weights: the files that hold them, and where each tensor's bytes are. It needs no torch.
 
-A file has 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes one after the
-other without gaps (https://github.com/huggingface/safetensors#format). The safetensors package returns tensors but not
-their offsets, which whoever reads or writes in place needs.
-
-Finds the files of a model's weights, and the tensors in each.
-
-The names of a model's tensors, from the index or the header of its weights: nothing else of these is read.
+A safetensors file has 8 bytes with the header's length (little endian), the header in JSON, and the tensors' bytes one
+after the other without gaps (https://github.com/huggingface/safetensors#format). The safetensors package returns
+tensors but not their offsets, which whoever reads or writes in place needs.
 """
 
 import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json
-from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE, refuse_quantised, shown
+from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE, read_weight_map, refuse_quantised, shown
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
@@ -86,15 +82,10 @@ def read_header(path: Path) -> SafetensorsFile:
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        data_begin = LENGTH_BYTES + length
-        if size < LENGTH_BYTES or length > MAX_HEADER_BYTES or data_begin > size:
-            raise _broken(path, f"its header would end at byte {data_begin:,}, the file has {size:,}")
-        raw = file.read(length)
+        header, data_begin = _header(_reader(file), size, str(path))
     try:
-        header = json.loads(raw, object_pairs_hook=_unique)
-        entries = [_entry(name, value, data_begin) for name, value in header.items() if name != "__metadata__"]
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        entries = [_entry(name, value, data_begin) for name, value in header.items()]
+    except (ValueError, TypeError, KeyError) as error:
         raise _broken(path, f"its header cannot be read: {error}") from None
     entries.sort(key=lambda entry: (entry.begin, entry.end))
     position = data_begin
@@ -107,6 +98,35 @@ def read_header(path: Path) -> SafetensorsFile:
     if position < size:
         raise _broken(path, f"{size - position:,} bytes follow the last tensor")
     return SafetensorsFile(path, size, data_begin, {entry.name: entry for entry in entries})
+
+
+Read = Callable[[int, int], bytes]
+"""Returns a file's bytes from one place up to another one, exclusive."""
+
+
+def _reader(file: BinaryIO) -> Read:
+    def read(start: int, end: int) -> bytes:
+        file.seek(start)
+        return file.read(end - start)
+
+    return read
+
+
+def _header(read: Read, size: int, file: str) -> tuple[dict[str, Any], int]:
+    """Return what a header says of each tensor, by name, and where it ends. size: the file's bytes. file: its name.
+
+    Raises VlmflowError if it is none.
+    """
+    length = int.from_bytes(read(0, LENGTH_BYTES), "little") if size >= LENGTH_BYTES else size
+    end = LENGTH_BYTES + length
+    if length > MAX_HEADER_BYTES or end > size:
+        raise _broken(file, f"its header cannot be read: it would end at byte {end:,}, the file has {size:,}")
+    try:
+        header = json.loads(read(LENGTH_BYTES, end), object_pairs_hook=_unique)
+        header.pop("__metadata__", None)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _broken(file, f"its header cannot be read: {error}") from None
+    return header, end
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,8 +150,8 @@ def _entry(name: str, value: dict[str, Any], data_begin: int) -> TensorEntry:
     return TensorEntry(name, dtype, shape, data_begin + begin, data_begin + end)
 
 
-def _broken(path: Path, what: str) -> VlmflowError:
-    return VlmflowError(f"{path}: {what}", WHOLE_AGAIN)
+def _broken(file: Path | str, fault: str) -> VlmflowError:
+    return VlmflowError(f"{file}: {fault}", WHOLE_AGAIN)
 
 
 WEIGHT_SUFFIXES = (
@@ -182,22 +202,22 @@ def read_model_weights(folder: Path, files: Collection[str], *, dequantize: bool
 
     Raises VlmflowError for weights that are missing, duplicate, truncated, quantised, or not in safetensors.
     """
-    config = _config(folder, files, dequantize)
+    if CONFIG not in files:
+        raise VlmflowError(f"{folder / CONFIG}: is missing", FETCH_AGAIN)
+    config = refuse_quantised(folder / CONFIG, dequantize=dequantize)
     weight_map = _weight_map(folder, files)
     shards = {name: read_header(folder / name) for name in sorted(set(weight_map.values()) or {SINGLE})}
-    _refuse_doubled_tensors(shards)
+    stored: dict[str, str] = {}
+    for name, shard in shards.items():
+        for tensor in shard.tensors:
+            if (other := stored.setdefault(tensor, name)) != name:
+                cause = f"{shard.path}: tensor {tensor} is also in {other}, so it is unclear which one counts"
+                raise VlmflowError(cause, FETCH_AGAIN)
     if weight_map:
-        _compare_with_index(folder / INDEX, weight_map, shards)
+        _refuse_other_index(folder / INDEX, weight_map, stored)
     rest = set(files) - set(shards)
     left_out = {name for name in rest if name != INDEX and name.endswith(WEIGHT_SUFFIXES)}
     return ModelWeights(folder, config, shards, sorted(rest - left_out), sorted(left_out))
-
-
-def _config(folder: Path, files: Collection[str], dequantize: bool) -> dict[str, Any]:
-    path = folder / CONFIG
-    if CONFIG not in files:
-        raise VlmflowError(f"{path}: is missing", FETCH_AGAIN)
-    return refuse_quantised(path, dequantize=dequantize)
 
 
 def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
@@ -215,37 +235,14 @@ def _weight_map(folder: Path, files: Collection[str]) -> dict[str, str]:
             f"{folder}: has no weights in safetensors form, but {', '.join(others) or 'no weights at all'}",
             "use a revision of the model that has safetensors, or convert it with save_pretrained",
         )
-    index = read_json(folder / INDEX)
-    weight_map = index.get("weight_map") if isinstance(index, dict) else None
-    if not weight_map or not isinstance(weight_map, dict):
-        raise VlmflowError(f"{folder / INDEX}: has no weight_map", FETCH_AGAIN)
-    for tensor, name in weight_map.items():
-        if name not in files:
-            raise VlmflowError(f"{folder / INDEX}: {tensor} is in {name}, which is missing", FETCH_AGAIN)
-    return weight_map
+    return read_weight_map(folder / INDEX, files)
 
 
-def _refuse_doubled_tensors(shards: dict[str, SafetensorsFile]) -> None:
-    place: dict[str, str] = {}
-    for name, shard in shards.items():
-        for tensor in shard.tensors:
-            if (other := place.setdefault(tensor, name)) != name:
-                raise VlmflowError(
-                    f"{shard.path}: tensor {tensor} is also in {other}, so it is unclear which one counts",
-                    FETCH_AGAIN,
-                )
-
-
-def _compare_with_index(path: Path, weight_map: dict[str, str], shards: dict[str, SafetensorsFile]) -> None:
-    stored = {(tensor, name) for name, shard in shards.items() for tensor in shard.tensors}
-    listed = set(weight_map.items())
-    for tensor, name in sorted(stored ^ listed):
-        which = "is listed for" if (tensor, name) in listed else "is not listed, but is in"
-        raise VlmflowError(f"{path}: tensor {tensor} {which} {name}: index and shards disagree", FETCH_AGAIN)
-
-
-Read = Callable[[int, int], bytes]
-"""Returns a file's bytes from one place up to another one, exclusive."""
+def _refuse_other_index(index: Path, weight_map: Mapping[str, str], stored: Mapping[str, str]) -> None:
+    """Refuse an index that differs from what the files hold. stored: the file of each tensor."""
+    for tensor, shard in sorted(stored.items() ^ weight_map.items()):
+        which = "is listed for" if weight_map.get(tensor) == shard else "is not listed, but is in"
+        raise VlmflowError(f"{index}: tensor {shown(tensor)} {which} {shard}: index and shards disagree", FETCH_AGAIN)
 
 
 def tensor_names(folder: Path, names: Collection[str]) -> list[str] | None:
@@ -257,44 +254,28 @@ def tensor_names(folder: Path, names: Collection[str]) -> list[str] | None:
     """
     if INDEX in names:
         return sorted(read_json(folder / INDEX)["weight_map"])
-    return names_in_header(folder / SINGLE) if SINGLE in names and (folder / SINGLE).is_file() else None
+    return _names_in(folder / SINGLE) if SINGLE in names and (folder / SINGLE).is_file() else None
 
 
-def names_in_header(file: Path) -> list[str]:
-    """Return the names of the tensors in a safetensors file; raises VlmflowError as `read_names` does."""
+def _names_in(file: Path) -> list[str]:
     with file.open("rb") as content:
-
-        def read(start: int, end: int) -> bytes:
-            content.seek(start)
-            return content.read(end - start)
-
-        return read_names(read, file.stat().st_size, str(file))
+        return read_names(_reader(content), file.stat().st_size, str(file))
 
 
-def read_names(read: Read, size: int, what: str) -> list[str]:
-    """Return the names of the tensors in a safetensors file, sorted. size: its bytes. what: its name for people.
+def read_names(read: Read, size: int, file: str) -> list[str]:
+    """Return the names of the tensors in a safetensors file, sorted. size: its bytes. file: its name for people.
 
     Raises VlmflowError if the header is not one.
     """
-    length = int.from_bytes(read(0, LENGTH_BYTES), "little") if size > LENGTH_BYTES else size
-    try:
-        if length > min(MAX_HEADER_BYTES, size - LENGTH_BYTES):
-            raise ValueError(f"it would have {length:,} bytes, the file has {size:,}")
-        header: dict[str, Any] = json.loads(read(LENGTH_BYTES, LENGTH_BYTES + length))
-        return sorted(header.keys() - {"__metadata__"})
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise VlmflowError(f"{what}: its header cannot be read: {error}", WHOLE_AGAIN) from None
+    return sorted(_header(read, size, file)[0])
 
 
 def refuse_other_tensors(folder: Path, names: Collection[str]) -> None:
-    """Raise VlmflowError if the index of a model names other tensors than its files have.
+    """Raise VlmflowError if the index of a model names other tensors than its files have. It reads only their headers.
 
     folder, names: the model's files.
     """
-    if INDEX not in names:
-        return
-    weight_map: dict[str, str] = read_json(folder / INDEX)["weight_map"]
-    stored = {tensor for shard in set(weight_map.values()) for tensor in names_in_header(folder / shard)}
-    for tensor in sorted(stored ^ weight_map.keys()):
-        which = "no file has it" if tensor in weight_map else "the index does not name it"
-        raise VlmflowError(f"{folder / INDEX}: tensor {shown(tensor)}: {which}: index and shards disagree", FETCH_AGAIN)
+    if INDEX in names:
+        weight_map: dict[str, str] = read_json(folder / INDEX)["weight_map"]
+        stored = {tensor: shard for shard in sorted(set(weight_map.values())) for tensor in _names_in(folder / shard)}
+        _refuse_other_index(folder / INDEX, weight_map, stored)

@@ -1,12 +1,9 @@
-"""Places a raw data file, linked from the store or copied from this machine, with its account.
+"""What was fetched, in the place where stages read it: raw files, models, and a model's files without its weights.
 
-A model as stages see it: a folder of links to its files, and the manifest that describes them.
-
-The weights of a finished run (`merged/RUN`) as a base model: just the files that the run published.
-
-A model's files other than its weights, as a target of their own: some MB of configuration and tokenizer.
-
-They are all that counting tokens and estimating a training need, so that neither waits for the weights.
+Raw files are linked from the store, or copied from this machine. A model is a folder of links to its files; the weights
+of a finished run (`merged/RUN`) may be one, too: just the files that the run published. A model's other files are a
+target of their own: some MB of configuration and tokenizer, all that counting tokens and estimating a training need, so
+that neither waits for the weights. Each has an account, by which stages check it.
 """
 
 import hashlib
@@ -16,23 +13,34 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 import msgspec
 
 from vlmflow.core.account import read_account, read_files, refuse_changed, remember, write_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import lies_within, remove, require_free_disk, sha256_of, whole_file, whole_folder
-from vlmflow.core.progress import Progress
+from vlmflow.core.files import BUFFER, lies_within, remove, require_free_disk, sha256_of, whole_file, whole_folder
+from vlmflow.core.progress import Progress, in_threads
 from vlmflow.fetch.model_files import INDEX, SINGLE, is_housekeeping, shown
 from vlmflow.raw.damaged_file import not_a_file
 
 logger = logging.getLogger(__name__)
 
-BLOCK_BYTES = 1 << 20
+MANIFEST = "manifest.json"
+
+VIEWS = "views"
+"""The folder of a store with the folders of links that stages see."""
+
+FILES = "files"
+"""The folder of the copies of a model's files without weights, beside their manifest."""
+
+WEIGHTS = ".safetensors"
+
+PROVENANCE = "provenance.json"
+"""The account of a published run. It is none of the model's files: another licence does not train on other weights."""
 
 
 def link_or_copy(stored: Path, raw: Path) -> None:
@@ -61,7 +69,7 @@ def copy(source: Path, raw: Path) -> None:
     progress = Progress(f"copying {source}", source.stat().st_size, "bytes")
     try:
         with source.open("rb") as original, whole_file(raw) as file, progress:
-            while block := original.read(BLOCK_BYTES):
+            while block := original.read(BUFFER):
                 file.write(block)
                 progress.advance(len(block))
     except OSError as error:
@@ -82,9 +90,9 @@ def write_raw_account(raw: Path, account: Path) -> None:
     """Write the account of a raw file, for the stages that read it."""
     began = time.time_ns()
     files = read_files(f"reading {raw}", "files", raw.parent, [raw.name])
-    found = files[raw.name]
-    logger.info("%s: %d bytes, sha256 %s", raw, found.size, found.sha256)
-    write_account(account, RawAccount(found.size, found.sha256))
+    read = files[raw.name]
+    logger.info("%s: %d bytes, sha256 %s", raw, read.size, read.sha256)
+    write_account(account, RawAccount(read.size, read.sha256))
     remember(_record(raw), files, began)
 
 
@@ -103,12 +111,6 @@ def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
 
 def _record(raw: Path) -> str:
     return f"raw/{raw.parent.name}"
-
-
-MANIFEST = "manifest.json"
-
-VIEWS = "views"
-"""The folder of a store with the folders of links that stages see."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -206,16 +208,15 @@ def link_files(
     return view.resolve(), seen
 
 
+Manifest = TypeVar("Manifest")
+
+
 def read_model_manifest(model: Path) -> ModelManifest:
     """Read the manifest in `models/NAME`, and check the files that it describes.
 
     Raises VlmflowError if the folder is missing or has other files, or a file has changed.
     """
-    next_step = f"remove {model} and run the same command again: the workflow fetches what is missing"
-    try:
-        manifest = read_account(model / MANIFEST, ModelManifest)
-    except VlmflowError as error:
-        raise VlmflowError(error.cause, next_step) from None
+    manifest, next_step = _read_manifest(model, ModelManifest)
     if not manifest.folder.is_dir():
         raise VlmflowError(f"model {manifest.name}: its folder {manifest.folder} is missing", next_step)
     for name, record in manifest.files.items():
@@ -224,14 +225,28 @@ def read_model_manifest(model: Path) -> ModelManifest:
         if size != record.bytes:
             state = "is missing" if size is None else f"has {size:,} bytes; it had {record.bytes:,} when it was fetched"
             raise VlmflowError(f"model {manifest.name}: {file.resolve()} {state}", next_step)
-    if others := file_names(manifest.folder) - manifest.files.keys():
+    _refuse_other_files(manifest.folder, manifest.files, f"models/{manifest.name}", next_step)
+    return manifest
+
+
+def _read_manifest(target: Path, form: type[Manifest]) -> tuple[Manifest, str]:
+    """Return the manifest in a target's folder, and what to do if it does not describe the files."""
+    next_step = f"remove {target} and run the same command again: the workflow fetches what is missing"
+    try:
+        return read_account(target / MANIFEST, form), next_step
+    except VlmflowError as error:
+        raise VlmflowError(error.cause, next_step) from None
+
+
+def _refuse_other_files(folder: Path, files: Mapping[str, FileRecord], record: str, next_step: str) -> None:
+    """Refuse files of a model that a manifest does not name, or that have changed. record: see `refuse_changed`."""
+    if others := file_names(folder) - files.keys():
         raise VlmflowError(
-            f"model {manifest.name}: {manifest.folder} holds {shown(min(others))}, which vlmflow did not put there",
+            f"{record}: {folder} holds {shown(min(others))}, which vlmflow did not put there",
             f"remove it, because transformers and ms-swift would read it; or {next_step}",
         )
-    digests = {name: record.sha256 for name, record in manifest.files.items()}
-    refuse_changed("model files", manifest.folder, digests, f"models/{manifest.name}", next_step)
-    return manifest
+    digests = {name: file.sha256 for name, file in files.items()}
+    refuse_changed("model files", folder, digests, record, next_step)
 
 
 def model_with(models: Path, digest: str) -> tuple[Path, ModelManifest] | None:
@@ -261,22 +276,15 @@ def hash_files(folder: Path, names: list[str], threads: int) -> dict[str, FileRe
     Memory does not grow with the files; hashlib releases the interpreter's lock, so threads suffice.
     """
     sizes = {name: (folder / name).stat().st_size for name in names}
-    with (
-        Progress(f"reading {folder.name}", sum(sizes.values()), "bytes") as progress,
-        ThreadPoolExecutor(threads) as pool,
-    ):
-        largest_first = sorted(names, key=lambda name: -sizes[name])
-        running = {pool.submit(sha256_of, folder / name): name for name in largest_first}
-        records = {}
-        for done in as_completed(running):
-            name = running[done]
-            records[name] = FileRecord(bytes=sizes[name], sha256=done.result())
+    records: dict[str, FileRecord] = {}
+    with Progress(f"reading {folder.name}", sum(sizes.values()), "bytes") as progress:
+
+        def read(name: str) -> None:
+            records[name] = FileRecord(bytes=sizes[name], sha256=sha256_of(folder / name))
             progress.advance(sizes[name])
+
+        in_threads(sorted(names, key=lambda name: -sizes[name]), read, threads)
     return records
-
-
-PROVENANCE = "provenance.json"
-"""The account of a published run. It is none of the model's files: another licence does not train on other weights."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -306,18 +314,12 @@ def published_files(merged: Path, threads: int) -> dict[str, FileRecord]:
     return files
 
 
-FILES = "files"
-"""The folder of the copies, beside the manifest."""
-
-WEIGHTS = ".safetensors"
-
-
 class SmallFiles(msgspec.Struct, frozen=True):
     """The content of `model_files/NAME/manifest.json`.
 
     source: the address or path in the configuration. revision: the commit on the hub; null for a local folder.
     files: size and SHA-256 by name relative to the folder of the copies. tensors: the names of those in the weights;
-    null if the weights are not there, and in a manifest of before.
+    null if the weights are not there.
     """
 
     source: str
@@ -367,16 +369,9 @@ def read_small_files(target: Path) -> Path:
 
     Raises VlmflowError if a file is missing, has changed, or is not in the manifest.
     """
-    next_step = f"remove {target} and run the same command again: the workflow fetches what is missing"
-    try:
-        manifest = read_account(target / MANIFEST, SmallFiles)
-    except VlmflowError as error:
-        raise VlmflowError(error.cause, next_step) from None
+    manifest, next_step = _read_manifest(target, SmallFiles)
     folder = (target / FILES).absolute()
-    digests = {name: record.sha256 for name, record in manifest.files.items()}
-    refuse_changed("model files", folder, digests, f"model_files/{target.name}", next_step)
-    if others := file_names(folder) - digests.keys():
-        raise VlmflowError(f"{folder} holds {shown(min(others))}, which vlmflow did not put there", next_step)
+    _refuse_other_files(folder, manifest.files, f"model_files/{target.name}", next_step)
     return folder
 
 

@@ -1,13 +1,12 @@
-"""Why a picture could not be fetched.
-
-Requests for bytes, many at a time, through libcurl: kept connections, redirects, proxies, certificates.
+"""Requests for bytes, many at a time, through libcurl: kept connections, redirects, proxies, certificates.
 
 A request through libcurl takes two fifths of the processor time of one through urllib3, and little of that under
 Python's lock, which limited a fetch with sixteen threads. obstore (in Rust) is not in the lock files and was not tried:
 it is unknown whether it sends If-Range, hides a token from the host of a redirect, and stops on Ctrl-C. huggingface_hub
 calls the hub's API (`hub`), with the same retries.
 
-Keeps a server from filling this process's memory: its answers are read uncompressed, and up to some megabytes.
+No server fills this process's memory: what calls an API through httpx reads its answers uncompressed, and up to a limit
+(`limit_answers`).
 """
 
 import re
@@ -16,6 +15,7 @@ import threading
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 from urllib.parse import urljoin, urlsplit
@@ -239,12 +239,14 @@ class _Request:
             self._accept(self._answer())
 
     def _take(self, block: bytes) -> int | None:
+        """Pass a block on; returns what tells libcurl to go on or to abort."""
         try:
-            if not self._accepted:
+            if block and not self._accepted:
                 self._accept(self._answer())
                 self._accepted = True
             self._transport.count(len(block))
-            self._sink(block)
+            if block:
+                self._sink(block)
         except BaseException as error:
             self._raised = error
             return ABORT
@@ -256,22 +258,17 @@ class _Request:
         Only the main thread gets Ctrl-C; in other threads it would cost more than all else, since each call has to wait
         for Python's lock.
         """
-        try:
-            self._transport.count(0)
-        except BaseException as error:
-            self._raised = error
-            return ABORT
-        return GO_ON
+        return self._take(b"")
 
     def _answer(self) -> Answer:
         """Parse the received heads: those of the redirects, and that of the answer."""
         address, status = self._address, 0
         headers: dict[str, str] = {}
         for line in self._head:
-            if found := STATUS_LINE.match(line):
+            if first := STATUS_LINE.match(line):
                 if "location" in headers and 300 <= status < 400:
                     address = urljoin(address, headers["location"])
-                status, headers = int(found[1]), {}
+                status, headers = int(first[1]), {}
             else:
                 name, _, value = line.decode("latin-1").partition(":")
                 headers[name.strip().lower()] = value.strip()
@@ -322,6 +319,8 @@ def _new_handle() -> pycurl.Curl:
 MOST_BYTES = 8_000_000
 """Of an answer, by default."""
 
+OTHER = "see that this is the address of the server that you mean, and not of another program"
+
 
 def limit_answers(client: httpx.Client, most: int = MOST_BYTES) -> httpx.Client:
     """Return a client that asks for no compression, and reads at most so many bytes of an answer.
@@ -331,36 +330,33 @@ def limit_answers(client: httpx.Client, most: int = MOST_BYTES) -> httpx.Client:
     client.headers["Accept-Encoding"] = "identity"
 
     def limit(answer: httpx.Response) -> None:
-        place = f"{answer.url.scheme}://{answer.url.netloc.decode()}{answer.url.path}"
+        address = f"{answer.url.scheme}://{answer.url.netloc.decode()}{answer.url.path}"
         encoding = answer.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
-            raise VlmflowError(f"{place}: its answer is compressed, though we asked for none that is", OTHER)
+            raise VlmflowError(f"{address}: its answer is compressed, which was not requested", OTHER)
         assert isinstance(answer.stream, httpx.SyncByteStream)  # for mypy: the client is no asynchronous one
-        answer.stream = _Limited(answer.stream, place, most)
+        answer.stream = _Limited(answer.stream, address, most)
 
     hooks = client.event_hooks
     client.event_hooks = hooks | {"response": [*hooks.get("response", []), limit]}
     return client
 
 
-OTHER = "see that this is the address of the server that you mean, and not of another program"
-
-
+@dataclass(frozen=True)
 class _Limited(httpx.SyncByteStream):
-    """An answer's bytes up to a limit. place: its address, for the message."""
+    """An answer's bytes up to a limit. address: that of the answer, for the message."""
 
-    def __init__(self, stream: httpx.SyncByteStream, place: str, most: int) -> None:
-        self._stream = stream
-        self._place = place
-        self._most = most
+    stream: httpx.SyncByteStream
+    address: str
+    most: int
 
     def __iter__(self) -> Iterator[bytes]:
-        left = self._most
-        for block in self._stream:
+        left = self.most
+        for block in self.stream:
             left -= len(block)
             if left < 0:
-                raise VlmflowError(f"{self._place}: its answer has more than {self._most:,} bytes", OTHER)
+                raise VlmflowError(f"{self.address}: its answer has more than {self.most:,} bytes", OTHER)
             yield block
 
     def close(self) -> None:
-        self._stream.close()
+        self.stream.close()

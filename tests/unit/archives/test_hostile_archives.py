@@ -14,9 +14,9 @@ import pytest
 from archive_server import ArchiveServer, served_archives, zip_of
 from picture_fetches import MAX_BYTES, fetch, pictures_in
 from vlmflow.config.tables import PictureSource
-from vlmflow.fetch import zip_files
+from vlmflow.fetch import archives
+from vlmflow.fetch.archives import WASTE, Member, ranges_of, read_members
 from vlmflow.fetch.transport import Refused
-from vlmflow.fetch.zip_files import WASTE, Member, ranges_of, read_members
 
 PICTURES = {f"p/{number}.jpg": Random(number).randbytes(3_000) for number in range(40)}
 WANTED = ["x/1.jpg", "x/2.jpg", "x/30.jpg"]
@@ -115,7 +115,7 @@ def test_a_broken_zip64_directory(
 
 
 def test_a_directory_that_claims_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zip_files, "LARGEST_DIRECTORY", 1000)
+    monkeypatch.setattr(archives, "LARGEST_DIRECTORY", 1000)
     content = zip_of(PICTURES)
     asked: list[int] = []
 
@@ -125,7 +125,7 @@ def test_a_directory_that_claims_gigabytes(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(Refused, match="it claims"):
         read_members(read, len(content))
-    assert max(asked) <= zip_files.TAIL_BYTES
+    assert max(asked) <= archives.TAIL_BYTES
 
 
 def test_names_that_lead_elsewhere(server: ArchiveServer, tmp_path: Path) -> None:

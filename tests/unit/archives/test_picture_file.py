@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.fetch.packed_files import BUFFER_BYTES, write_picture
+from vlmflow.fetch.fetch_pictures import BUFFER_BYTES, write_picture
 from vlmflow.fetch.transport import Missing
 from workflow_runs import ROOT
 
@@ -57,7 +57,7 @@ def test_a_folder_in_place_of_a_file_is_reported(folder: Path) -> None:
 WITHOUT_A_WAY_PAST_THE_CACHE = """
 import os, sys
 from pathlib import Path
-from vlmflow.fetch.packed_files import write_picture
+from vlmflow.fetch.fetch_pictures import write_picture
 folder, content = Path(sys.argv[1]), os.urandom(5_000)
 try:
     os.open(folder / "direct", os.O_CREAT | os.O_WRONLY | os.O_DIRECT)

@@ -19,8 +19,8 @@ from hub_server import REVISION, served_hub, sha256
 from picture_fetches import MAX_BYTES, fetch, pictures_in
 from vlmflow.config.tables import PINS, PictureSource, Pin, read_pins, read_sources
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.open_archives import FetchProgress, Places
-from vlmflow.fetch.picture_source import ways_to
+from vlmflow.fetch.picture_source import Places, ways_to
+from vlmflow.fetch.source_fetch import FetchProgress
 from vlmflow.pictures.roots import PictureRoots
 
 TRAIN = {f"train2017/{number:012}.jpg": Random(number).randbytes(4_000) for number in range(1, 60, 2)}
@@ -143,13 +143,13 @@ def test_the_cheaper_way_is_chosen_and_reported() -> None:
     train = table["coco-train2017"]
     few = [f"train2017/{number:012}.jpg" for number in range(100)]
     ways = ways_to(train, few, directory_is_here=False)
-    assert [way.kind for way in ways] == ["one by one", "ranges"]
+    assert [way.name for way in ways] == ["one by one", "ranges"]
     assert ways[0].bytes == pytest.approx(100 * (train.size / train.pictures + 700), rel=0.01)
     assert "ranges would take about 2" in ways[0].why
     many = [f"train2017/{number:012}.jpg" for number in range(30_000)]
-    assert [way.kind for way in ways_to(train, many, directory_is_here=True)] == ["ranges", "one by one"]
+    assert [way.name for way in ways_to(train, many, directory_is_here=True)] == ["ranges", "one by one"]
     most = [f"train2017/{number:012}.jpg" for number in range(40_000)]
-    assert ways_to(train, most, directory_is_here=False)[0].kind == "whole"
+    assert ways_to(train, most, directory_is_here=False)[0].name == "whole"
 
 
 def test_every_known_prefix_has_a_source() -> None:

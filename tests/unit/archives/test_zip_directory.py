@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vlmflow.fetch.archives import Member, content_of, kept_members, read_members, refuse_unreadable
 from vlmflow.fetch.transport import Refused
-from vlmflow.fetch.zip_files import Member, content_of, kept_directory, read_members, refuse_unreadable
 
 NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=20)
 COMMENTS = st.binary(max_size=50).filter(lambda comment: b"PK\5\6" not in comment)
@@ -93,10 +93,10 @@ def test_numbers_that_no_archive_has(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     content = bytearray(b"before it" + zip64(monkeypatch))
     field = content.rindex(b"\1\0\x18\0") + 4
     content[field : field + 24] = b"\xff" * 24
-    found = kept_directory(tmp_path / "kept", "key", lambda start, end: bytes(content[start:end]), len(content)).members
+    found = kept_members(tmp_path / "kept", "key", lambda start, end: bytes(content[start:end]), len(content))
     assert list(found) == [f"{number}.jpg" for number in range(10, 20)]
-    again = kept_directory(tmp_path / "kept", "key", lambda start, end: pytest.fail("it is kept"), len(content))
-    assert again.members == found
+    again = kept_members(tmp_path / "kept", "key", lambda start, end: pytest.fail("it is kept"), len(content))
+    assert again == found
     with pytest.raises(Refused):
         refuse_unreadable(found["19.jpg"], 1 << 63)
 

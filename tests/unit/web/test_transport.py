@@ -18,8 +18,8 @@ import pytest
 from archive_server import ArchiveServer, served_archives
 from faulty_server import breaks, refuses
 from vlmflow.core.patience import PassingFault
-from vlmflow.fetch.open_archives import FetchProgress
 from vlmflow.fetch.remote_file import RemoteFile
+from vlmflow.fetch.source_fetch import FetchProgress
 from vlmflow.fetch.transport import CONNECTIONS, Answer, Refused, Stopped, Transport
 from workflow_runs import ROOT
 
@@ -154,7 +154,7 @@ def test_no_more_requests_at_a_time_than_connections(server: ArchiveServer, tran
 
 INTERRUPTED = """
 import sys
-from vlmflow.fetch.open_archives import FetchProgress
+from vlmflow.fetch.source_fetch import FetchProgress
 from vlmflow.fetch.transport import Transport
 with FetchProgress("test") as progress:
     try:
