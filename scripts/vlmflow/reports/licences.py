@@ -93,7 +93,7 @@ def _listed(counts: Counter[tuple[str, str]]) -> list[LicenceOfSource]:
     return [LicenceOfSource(name, count, licence) for (name, licence), count in ranked]
 
 
-def hub_datasets(*stated: StatedLicences) -> list[str]:
+def hub_datasets(*rights: StatedLicences) -> list[str]:
     """Return the hub's names of the data sets, for a model card's metadata."""
-    sources = (parse_source(source) for one in stated for source in one.sources)
+    sources = (parse_source(source) for licences in rights for source in licences.sources)
     return sorted({source.repo for source in sources if isinstance(source, HubSource)})

@@ -56,9 +56,9 @@ def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, M
 
 
 def _runs_in(folder: Path, store: Path) -> Iterator[str]:
-    for place in [*(folder / name for name in PER_RUN), store]:
-        if place.is_dir():
-            yield from (path.name for path in place.iterdir() if is_name(path.name) and path.is_dir())
+    for parent in [*(folder / name for name in PER_RUN), store]:
+        if parent.is_dir():
+            yield from (path.name for path in parent.iterdir() if is_name(path.name) and path.is_dir())
 
 
 @dataclass(frozen=True)
