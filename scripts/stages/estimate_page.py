@@ -9,7 +9,7 @@ from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.changes import advice, in_words
 from vlmflow.estimate.estimate import estimate_of_run
 from vlmflow.harness.stage import run_stage
-from vlmflow.reports.estimate_page import estimate_page
+from vlmflow.reports.planning_pages import estimate_page
 
 
 def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path, settings: EstimateBlock) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from vlmflow.core.account import refuse_other_rows
 from vlmflow.core.files import whole_file
 from vlmflow.harness.stage import run_stage
-from vlmflow.reports.lengths_page import lengths_page
+from vlmflow.reports.planning_pages import lengths_page
 
 
 def main(

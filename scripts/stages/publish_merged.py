@@ -13,7 +13,8 @@ from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import PROOF, publish_limits, read_proof, take_over
 from vlmflow.reports.card import model_card
-from vlmflow.reports.provenance import Provenance, provenance, stated_licences
+from vlmflow.reports.licences import stated_licences
+from vlmflow.reports.provenance import Provenance, provenance
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport
 

@@ -9,7 +9,7 @@ from vlmflow.fetch.placed import MANIFEST, ModelManifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS, read_events
 from vlmflow.reports.former_trainings import trained
-from vlmflow.reports.run_page import run_page
+from vlmflow.reports.training_pages import run_page
 from vlmflow.supervisor.report import Gate, TrainingReport
 
 

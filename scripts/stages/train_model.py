@@ -8,7 +8,7 @@ from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.harness.stage import run_stage
 from vlmflow.in_trainer.messages import PROGRESS
-from vlmflow.reports.run_page import LivePage
+from vlmflow.reports.training_pages import LivePage
 from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.report import Gate, release
 from vlmflow.supervisor.smoke import refuse_failed, with_passes

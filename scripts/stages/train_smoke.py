@@ -14,7 +14,7 @@ from vlmflow.in_trainer.messages import read_events
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.summary import fitted_rows
 from vlmflow.reports.former_trainings import to_train
-from vlmflow.reports.run_page import LivePage, gate_page
+from vlmflow.reports.training_pages import LivePage, gate_page
 from vlmflow.supervisor.plan import plan_training
 from vlmflow.supervisor.report import TrainingReport
 from vlmflow.supervisor.smoke import (

@@ -24,7 +24,8 @@ from vlmflow.in_trainer.messages import Event, as_line
 from vlmflow.lengths.summary import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
 from vlmflow.reports.former_trainings import MadeOf
-from vlmflow.reports.provenance import BaseModelFiles, Provenance, StatedLicences
+from vlmflow.reports.licences import StatedLicences
+from vlmflow.reports.provenance import BaseModelFiles, Provenance
 from vlmflow.supervisor.report import Best, FullRun, Gate, PlannedMerge, TrainingDigests, TrainingReport, digests_of
 
 MADE_OF = MadeOf("hf://Qwen/Qwen3-8B", "fire", [("train.learning_rate", "0.0002")])

@@ -8,7 +8,7 @@ from hub_server import sha256
 from made_accounts import some_provenance, some_report
 from vlmflow.core.account import write_account
 from vlmflow.reports.card import model_card
-from vlmflow.reports.provenance import LicenceOfSource, StatedLicences
+from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.supervisor.report import TrainingDigests
 
 MERGED = {

@@ -14,7 +14,7 @@ from test_training_ends import job
 
 from browser import Browser
 from vlmflow.core.errors import PassingError
-from vlmflow.reports import run_page
+from vlmflow.reports import training_pages
 from vlmflow.supervisor.progress import LocalRun, local_runs
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train
@@ -50,11 +50,11 @@ def states(pages: list[str]) -> list[str]:
 @pytest.mark.slow
 def test_the_page_shows_a_training_as_it_goes_and_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is interrupted by SIGTERM after its second step, and resumed."""
-    monkeypatch.setattr(run_page, "MOST_TIME", 1.0)
+    monkeypatch.setattr(training_pages, "MOST_TIME", 1.0)
     training = job(tmp_path, 8, 2, 1, max_steps=6, checkpoint_steps=2, evaluation_steps=2)
     runs = tmp_path / "runs" / "r" / "full"
     folder = RunFolder(runs / training.digest())
-    onlooker = run_page.LivePage("r", "full", training.settings, every=0.05).refresh
+    onlooker = training_pages.LivePage("r", "full", training.settings, every=0.05).refresh
 
     stopped: list[bool] = []
     seen: list[LocalRun] = []
@@ -78,7 +78,9 @@ def test_the_page_shows_a_training_as_it_goes_and_its_end(tmp_path: Path, monkey
     assert local_runs(tmp_path / "runs") == []
 
     with followed(folder.page) as pages:
-        train(training, runs, 2, "train_model r", onlooker=run_page.LivePage("r", "full", training.settings).refresh)
+        train(
+            training, runs, 2, "train_model r", onlooker=training_pages.LivePage("r", "full", training.settings).refresh
+        )
     assert states(pages)[:2] == ["interrupted", "starting"]
     assert states(pages)[-1] == "ended"
     with Browser(tmp_path / "profile") as browser:
@@ -101,7 +103,7 @@ def test_a_training_ends_well_although_its_page_cannot_be_written(
         tmp_path / "runs",
         2,
         "train_model r",
-        onlooker=run_page.LivePage("r", "full", training.settings).refresh,
+        onlooker=training_pages.LivePage("r", "full", training.settings).refresh,
     )
     assert trained.last.step == 2
     assert len([said for said in caplog.messages if "run.html cannot be written" in said]) == 1

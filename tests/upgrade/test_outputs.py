@@ -13,7 +13,7 @@ from vlmflow.core.account import write_account
 from vlmflow.core.progress import clock
 from vlmflow.reports.card import model_card
 from vlmflow.reports.counts_page import counts_page
-from vlmflow.reports.run_page import gate_page
+from vlmflow.reports.training_pages import gate_page
 
 PAGES = ("README.md", "counts.html", "gate.html")
 

@@ -20,7 +20,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Begin, as_line, read_events
 from vlmflow.lengths.summary import FittedRows, LengthSummary
 from vlmflow.merging.proof import Proof
-from vlmflow.reports.index_page import index_page
+from vlmflow.reports.overview import index_page
 from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.chat import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats

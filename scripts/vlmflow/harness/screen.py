@@ -113,7 +113,7 @@ def _named(job: Any) -> str:
 
 
 CopyFromStorage = Callable[[Any, Iterable[tuple[str, str]], Path], None]
-"""Copies from the storage of a workflow those of some targets (`summary.files_of`) that exist into a folder."""
+"""Copies from the storage of a workflow those of some targets (`overview.summary_files`) that exist into a folder."""
 
 
 def show_runs_at_the_end(workflow: Any, settings: Config, copy_from_storage: CopyFromStorage) -> None:
@@ -130,7 +130,7 @@ def show_runs_at_the_end(workflow: Any, settings: Config, copy_from_storage: Cop
 
 
 def _summary(workflow: Any, run: str, dataset: str, copy_from_storage: CopyFromStorage) -> str:
-    from vlmflow.reports.run_summary import files_of, summary  # takes time, which plans and pods do not need
+    from vlmflow.reports.overview import summary, summary_files  # takes time, which plans and pods do not need
 
     prefix = os.path.expandvars(workflow.storage_settings.default_storage_prefix or "")
     if workflow.storage_settings.default_storage_provider is None:
@@ -138,7 +138,7 @@ def _summary(workflow: Any, run: str, dataset: str, copy_from_storage: CopyFromS
         shown = here.relative_to(asked_in) if here.is_relative_to(asked_in) else here
         return summary(Path(), run, dataset, "" if shown == Path() else f"{shown}/")
     with tempfile.TemporaryDirectory(prefix="vlmflow-summary-") as copies:
-        copy_from_storage(workflow, files_of(run, dataset), Path(copies))
+        copy_from_storage(workflow, summary_files(run, dataset), Path(copies))
         return summary(Path(copies), run, dataset, f"{prefix}/").replace(copies, prefix)
 
 

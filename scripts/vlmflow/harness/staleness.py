@@ -46,7 +46,7 @@ from vlmflow.core.files import user_cache, whole_file
 from vlmflow.harness import read_code
 from vlmflow.harness.read_code import Module
 
-LEFT_OUT = ("vlmflow.reports.counts_page", "vlmflow.reports.run_page")
+LEFT_OUT = ("vlmflow.reports.counts_page", "vlmflow.reports.training_pages")
 """Modules that lay out pages. They count for rules that read templates. Other stages write such a page beside their
 result: a new layout is no reason to validate or train again, and the page gets it the next time."""
 

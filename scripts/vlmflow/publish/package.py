@@ -30,8 +30,9 @@ from vlmflow.core.files import FOLDER_MARK, read_json, sha256_of
 from vlmflow.fetch.placed import PROVENANCE
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.reports.card import model_card
+from vlmflow.reports.licences import UNKNOWN, LicenceOfSource, StatedLicences, hub_datasets
 from vlmflow.reports.page import render
-from vlmflow.reports.provenance import UNKNOWN, LicenceOfSource, Provenance, StatedLicences, hub_datasets
+from vlmflow.reports.provenance import Provenance
 from vlmflow.supervisor.report import TrainingReport, read_release
 
 FORBIDS = re.compile(

@@ -7,8 +7,9 @@ from vlmflow.config.strategies import tuner_of
 from vlmflow.evaluation.verdict import shown_shares
 from vlmflow.reports.eval_figures import FUNCTIONS, losses_of
 from vlmflow.reports.former_trainings import settings_of
+from vlmflow.reports.licences import hub_datasets
 from vlmflow.reports.page import render
-from vlmflow.reports.provenance import Provenance, hub_datasets
+from vlmflow.reports.provenance import Provenance
 
 
 def model_card(facts: Provenance) -> str:

@@ -206,8 +206,8 @@ class Curve:
         self.odd = [number for number in self.odd if number <= step]
         last = step // self._width
         self._bins = {number: values for number, values in self._bins.items() if number < last}
-        for place in range(bisect_right(self._steps, last * self._width - 1), keep):
-            self._put_single(self._steps[place], self._values[place])
+        for index in range(bisect_right(self._steps, last * self._width - 1), keep):
+            self._put_single(self._steps[index], self._values[index])
 
     def _put_single(self, step: int, value: float) -> None:
         self._put(step, StepBin(step, step, (value, step), (value, step), value, 1))

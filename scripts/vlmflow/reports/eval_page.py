@@ -36,15 +36,15 @@ class Split:
     """The evaluation on one split.
 
     better, worse: the rows in which the tuned model differs from its base, those that changed most first. cases: the
-    first ones of both, and the rows that give their controls, by id. asked: how often both models answer rightly; None
-    if they were not asked. answers: of the rows about which they were asked, by id.
+    first ones of both, and the rows that give their controls, by id. answer_report: how often both models answer
+    rightly; None if they generated no answers. answers: by the id of their row.
     """
 
     report: EvaluationReport
     better: list[EvaluatedRow]
     worse: list[EvaluatedRow]
     cases: dict[str, Case]
-    asked: AnswerReport | None
+    answer_report: AnswerReport | None
     answers: dict[str, AnsweredRow]
 
 
@@ -88,14 +88,14 @@ def _split(folder: Path, rows: Path, answers: Path | None) -> Split:
             f"{folder}: rows.jsonl has {len(evaluated):,} rows, and {REPORT} is of {report.rows:,}",
             f"remove {folder} and run the same command again",
         )
-    asked = read_account(answers / REPORT, AnswerReport) if answers else None
+    answer_report = read_account(answers / REPORT, AnswerReport) if answers else None
     answered = {row.id: row for row in lines_of(answers / "rows.jsonl", AnsweredRow)} if answers else {}
     different = [row for row in evaluated if _differs(row) and (row.id in answered or not answers)]
     different.sort(key=lambda row: (-change_of(row), row.id))
     better = [row for row in different if change_of(row) > 0]
     worse = [row for row in different[::-1] if change_of(row) < 0]
     cases = _cases([*better[:ROWS_SHOWN], *worse[:ROWS_SHOWN]], rows)
-    return Split(report, better, worse, cases, asked, answered)
+    return Split(report, better, worse, cases, answer_report, answered)
 
 
 def change_of(row: EvaluatedRow) -> float:

@@ -1,112 +1,23 @@
-"""The provenance of a published model, `merged/RUN/provenance.json`: its type, what is collected in it, and from where.
+"""The provenance of a published model, `merged/RUN/provenance.json`: its type, and what is collected in it.
 
-It has the sources and licences of the training data, too: a licence is stated or unknown, never guessed.
+Of a folder from elsewhere only a part is read, by a type of its own.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
 
-from vlmflow.config.source import HubSource, parse_source
-from vlmflow.core.account import read_account
+from vlmflow.core.account import OtherVersionError, read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import lies_within
 from vlmflow.evaluation.report import EvaluationReport
 from vlmflow.fetch.placed import PROVENANCE, ModelManifest, digest_of_files
 from vlmflow.lengths.summary import ChatTemplate
 from vlmflow.merging.proof import PROOF, WRITTEN_AFTERWARDS, Checks, LimitedFile, Proof, proven_digest
-from vlmflow.pictures.manifest import REWRITTEN_SUFFIX, spellings
-from vlmflow.rows.mixture_files import member_of
-from vlmflow.rows.sharegpt import ShareGptRow, in_words, lines_of
+from vlmflow.reports.licences import StatedLicences
+from vlmflow.rows.sharegpt import in_words
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport
-
-UNKNOWN = "unknown"
-
-
-class LicenceOfSource(msgspec.Struct):
-    """The training rows of a source, and its licence; one source may have several licences."""
-
-    source: str
-    rows: int
-    licence: str
-
-
-class StatedLicences(msgspec.Struct):
-    """The stated facts about a run's training data, in `provenance.json`; UNKNOWN if nothing is stated."""
-
-    dataset: str
-
-    sources: list[str]
-    """The data set's addresses on the hub; local files only by name."""
-
-    licence: str
-    """The licence of the data set."""
-
-    questions: list[LicenceOfSource]
-    """By the rows' source, the one with the most rows first."""
-
-    pictures: list[LicenceOfSource]
-    """By the first folder of the pictures' paths, in a mixture after the name of the data set, in the same order."""
-
-
-def stated_licences(
-    dataset: str,
-    addresses: Iterable[str],
-    licence: str | None,
-    source_licences: Mapping[str, str],
-    picture_licences: Mapping[str, str],
-    rows: Path,
-) -> StatedLicences:
-    """Collect the stated facts about a run's training data.
-
-    addresses: the data set's sources in the configuration. licence, source_licences: see docs/config.md.
-    picture_licences: those of picture_sources, by the beginnings of the pictures' paths; source_licences take
-    precedence. rows: the training rows.
-
-    Raises VlmflowError if a line is not a row.
-    """
-    beginnings = sorted(picture_licences.items(), key=lambda item: -len(item[0]))
-
-    def of_picture(name: str, member: str) -> tuple[str, str]:
-        own = name.removeprefix(f"{member}/") if member else name
-        folder = own.partition("/")[0] if "/" in own else "."
-        folder = f"{member}/{folder}" if member else folder
-        return folder, source_licences.get(folder) or _stated(name, beginnings)
-
-    questions: Counter[tuple[str, str]] = Counter()
-    pictures: Counter[tuple[str, str]] = Counter()
-    for row in lines_of(rows, ShareGptRow):
-        questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
-        pictures.update({of_picture(name, member_of(row.id)) for name in row.images})
-    sources = [_public(address) for address in addresses]
-    return StatedLicences(dataset, sources, licence or UNKNOWN, _listed(questions), _listed(pictures))
-
-
-def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
-    """Return the licence of the longest matching beginning of a picture's path, in any of its spellings."""
-    for spelling in spellings(name.removesuffix(REWRITTEN_SUFFIX)) if beginnings else ():
-        for beginning, licence in beginnings:
-            if spelling.startswith(beginning):
-                return licence
-    return UNKNOWN
-
-
-def _public(address: str) -> str:
-    """Return an address on the hub unchanged, and only the name of a local file."""
-    source = parse_source(address)
-    return str(source) if isinstance(source, HubSource) else source.name
-
-
-def _listed(counts: Counter[tuple[str, str]]) -> list[LicenceOfSource]:
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [LicenceOfSource(name, count, licence) for (name, licence), count in ranked]
-
-
-def hub_datasets(*stated: StatedLicences) -> list[str]:
-    """Return the hub's names of the data sets, for a model card's metadata."""
-    sources = (parse_source(source) for one in stated for source in one.sources)
-    return sorted({source.repo for source in sources if isinstance(source, HubSource)})
 
 
 class Fp8Files(msgspec.Struct, frozen=True):
@@ -257,3 +168,115 @@ def published_weights(merged: Path) -> str:
     Raises VlmflowError if its provenance is missing or damaged.
     """
     return read_account(merged / PROVENANCE, Provenance).proven_weights
+
+
+class RecordedFile(msgspec.Struct, frozen=True):
+    """A file that a stage read, with its SHA-256."""
+
+    file: str
+    sha256: str
+
+
+class _Member(msgspec.Struct, frozen=True):
+    digests: dict[str, str]
+
+
+class _Data(msgspec.Struct, frozen=True):
+    dataset: str
+    raw: dict[str, list[RecordedFile]]
+    digests: dict[str, str]
+    mended: list[RecordedFile] = []
+    members: dict[str, _Member] = {}
+
+    @property
+    def raw_files(self) -> dict[str, str]:
+        """The SHA-256 of the raw files by their names below the working directory.
+
+        The stage recorded the paths that it read: in a pod they begin with its own folder on the volume.
+        """
+        digests = {}
+        for file in (file for files in self.raw.values() for file in files):
+            dataset = max(self.members or [self.dataset], key=lambda name: file.file.rfind(f"raw/{name}/"))
+            beginning = f"raw/{dataset}/"
+            digests[beginning + file.file.rpartition(beginning)[2]] = file.sha256
+        return digests
+
+
+class RecordedFp8(msgspec.Struct, frozen=True):
+    """The used part of `Fp8Files`."""
+
+    digest: str
+    files: dict[str, str]
+
+
+class RecordedBase(msgspec.Struct, frozen=True):
+    """The used part of `BaseModelFiles`."""
+
+    digest: str
+    files: dict[str, str]
+    provenance: "Record | None" = None
+    dequantized_from: RecordedFp8 | None = None
+
+
+class _TrainingDigests(msgspec.Struct, frozen=True):
+    data: str
+    model: str
+    released: dict[str, str]
+
+
+class _Settings(msgspec.Struct, frozen=True):
+    image_max_tokens: int
+
+
+class _Training(msgspec.Struct, frozen=True):
+    tuner: str
+    settings: _Settings
+    digests: _TrainingDigests
+
+
+class Record(msgspec.Struct, frozen=True):
+    """The part of a provenance that `chain` checks, also of other versions. Anybody may have written it."""
+
+    run: str
+    data: _Data
+    base_model: RecordedBase
+    training: _Training
+    merged: dict[str, str]
+    picture_limits: LimitedFile | None = None
+
+    @property
+    def rounds(self) -> "list[Record]":
+        """The record, that of the run whose weights are its base, and so on."""
+        before = self.base_model.provenance
+        return [self, *(before.rounds if before else [])]
+
+    @property
+    def files(self) -> list[str]:
+        """All names of files in it."""
+        base, data = self.base_model, self.data
+        names = [*base.files, *self.merged, *self.training.digests.released, *data.digests, *data.raw_files]
+        names += [name for member in data.members.values() for name in member.digests]
+        names += base.dequantized_from.files if base.dequantized_from else []
+        return [*names, *([self.picture_limits.file] if self.picture_limits else [])]
+
+
+def read_record(folder: Path) -> Record:
+    """Read a published folder's provenance.
+
+    Raises VlmflowError if it is missing, has another form, or names a file outside the folders.
+    """
+    file = folder / PROVENANCE
+    try:
+        record = read_account(file, Record)
+    except OtherVersionError as error:
+        raise VlmflowError(error.cause, "take a folder that vlmflow published, with its provenance.json") from None
+    except VlmflowError as error:
+        raise VlmflowError(error.cause, "name a published folder: merged/RUN, or a copy of it") from None
+    for round in record.rounds:
+        folders = (round.run, round.data.dataset, *round.data.members)
+        unsafe = [name for name in folders if not lies_within(name) or "/" in name]
+        if unsafe := unsafe + [name for name in round.files if not lies_within(name)]:
+            raise VlmflowError(
+                f"{file}: {unsafe[0]!r} is no name inside a folder", "do not use this folder: vlmflow writes none"
+            )
+    return record

@@ -14,7 +14,7 @@ from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import whole_file
 from vlmflow.reports.former_trainings import to_train
-from vlmflow.reports.index_page import index_page
+from vlmflow.reports.overview import index_page
 
 
 def main(files: list[Path], folder: Path) -> Path:

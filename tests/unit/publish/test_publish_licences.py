@@ -4,7 +4,7 @@ import pytest
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.publish.package import rights_of
-from vlmflow.reports.provenance import LicenceOfSource, StatedLicences
+from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 
 
 def stated(licence: str, pictures: tuple[LicenceOfSource, ...] = ()) -> StatedLicences:

@@ -9,7 +9,7 @@ from made_accounts import MADE_OF, leave_training, some_gate, some_report
 from made_inputs import some_inputs
 from vlmflow.estimate.account import Compared, NoEstimate
 from vlmflow.estimate.estimate import estimate
-from vlmflow.reports.run_page import comparisons, difference_of, run_page
+from vlmflow.reports.training_pages import comparisons, difference_of, run_page
 from vlmflow.supervisor.report import Best, TrainingReport
 
 

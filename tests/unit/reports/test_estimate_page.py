@@ -9,7 +9,7 @@ from browser import Browser
 from made_inputs import settings_of, some_inputs
 from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.estimate import estimate
-from vlmflow.reports.estimate_page import estimate_page
+from vlmflow.reports.planning_pages import estimate_page
 
 HOSTILE = "<script>document.title='taken'</script>"
 

@@ -26,7 +26,7 @@ from vlmflow.evaluation.report import EvaluatedModel, Interval
 from vlmflow.fetch.placed import ModelManifest
 from vlmflow.lengths.summary import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
-from vlmflow.reports.index_page import index_page
+from vlmflow.reports.overview import index_page
 from vlmflow.supervisor.report import Check
 from vlmflow.tools.index_page import main
 

@@ -14,7 +14,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.lengths.count import LengthAccount, RowLength, max_lengths
 from vlmflow.lengths.summary import ChatTemplate, LengthSummary, MaxLengths, MeasuredFiles, ShownText
-from vlmflow.reports.lengths_page import lengths_page
+from vlmflow.reports.planning_pages import lengths_page
 from vlmflow.swift.model_layers import Description, Layout
 
 HOSTILE = "<script>document.title='taken'</script>"

@@ -14,7 +14,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.harness.params import RuleParams
 from vlmflow.publish.package import rights_of
 from vlmflow.reports.card import model_card
-from vlmflow.reports.provenance import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
+from vlmflow.reports.licences import LicenceOfSource, StatedLicences, hub_datasets, stated_licences
 
 HUB = "hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json"
 

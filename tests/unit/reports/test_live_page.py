@@ -10,9 +10,9 @@ import pytest
 from browser import Browser
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
-from vlmflow.reports import run_page
-from vlmflow.reports.run_page import LivePage, RunHistory
-from vlmflow.reports.run_page import live_page as page_of
+from vlmflow.reports import training_pages
+from vlmflow.reports.training_pages import LivePage, RunHistory
+from vlmflow.reports.training_pages import live_page as page_of
 from vlmflow.supervisor.run_folder import RunFolder
 
 HOSTILE = "<script>document.title='taken'</script>"
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the page at every call."""
-    monkeypatch.setattr(run_page, "MOST_TIME", math.inf)
+    monkeypatch.setattr(training_pages, "MOST_TIME", math.inf)
 
 
 def state(folder: RunFolder) -> str:
@@ -140,7 +140,7 @@ def test_it_is_written_only_as_often_as_it_is_cheap(folder: RunFolder, monkeypat
         time.sleep(0.02)
         return "a page"
 
-    monkeypatch.setattr(run_page, "live_page", slow)
+    monkeypatch.setattr(training_pages, "live_page", slow)
     page, begun = LivePage("my-run", "full", SETTINGS, every=0), time.monotonic()
     while time.monotonic() - begun < 1:
         page.refresh(folder, True)

@@ -26,7 +26,8 @@ from vlmflow.merging.proof import LimitedFile, LogitProof
 from vlmflow.pictures.budget import ScaleLimits
 from vlmflow.pictures.manifest import PictureCounts
 from vlmflow.reports.card import model_card
-from vlmflow.reports.provenance import BaseModelFiles, LicenceOfSource, StatedLicences
+from vlmflow.reports.licences import LicenceOfSource, StatedLicences
+from vlmflow.reports.provenance import BaseModelFiles
 from vlmflow.rows.stats import SplitCounts
 from vlmflow.supervisor.report import EndedEarly
 

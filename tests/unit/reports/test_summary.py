@@ -7,8 +7,8 @@ import pytest
 from made_accounts import some_evaluation, some_provenance
 from vlmflow.core.account import write_account
 from vlmflow.evaluation.report import EvaluatedModel
+from vlmflow.reports.overview import summary, summary_files
 from vlmflow.reports.provenance import published_weights
-from vlmflow.reports.run_summary import files_of, summary
 
 
 @pytest.fixture
@@ -61,13 +61,13 @@ def test_what_cannot_be_read_is_named(folder: Path) -> None:
 
 def test_every_file_that_is_read_is_listed(folder: Path) -> None:
     """On a cluster only these are copied from the storage."""
-    for target, name in files_of("mine", "fire"):
+    for target, name in summary_files("mine", "fire"):
         place = folder / target / name
         place.parent.mkdir(parents=True, exist_ok=True)
         if not place.exists():
             write_account(place, some_evaluation())
     everything = lines(folder)
-    listed = {folder / target / name for target, name in files_of("mine", "fire")}
+    listed = {folder / target / name for target, name in summary_files("mine", "fire")}
     assert {file for file in folder.rglob("*") if file.is_file()} == listed
     for file in listed:
         content = file.read_bytes()

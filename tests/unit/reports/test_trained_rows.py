@@ -12,7 +12,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import RowLog
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.summary import FittedRows, FittedSplit
-from vlmflow.reports.trained_rows import TrainedRow, newest_training, trained_rows
+from vlmflow.tools.rows_of_step import TrainedRow, newest_training, trained_rows
 
 TURNS = [{"from": "human", "value": "Say \x1b[31mred\nand"}, {"from": "gpt", "value": "stop. " * 30}]
 

@@ -18,7 +18,7 @@ from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.steps import Steps
 from vlmflow.lengths.summary import NamedRow
 from vlmflow.reports.former_trainings import MadeOf
-from vlmflow.reports.run_page import gate_page
+from vlmflow.reports.training_pages import gate_page
 from vlmflow.supervisor.report import Best, Check, EpochPlan, Gate, Pace, StepPlan
 from vlmflow.supervisor.smoke import (
     SmokeRows,

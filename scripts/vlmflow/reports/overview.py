@@ -1,7 +1,7 @@
-"""The index of a working directory, `reports/index.html`: what every run has made so far, with links to its pages.
+"""What runs have made, for people: a page of all runs of a folder, and lines on a finished run for the screen.
 
-It reads what other processes may be writing, and what a job may have damaged: a file that cannot be read is one line in
-its run's row, and ends nothing.
+Both read files that other processes may be writing, and that a job may have damaged: a file that cannot be read is one
+line, and ends nothing.
 """
 
 import os
@@ -17,13 +17,13 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.evaluation.report import AnswerReport, EvaluationReport
 from vlmflow.evaluation.verdict import REPORT
-from vlmflow.fetch.placed import model_with
+from vlmflow.fetch.placed import PROVENANCE, model_with
 from vlmflow.lengths.summary import FittedRows, LengthSummary
 from vlmflow.merging.proof import PROOF, Proof
 from vlmflow.reports.eval_figures import colour_of
 from vlmflow.reports.former_trainings import MadeOf, former_trainings, trained
 from vlmflow.reports.page import ENVIRONMENT, render
-from vlmflow.reports.provenance import proven_weights
+from vlmflow.reports.provenance import Provenance, proven_weights, published_weights
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport
 
@@ -35,12 +35,15 @@ COLUMNS = ("data", "lengths", "gate", "full run", "verification", "evaluation", 
 PER_RUN = ("lengths", "fitted", "checkpoints", "verified", "merged", "eval", "answers")
 """The folders of targets in which a run has a folder of its name."""
 
+SPLITS = ("val", "test")
+"""The splits on which a run may be evaluated."""
+
 NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
 """What a figure that no stage writes may raise when it is shown."""
 
 
 def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, MadeOf], now: str) -> tuple[str, int]:
-    """Return the page, and how many runs it has.
+    """Return `reports/index.html`, what every run has made so far with links to its pages, and how many runs it has.
 
     folder: the working directory. store: the folder of all run folders (stores.runs). page: the file that it becomes;
     links are relative to it. configured: what each run of the configuration is made of; runs found in `folder` are
@@ -53,9 +56,9 @@ def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, M
 
 
 def _runs_in(folder: Path, store: Path) -> Iterator[str]:
-    for place in [*(folder / name for name in PER_RUN), store]:
-        if place.is_dir():
-            yield from (path.name for path in place.iterdir() if is_name(path.name) and path.is_dir())
+    for parent in [*(folder / name for name in PER_RUN), store]:
+        if parent.is_dir():
+            yield from (path.name for path in parent.iterdir() if is_name(path.name) and path.is_dir())
 
 
 @dataclass(frozen=True)
@@ -128,7 +131,7 @@ class Run:
     @property
     def evaluations(self) -> list[EvaluationReport]:
         """The evaluations on val and on test; [] without one."""
-        reports = (self._read(f"eval/{self.name}/{split}/{REPORT}", EvaluationReport) for split in ("val", "test"))
+        reports = (self._read(f"eval/{self.name}/{split}/{REPORT}", EvaluationReport) for split in SPLITS)
         return [report for report in reports if report]
 
     @property
@@ -173,3 +176,74 @@ def _row(run: Run) -> dict[str, Any]:
         "former": tried("full run", lambda: former_trainings(run.store / "full", run.report)),
         "faults": faults,
     }
+
+
+Line = tuple[str, str]
+"""A line's first word, "" if it is that of the line above, and what it says."""
+
+
+def summary_files(run: str, dataset: str) -> list[tuple[str, str]]:
+    """Return what `summary` looks for in the working directory: targets, each with a file in it, or "" for itself."""
+    evaluations = [(f"eval/{run}/{split}", REPORT) for split in SPLITS]
+    return [(f"merged/{run}", PROVENANCE), *evaluations, *((page, "") for page in _pages(run, dataset))]
+
+
+def summary(folder: Path, run: str, dataset: str, shown: str) -> str:
+    """Return the lines on `merged/RUN`; what cannot be read is named in its line.
+
+    folder: the working directory. dataset: the run's. shown: what people write before the name of a target.
+    """
+    pages = [f"{shown}{page}" for page in _pages(run, dataset) if (folder / page).is_file()]
+    verdicts = [_verdict(folder, run, split) for split in SPLITS if (folder / "eval" / run / split / REPORT).is_file()]
+    lines = [
+        *_origin(folder, run, shown),
+        *_below("verdict", verdicts or [f"none yet: eval/{run}/val compares it with its base"]),
+        *_below("pages", pages or ["not made yet"]),
+        ("weights", f"{shown}merged/{run} (verified; model card: README.md, origin: {PROVENANCE})"),
+    ]
+    return "\n".join(["", f"{run} is done.", *(f"  {name:<11} {text}" for name, text in lines), ""])
+
+
+def _pages(run: str, dataset: str) -> list[str]:
+    names = [f"data-{dataset}", *(f"{page}-{run}" for page in ("lengths", "estimate", "run", "eval"))]
+    return [f"reports/{name}.html" for name in names]
+
+
+def _below(name: str, texts: Iterable[str]) -> Iterator[Line]:
+    return ((name if number == 0 else "", text) for number, text in enumerate(texts))
+
+
+def _origin(folder: Path, run: str, shown: str) -> Iterator[Line]:
+    try:
+        facts = read_account(folder / "merged" / run / PROVENANCE, Provenance)
+    except VlmflowError as error:
+        yield "origin", f"cannot be read: {error.cause}"
+        return
+    gate, best = facts.smoke, facts.training.best
+    first_step, first_loss = facts.training.eval_losses[0]
+    of_data = f"{shown}data/{facts.data.dataset}"
+    went = []
+    for split, counts in facts.data.splits.items():
+        rows_in, kept, rejected, left_out = counts.went
+        others = f", {left_out} left out" if left_out else ""
+        went.append(f"{split}: {rows_in} in, {kept} kept, {rejected} rejected{others}")
+    yield "rows", "; ".join(went)
+    yield "", f"why: {of_data}/counts.html; the rows: {of_data}/quarantine.jsonl"
+    yield (
+        "lengths",
+        f"{gate.lengths.median:,} tokens in the median row, {gate.lengths.longest[0].tokens:,} in the longest; "
+        f"over-long rows: {gate.left_out} left out, {gate.shortened} shortened",
+    )
+    yield "smoke gate", f"passed; the full run takes {gate.full_run.readable}"
+    yield "validation", f"loss {first_loss:.2f} at step {first_step}, {best.eval_loss:.2f} at step {best.step}"
+    yield "", f"curve: {shown}checkpoints/{run}/full/loss.png"
+
+
+def _verdict(folder: Path, run: str, split: str) -> str:
+    try:
+        report = read_account(folder / "eval" / run / split / REPORT, EvaluationReport)
+        of_these = report.tuned.digest == published_weights(folder / "merged" / run)
+    except VlmflowError as error:
+        return f"{split}: cannot be read: {error.cause}"
+    sentence = report.sentence if of_these else f"of other weights: remove eval/{run}/{split} and make it again"
+    return f"{split}: {sentence}"

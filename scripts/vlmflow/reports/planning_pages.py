@@ -1,4 +1,4 @@
-"""The lengths page: one HTML file with the tokens of a run's rows, and the max_length that they need."""
+"""The pages that plan a run before it asks for a GPU: the lengths of its rows, and the estimate of what it needs."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -7,8 +7,13 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow.config.gpus import GPUS
+from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.account import MAKE_AGAIN, read_account
 from vlmflow.core.errors import VlmflowError
+from vlmflow.estimate.account import NoEstimate, Result
+from vlmflow.estimate.changes import FITS, REFUSED, parts_of, spread_of
+from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.lengths.summary import LengthSummary
 from vlmflow.reports.charts import Histogram, wide_chart
 from vlmflow.reports.page import render
@@ -19,7 +24,7 @@ from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 def lengths_page(
     run: str, lengths: Mapping[str, Path], rows: Mapping[str, Path], summary: Path, max_length: int
 ) -> str:
-    """Return the page.
+    """Return `reports/lengths-RUN.html`: the tokens of a run's rows, and the max_length that they need.
 
     lengths, rows: the lengths file, and the measured rows, of train and of val.
     max_length: the run's own (train.max_length).
@@ -105,3 +110,28 @@ def _look(file: Path, start: int, end: int) -> Look:
     texts = said(row.conversations)
     question = " ".join(without_tags(texts[0]).split()) if texts else ""
     return Look(question, len(texts), row.source)
+
+
+def estimate_page(run: str, result: Result, settings: EstimateBlock) -> str:
+    """Return `reports/estimate-RUN.html`: memory, time, price and disk of a run, and what would make it fit.
+
+    result: the estimate, or why there is none. settings: those of the run.
+    """
+    if isinstance(result, NoEstimate):
+        return render("estimate.html.jinja", run=run, estimate=None, reason=result.reason)
+    return render(
+        "estimate.html.jinja",
+        run=run,
+        estimate=result,
+        settings=settings,
+        spread=spread_of(result),
+        schedule=schedule_in_words(result.steps, result.evaluations),
+        parts=parts_of(result.memory),
+        gpus=GPUS,
+        colour_of=_colour_of,
+    )
+
+
+def _colour_of(memory_share: float) -> str:
+    """Return the class of a product by the share of its memory that is needed."""
+    return "good" if memory_share <= FITS else "maybe" if memory_share <= REFUSED else "bad"
