@@ -25,11 +25,10 @@ import torch
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sync, whole_folder
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.model_weights import WHOLE_AGAIN, TensorEntry, read_model_weights
-from vlmflow.merging.experts import expert_layers
+from vlmflow.fetch.model_weights import WHOLE_AGAIN, ModelWeights, TensorEntry, read_model_weights
 from vlmflow.merging.plan import Update, plan_updates
 from vlmflow.merging.tensors import FLOAT_TYPES, run_in_order
-from vlmflow.merging.trained import Trained, TrainedModel, read_trained
+from vlmflow.merging.trained import Adapter, Trained, TrainedModel, read_trained
 from vlmflow.supervisor.report import PlannedMerge
 
 BLOCK_ELEMENTS = 1 << 19
@@ -67,8 +66,7 @@ def merge_weights(base: Path, released: Path, merged: Path, files: Collection[st
     """
     weights = read_model_weights(base, files)
     trained = read_trained(released)
-    experts = expert_layers(weights, trained)
-    updates = plan_updates(weights, trained, experts)
+    updates = _planned_updates(weights, trained)
     for name in weights.left_out:
         log.info("%s: left out, because it would still hold the unmerged weights", base / name)
     log.info("the training touches %d of %d tensors", len(updates), len(weights.tensors()))
@@ -95,6 +93,16 @@ def merge_weights(base: Path, released: Path, merged: Path, files: Collection[st
             synced.append(syncer.submit(sync, folder / name))
         for future in synced:
             future.result()
+
+
+def _planned_updates(weights: ModelWeights, trained: Adapter | TrainedModel) -> dict[str, Update]:
+    """Return the update of every tensor of the base that the training changes, as `plan_updates` does."""
+    experts = {}
+    if isinstance(trained, Adapter) and (targets := trained.config.target_parameters):
+        from vlmflow.merging.experts import expert_layers  # transformers takes seconds, and few adapters need it
+
+        experts = expert_layers(weights, targets)
+    return plan_updates(weights, trained, experts)
 
 
 Task = Callable[[], int]
@@ -298,8 +306,7 @@ def planned_merge(base: Path, released: Path, files: Collection[str]) -> Planned
     """
     weights = read_model_weights(base, files)
     trained = read_trained(released)
-    experts = expert_layers(weights, trained)
-    updates, tensors = plan_updates(weights, trained, experts), weights.tensors()
+    updates, tensors = _planned_updates(weights, trained), weights.tensors()
     is_model = isinstance(trained, TrainedModel)
     plain = sorted(name for name, update in updates.items() if not update.magnitude and (is_model or update.factors))
     paths = {name: shard.path for shard in weights.shards.values() for name in shard.tensors}
