@@ -121,10 +121,10 @@ def _pictures(shape: ModelShape, mode: TrainingMode, backward: bool) -> Line | N
     """Return the operations for pictures; None if they count as in the language model (`memory.assumed`)."""
     if not shape.of.sees:
         return Line(0, 0)
-    found = pictures_of(shape, mode)
-    if isinstance(found, str):
+    operations = pictures_of(shape, mode)
+    if isinstance(operations, str):
         return None
-    return found.training if backward else found.forward
+    return operations.training if backward else operations.forward
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,10 @@ VISIBLE = 0.75
 log = logging.getLogger(__name__)
 
 
+Task = Callable[[], int]
+"""Writes some bytes of a file and returns their number."""
+
+
 def merge_weights(base: Path, released: Path, merged: Path, files: Collection[str], threads: int) -> None:
     """Write base + adapter, or the trained weights, to the folder `merged`, which appears complete or not at all.
 
@@ -103,10 +107,6 @@ def _planned_updates(weights: ModelWeights, trained: Adapter | TrainedModel) -> 
 
         experts = expert_layers(weights, targets)
     return plan_updates(weights, trained, experts)
-
-
-Task = Callable[[], int]
-"""Writes some bytes of a file and returns their number."""
 
 
 @dataclass(frozen=True)

@@ -336,7 +336,7 @@ def _replacements(
         if name not in base:
             raise fault(name, "is in the checkpoint, but not in the base")
     heads, inputs = (
-        [name for name in base if _last(_layer_of(name)) in kind] for kind in (OUTPUT_HEADS, INPUT_EMBEDDINGS)
+        [name for name in base if _last(_layer_of(name)) in layers] for layers in (OUTPUT_HEADS, INPUT_EMBEDDINGS)
     )
     tied = [*inputs, *heads] if _says_tied(described) and heads and inputs else []
     for name in base:

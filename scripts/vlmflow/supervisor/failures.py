@@ -24,6 +24,34 @@ ACCOUNT = "resumed.json"
 """The file of a run folder with a `Mark`."""
 
 
+REMEDY = (
+    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (if that is null: per_device_batch_size), "
+    "which restarts training at step 0"
+)
+
+OF_THE_MACHINE = re.compile(
+    r"CUDA error|cuDNN|CUBLAS|NCCL|DistBackendError|DistNetworkError|Connection (?:closed|reset)|\[Errno (?:5|28|116)\]"
+)
+"""What an error says that a GPU, a link or a disk is to blame for (EIO, ENOSPC and ESTALE of the latter)."""
+
+NO_CAUSE = re.compile(r"ChildFailedError")
+
+NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
+"""What torchrun says of any failure, and of trainers or of itself that a signal ended."""
+
+FROM_ANOTHER = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|DistNetworkError")
+"""What a trainer says when another one has ended."""
+
+LONGEST_LINE = 2_000
+"""Characters of a line of the log that are searched."""
+
+FULL_DISK = 16_000_000
+"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
+
+NAMED = 8
+"""How many rows a message names."""
+
+
 class ResumableError(VlmflowError):
     """The trainers ended because of a fault after which the training is resumed once.
 
@@ -89,12 +117,6 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: ResumableError
     return mark
 
 
-REMEDY = (
-    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (if that is null: per_device_batch_size), "
-    "which restarts training at step 0"
-)
-
-
 class TrainersDiedError(PassingError):
     """The trainers ended by an error of their own, or the kernel killed one: the same start may end better."""
 
@@ -157,24 +179,6 @@ FAULTS = [
     ),
 ]
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
-
-OF_THE_MACHINE = re.compile(
-    r"CUDA error|cuDNN|CUBLAS|NCCL|DistBackendError|DistNetworkError|Connection (?:closed|reset)|\[Errno (?:5|28|116)\]"
-)
-"""What an error says that a GPU, a link or a disk is to blame for (EIO, ENOSPC and ESTALE of the latter)."""
-
-NO_CAUSE = re.compile(r"ChildFailedError")
-NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
-"""What torchrun says of any failure, and of trainers or of itself that a signal ended."""
-
-FROM_ANOTHER = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|DistNetworkError")
-"""What a trainer says when another one has ended."""
-
-LONGEST_LINE = 2_000
-"""Characters of a line of the log that are searched."""
-
-FULL_DISK = 16_000_000
-"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
 
 
 class LogTail:
@@ -245,10 +249,6 @@ def _lines(log: str) -> str:
     Some patterns take quadratic time on a long line.
     """
     return "\n".join(line[:LONGEST_LINE] for line in re.split(r"[\r\n]+", log))
-
-
-NAMED = 8
-"""How many rows a message names."""
 
 
 def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:

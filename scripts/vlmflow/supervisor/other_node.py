@@ -53,6 +53,10 @@ Order = Literal["train", "stacks", "stop"]
 """What the nodes are to do. stacks: let every trainer write where it is. stop: end the trainers."""
 
 
+PAUSE = 0.5
+"""Seconds between two looks at the launch file."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The launch file.
 
@@ -143,10 +147,6 @@ def _limited(file: Path) -> bytes:
     if len(content) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
     return content
-
-
-PAUSE = 0.5
-"""Seconds between two looks at the launch file."""
 
 
 def main() -> None:

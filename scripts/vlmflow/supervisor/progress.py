@@ -19,6 +19,10 @@ from vlmflow.supervisor.run_folder import JOB, RunFolder
 T = TypeVar("T")
 
 
+Doing = Literal["starting", "training", "evaluating", "saving", "ended", "interrupted"]
+"""ended: at its last step, or early by validation loss. interrupted: before that; the same command resumes it."""
+
+
 @dataclass
 class Newest:
     """The figures after some events; units as in `in_trainer.messages`.
@@ -121,10 +125,6 @@ def last_step(progress: Path) -> int:
         with suppress(ValueError):  # a cut line, or one of another version: it must not hide why the training failed
             return read_event(line).step
     return 0
-
-
-Doing = Literal["starting", "training", "evaluating", "saving", "ended", "interrupted"]
-"""ended: at its last step, or early by validation loss. interrupted: before that; the same command resumes it."""
 
 
 def doing(newest: Newest, settings: TrainSettings, output: Path, runs: bool, begun: bool = True) -> Doing:

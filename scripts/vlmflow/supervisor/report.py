@@ -28,6 +28,9 @@ EVALUATION_COST = 0.5
 """The time of an evaluated batch relative to a trained one, where none was measured: the forward pass alone."""
 
 
+SHARD = re.compile(r"model-[0-9]{1,9}-of-[0-9]{1,9}\.safetensors")
+
+
 class Best(msgspec.Struct, frozen=True):
     """The checkpoint with the lowest validation loss: its optimizer step, and that loss in nats per token."""
 
@@ -227,9 +230,6 @@ class Gate(msgspec.Struct, frozen=True):
     def shortened(self) -> int:
         """How many rows of train and val were shortened by their oldest attempts."""
         return sum(split.shortened for split in self.fitted.values())
-
-
-SHARD = re.compile(r"model-[0-9]{1,9}-of-[0-9]{1,9}\.safetensors")
 
 
 def kinds_of(tuner: Tuner) -> list[str]:

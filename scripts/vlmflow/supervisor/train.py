@@ -45,6 +45,9 @@ from vlmflow.swift.arguments import Training
 log = logging.getLogger("vlmflow")
 
 
+PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
+
+
 class TrainingFailedError(VlmflowError):
     """The training itself failed, with its data and settings; neither this machine nor somebody's signal ended it."""
 
@@ -222,9 +225,6 @@ def refuse_slow_torch(version: str) -> None:
             f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
             "install the pinned environment: rm .venv/train.stamp && make .venv/train.stamp",
         )
-
-
-PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 
 
 def report(training: Training, trained: Trained) -> TrainingReport:

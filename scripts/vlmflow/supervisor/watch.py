@@ -34,10 +34,6 @@ Onlooker = Callable[[RunFolder, bool], None]
 """Called several times a second while trainers run, with their run folder and True; with False when they ended."""
 
 
-def nobody(folder: RunFolder, runs: bool) -> None:
-    """Look at nothing."""
-
-
 LONGER = 60.0
 """Minutes without a sign of life that are allowed while the trainers start, or save.
 
@@ -63,6 +59,10 @@ FRAMES = 3
 
 ALONE_SECONDS = 20.0
 """How long trainers may go on after those of another node have failed: most notice it themselves, and say how."""
+
+
+def nobody(folder: RunFolder, runs: bool) -> None:
+    """Look at nothing."""
 
 
 class HangWatch:

@@ -1,6 +1,6 @@
 """A training: its data, model and settings, ms-swift's arguments, and the digest that names its run folder.
 
-A training as JSON, in which node 0 tells the other nodes of it.
+As JSON, node 0 tells the other nodes of it.
 """
 
 import hashlib
@@ -23,6 +23,10 @@ DDP_TIMEOUT = 1800
 
 CALLBACK = "vlmflow"
 """A name among those of ms-swift's callbacks; `in_trainer.process` registers our callbacks under it."""
+
+
+Target = Annotated[str, msgspec.Meta(pattern="^[^-]")]
+"""A name that ms-swift takes for no argument."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,6 @@ class Passes:
 
     micro_batch_tokens: Annotated[int, msgspec.Meta(ge=1)]
     gradient_checkpointing: bool
-
-
-Target = Annotated[str, msgspec.Meta(pattern="^[^-]")]
-"""A name that ms-swift takes for no argument."""
 
 
 class Targets(msgspec.Struct, frozen=True):
