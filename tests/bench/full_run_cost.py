@@ -17,9 +17,10 @@ from vlmflow.config.gpus import GPUS
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.estimate.changes import FITS, longest_that_fits, share
-from vlmflow.estimate.estimate_input import EstimateInput, RowLengths, inputs_of
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.run import EstimateInput, RowLengths, inputs_of
 from vlmflow.estimate.shape import ModelShape, read_shape
-from vlmflow.estimate.step_cost import memory, times
+from vlmflow.estimate.times import times
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -2,10 +2,12 @@
 
 import functools
 import json
+from dataclasses import replace
 from typing import Any
 
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.estimate.estimate_input import EstimateInput, RowLengths, inputs_of
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.estimate.run import EstimateInput, RowLengths, TrainingMode, inputs_of
 from vlmflow.estimate.shape import CONFIG, Files, ModelShape, read_shape, shape_of
 from workflow_runs import ROOT
 
@@ -58,6 +60,16 @@ def settings_of(train: dict[str, Any] | None = None, **others: Any) -> EstimateB
     """Give a run's settings; train: those of its `train` block, with one row per pass if it does not say otherwise."""
     one_each = {"micro_batch_tokens": None, "gradient_checkpointing": True}
     return EstimateBlock(train=one_each | (train or {}), **USUAL | others)
+
+
+def mode_of(train: dict[str, Any] | None = None, **others: Any) -> TrainingMode:
+    """Give a way to train; train: settings of its `train` block, others: fields of TrainingMode."""
+    return TrainingMode(TrainSettings(**train or {}), **others)
+
+
+def changed(mode: TrainingMode, **train: Any) -> TrainingMode:
+    """Give the same way to train with other settings of its `train` block."""
+    return replace(mode, settings=TrainSettings(**mode.settings.model_dump(exclude_unset=True) | train))
 
 
 def some_inputs(

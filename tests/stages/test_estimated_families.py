@@ -30,12 +30,15 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
-from vlmflow.estimate.fake_pass import FUSED, LiveBytes, as_on_cuda, measure
-from vlmflow.estimate.meta_shape import kind_of, numbered
-from vlmflow.estimate.pass_memory import Batch, pass_of
-from vlmflow.estimate.picture_pass import measure as measure_pictures
-from vlmflow.estimate.shape import LANGUAGE, PARTS, TOWER, ModelShape, adapted, read_shape
-from vlmflow.estimate.states import Adapter, TrainingMode, trained_of
+from made_inputs import changed, mode_of
+from vlmflow.config.strategies import FULL
+from vlmflow.estimate.fake_pass import measure, measure_pictures
+from vlmflow.estimate.fake_tensors import FUSED, LiveBytes, as_on_cuda
+from vlmflow.estimate.memory import pass_of, trained_of
+from vlmflow.estimate.meta_shape import kind_of
+from vlmflow.estimate.run import Batch, TrainingMode
+from vlmflow.estimate.shape import ALIGNER, LANGUAGE, TOWER, ModelShape, adapted, read_shape
+from vlmflow.swift.model_layers import starred
 
 SIZES = {
     "vocab_size": 1_500,
@@ -67,7 +70,8 @@ class Family:
     @property
     def mode(self) -> TrainingMode:
         """LoRA on the language model."""
-        return TrainingMode(adapter=Adapter(targets=self.targets), eager=self.eager)
+        attention = "eager" if self.eager else "sdpa"
+        return mode_of({"lora": {"target_modules": list(self.targets)}, "attention": attention})
 
 
 FAMILIES = {
@@ -151,21 +155,20 @@ def test_all_weights_and_those_of_an_adapter_are_counted(name: str, tmp_path: Pa
     assert shape.of.weights == there
     assert bool(kind.parts) == bool(family.processor)
     assert all(there.values())
-    mode = TrainingMode(
-        trained=frozenset(PARTS) if family.processor else frozenset({LANGUAGE}), adapter=family.mode.adapter
-    )
+    mode = changed(family.mode, freeze=[], attention="sdpa") if family.processor else family.mode
     count = sum(weight.numel() for weight in with_adapter(model, shape, mode).parameters() if weight.requires_grad)
     assert trained_of(shape, mode) == count > 0
 
 
 def with_adapter(model: Any, shape: ModelShape, mode: TrainingMode) -> Any:
-    names = {matrix.name for matrix in adapted(shape, mode.trained, mode.adapter.targets)}
+    lora = mode.settings.lora
+    names = {matrix.name for matrix in adapted(shape, mode.trained, lora.target_modules)}
     linear = "|".join(
         name.replace(".", r"\.")
         for name, module in model.named_modules()
-        if numbered(name) in names and hasattr(module, "weight")
+        if starred(name) in names and hasattr(module, "weight")
     )
-    adapter = LoraConfig(r=mode.adapter.rank, lora_dropout=mode.adapter.dropout, target_modules=linear)
+    adapter = LoraConfig(r=lora.rank, lora_dropout=lora.dropout, target_modules=linear)
     return get_peft_model(model, adapter)
 
 
@@ -174,7 +177,7 @@ def with_adapter(model: Any, shape: ModelShape, mode: TrainingMode) -> Any:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_pass_of_2048_tokens_has_the_bytes_of_real_tensors(name: str, again: bool, tmp_path: Path) -> None:
     family, tokens, trained = FAMILIES[name], 2_048, 700
-    mode = TrainingMode(adapter=family.mode.adapter, eager=family.eager, gradient_checkpointing=again)
+    mode = changed(family.mode, gradient_checkpointing=again)
     shape = shape_of(family, tmp_path)
     windowed = shape.of.window is not None and tokens > shape.of.window
     needed = measure(pass_of(shape, mode, windowed=windowed)).of(Batch(1, tokens, tokens, trained))
@@ -202,10 +205,8 @@ def test_a_pass_of_2048_tokens_has_the_bytes_of_real_tensors(name: str, again: b
 def test_pictures_need_more_bytes_and_operations_with_a_trained_tower(name: str, tmp_path: Path) -> None:
     shape = shape_of(FAMILIES[name], tmp_path)
     frozen, trained = (
-        measure_pictures(
-            pass_of(shape, TrainingMode(tuner="full", trained=frozenset(of), gradient_checkpointing=False))
-        )
-        for of in ((), (TOWER,))
+        measure_pictures(pass_of(shape, mode_of({"freeze": frozen, "gradient_checkpointing": False}, tuner=FULL)))
+        for frozen in ([LANGUAGE, TOWER, ALIGNER], [LANGUAGE, ALIGNER])
     )
     assert 0 < frozen.kept.of(512) < trained.kept.of(512)
     assert frozen.kept.of(512) <= frozen.passing.of(512)

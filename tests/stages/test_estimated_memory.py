@@ -24,10 +24,15 @@ from transformers import (
     Qwen3VLMoeConfig,
 )
 
-from vlmflow.estimate.fake_pass import FUSED, LiveBytes, WithWholeNumbers, as_on_cuda, make_fake, measure
-from vlmflow.estimate.pass_memory import Batch, pass_of, picture_tower
+from made_inputs import changed, mode_of
+from vlmflow.config.strategies import DDP, FSDP2, QLORA, ZERO2, ZERO3, Strategy, Tuner
+from vlmflow.config.strategies import FULL as FULL_TUNER
+from vlmflow.config.strategies import LORA as LORA_TUNER
+from vlmflow.estimate.fake_pass import measure
+from vlmflow.estimate.fake_tensors import FUSED, LiveBytes, WithWholeNumbers, as_on_cuda, make_fake
+from vlmflow.estimate.memory import base_bytes, pass_of, picture_tower, states, trained_of
+from vlmflow.estimate.run import Batch, TrainingMode
 from vlmflow.estimate.shape import ALIGNER, LANGUAGE, PARTS, TOWER, ModelShape, read_shape, weights_of
-from vlmflow.estimate.states import Adapter, Sharding, TrainingMode, base_bytes, states, trained_of
 
 TEXT = {
     "vocab_size": 1000,
@@ -65,7 +70,7 @@ PROCESSOR = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}
 SWIFT_NAMES = ("llm", "vit", "aligner")
 """ms-swift's names of the parts, in the order of PARTS."""
 
-FREEZABLE = [frozenset(PARTS) - {*frozen} for frozen in ((), (TOWER,), (ALIGNER,), (TOWER, ALIGNER), (LANGUAGE,))]
+FREEZABLE = [(), (TOWER,), (ALIGNER,), (TOWER, ALIGNER), (LANGUAGE,)]
 
 
 def model_of(config: PreTrainedConfig, dtype: torch.dtype, device: str = "meta") -> Any:
@@ -97,9 +102,8 @@ def with_adapter(model: Any, mode: TrainingMode) -> Any:
         targets = get_multimodal_target_regex(model, **frozen)
     else:
         targets = find_all_linears(model)
-    lora = LoraConfig(
-        r=mode.adapter.rank, lora_dropout=mode.adapter.dropout, target_modules=targets, use_dora=mode.adapter.dora
-    )
+    adapter = mode.settings.lora
+    lora = LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=targets, use_dora=adapter.dora)
     return get_peft_model(model, lora, autocast_adapter_dtype=mode.trained_bytes == 4)
 
 
@@ -130,21 +134,21 @@ def test_all_weights_are_counted(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "of_parts"),
+    ("name", "frozen"),
     [
-        (name, of_parts)
+        (name, frozen)
         for name, config in CONFIGS.items()
-        for of_parts in FREEZABLE
+        for frozen in FREEZABLE
         if "some layers" not in name  # peft adapts experts there
-        and (hasattr(config, "vision_config") or LANGUAGE in of_parts)  # something is trained
+        and (hasattr(config, "vision_config") or LANGUAGE not in frozen)  # something is trained
     ],
-    ids=lambda value: value if isinstance(value, str) else "+".join(sorted(value)),
+    ids=lambda value: value if isinstance(value, str) else "+".join(sorted(value)) or "nothing",
 )
-def test_an_adapter_has_the_weights_that_peft_trains(name: str, of_parts: frozenset[str], tmp_path: Path) -> None:
+def test_an_adapter_has_the_weights_that_peft_trains(name: str, frozen: tuple[str, ...], tmp_path: Path) -> None:
     """ms-swift chooses the layers; of models with experts, the experts get none."""
     config = CONFIGS[name]
-    for adapter in (Adapter(rank=4), Adapter(rank=3, dora=True)):
-        mode = TrainingMode(trained=of_parts, adapter=adapter)
+    for lora in ({"rank": 4}, {"rank": 3, "dora": True}):
+        mode = mode_of({"freeze": list(frozen), "lora": lora})
         count = sum(weight.numel() for weight in trained(prepared(config, mode)))
         assert trained_of(shape_of(config, tmp_path), mode) == count
 
@@ -153,16 +157,16 @@ def test_named_layers_get_an_adapter_wherever_peft_finds_the_name(tmp_path: Path
     config = CONFIGS["qwen3-vl"]
     for targets in (("q_proj", "v_proj"), ("proj", "down_proj"), ("linear_fc1",)):
         model = get_peft_model(model_of(config, torch.float32), LoraConfig(r=4, target_modules=list(targets)))
-        mode = TrainingMode(adapter=Adapter(rank=4, targets=targets))
+        mode = mode_of({"lora": {"rank": 4, "target_modules": list(targets)}})
         assert trained_of(shape_of(config, tmp_path), mode) == sum(weight.numel() for weight in trained(model))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-vl"])
-@pytest.mark.parametrize("tuner", ["lora", "full"])
-def test_what_is_kept_between_steps_has_the_bytes_of_a_real_training(tuner: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tuner", [LORA_TUNER, FULL_TUNER], ids=lambda tuner: tuner.name)
+def test_what_is_kept_between_steps_has_the_bytes_of_a_real_training(tuner: Tuner, name: str, tmp_path: Path) -> None:
     """Weights, gradients, AdamW's moments."""
     config = CONFIGS[name]
-    mode = TrainingMode(tuner=tuner, trained=frozenset({LANGUAGE, ALIGNER}), adapter=Adapter(rank=4))
+    mode = mode_of({"freeze": [TOWER], "lora": {"rank": 4}}, tuner=tuner)
     model = prepared(config, mode, "cpu")
     for weight in trained(model):
         weight.grad = torch.ones_like(weight)
@@ -190,24 +194,26 @@ def test_quantised_weights_have_the_bytes_that_bitsandbytes_uses(tmp_path: Path)
             used += weight.nbytes
             if state := getattr(weight, "quant_state", None):
                 used += state.absmax.nbytes + (state.state2.absmax.nbytes if state.nested else 0)
-        assert base_bytes(shape, TrainingMode(tuner="qlora", double_quant=double)) == used
+        assert base_bytes(shape, mode_of({"quantisation": {"double": double}}, tuner=QLORA)) == used
 
 
 @pytest.mark.parametrize(
-    ("engine", "weights", "parts_of_state"), [("ddp", 1, 1), ("deepspeed", 1, 4), ("deepspeed", 4, 4), ("fsdp2", 4, 4)]
+    ("strategy", "weights", "parts_of_state"),
+    [(DDP, 1, 1), (ZERO2, 1, 4), (ZERO3, 4, 4), (FSDP2, 4, 4)],
+    ids=["ddp", "zero2", "zero3", "fsdp2"],
 )
-def test_strategies_cut_what_they_share(engine: Any, weights: int, parts_of_state: int, tmp_path: Path) -> None:
+def test_strategies_cut_what_they_share(strategy: Strategy, weights: int, parts_of_state: int, tmp_path: Path) -> None:
     """DeepSpeed trains 16-bit weights, and keeps float32 copies of them with the moments."""
     shape = shape_of(CONFIGS["qwen3"], tmp_path)
-    sharding = Sharding(engine, weights=weights, gradients=parts_of_state, optimizer=parts_of_state)
-    mode = TrainingMode(tuner="full", sharding=sharding, processes=4)
+    mode = mode_of(tuner=FULL_TUNER, strategy=strategy, processes=4)
     count = weights_of(shape)
-    each, moments = (2, 12) if engine == "deepspeed" else (4, 8)
+    each, moments = (2, 12) if strategy.engine == "deepspeed" else (4, 8)
     kept = states(shape, mode)
     assert kept.weights == -(-count * each // weights)
     assert kept.gradients == -(-count * each // parts_of_state)
     assert kept.optimizer == -(-count * moments // parts_of_state)
-    on_host = states(shape, replace(mode, sharding=replace(sharding, optimizer_on_host=True)))
+    moved = replace(strategy, offloads=frozenset({"gradients", "optimizer"}))
+    on_host = states(shape, replace(mode, strategy=moved))
     assert (on_host.optimizer, on_host.gradients) == (0, 0)
     assert on_host.host == kept.optimizer + kept.gradients
 
@@ -260,11 +266,15 @@ class Case:
         return Batch(1, tokens, tokens, self.text, pictures=self.side**2)
 
 
-LORA = TrainingMode(gradient_checkpointing=False)
-FULL = TrainingMode(tuner="full", gradient_checkpointing=False)
-ZERO = Sharding("deepspeed", gradients=2, optimizer=2)
+LORA = mode_of({"gradient_checkpointing": False})
+FULL = mode_of({"gradient_checkpointing": False}, tuner=FULL_TUNER)
 AGAIN = {"gradient_checkpointing": True}
-EVERYTHING = frozenset(PARTS)
+EVERYTHING: dict[str, Any] = {"freeze": []}
+
+
+def with_zero(mode: TrainingMode) -> TrainingMode:
+    return replace(mode, strategy=ZERO2, processes=2)
+
 
 SMALL = (1_500, 256, 704, 4, 8, 2, 64)
 WIDE = (20_000, 640, 1_792, 6, 10, 5, 64)
@@ -275,29 +285,29 @@ EXPERTS_OF_A_PASS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermedia
 
 LANGUAGE_ALONE = [
     Case("LoRA", LORA, SMALL, 777),
-    Case("LoRA, checkpointing", replace(LORA, **AGAIN), SMALL, 1_500),
-    Case("LoRA, checkpointing, large vocabulary", replace(LORA, **AGAIN), WIDE, 900, untrained=300),
-    Case("LoRA, checkpointing, no dropout", replace(LORA, adapter=Adapter(dropout=0.0), **AGAIN), SMALL, 512),
-    Case("DoRA, checkpointing", replace(LORA, adapter=Adapter(dora=True), **AGAIN), SMALL, 512),
-    Case("LoRA, ZeRO, checkpointing", replace(LORA, sharding=ZERO, **AGAIN), SMALL, 1_024),
-    Case("LoRA in float32", replace(LORA, half=False, **AGAIN), SMALL, 640),
-    Case("LoRA, eager", replace(LORA, eager=True, **AGAIN), SMALL, 300, mask=torch.bfloat16),
-    Case("LoRA, with a mask for padding", replace(LORA, **AGAIN), SMALL, 300, mask=torch.bool),
-    Case("LoRA, experts", replace(LORA, **AGAIN), SMALL, 700, more=EXPERTS_OF_A_PASS),
+    Case("LoRA, checkpointing", changed(LORA, **AGAIN), SMALL, 1_500),
+    Case("LoRA, checkpointing, large vocabulary", changed(LORA, **AGAIN), WIDE, 900, untrained=300),
+    Case("LoRA, checkpointing, no dropout", changed(LORA, lora={"dropout": 0.0}, **AGAIN), SMALL, 512),
+    Case("DoRA, checkpointing", changed(LORA, lora={"dora": True}, **AGAIN), SMALL, 512),
+    Case("LoRA, ZeRO, checkpointing", with_zero(changed(LORA, **AGAIN)), SMALL, 1_024),
+    Case("LoRA in float32", changed(LORA, dtype="float32", **AGAIN), SMALL, 640),
+    Case("LoRA, eager", changed(LORA, attention="eager", **AGAIN), SMALL, 300, mask=torch.bfloat16),
+    Case("LoRA, with a mask for padding", changed(LORA, **AGAIN), SMALL, 300, mask=torch.bool),
+    Case("LoRA, experts", changed(LORA, **AGAIN), SMALL, 700, more=EXPERTS_OF_A_PASS),
     Case("full", FULL, WIDE, 300, untrained=700),
-    Case("full, checkpointing", replace(FULL, **AGAIN), SMALL, 2_048),
-    Case("full, tied", replace(FULL, **AGAIN), WIDE, 30, more={"tie_word_embeddings": True}),
-    Case("full, ZeRO, checkpointing", replace(FULL, sharding=ZERO, **AGAIN), WIDE, 600, untrained=1_000),
+    Case("full, checkpointing", changed(FULL, **AGAIN), SMALL, 2_048),
+    Case("full, tied", changed(FULL, **AGAIN), WIDE, 30, more={"tie_word_embeddings": True}),
+    Case("full, ZeRO, checkpointing", with_zero(changed(FULL, **AGAIN)), WIDE, 600, untrained=1_000),
 ]
 
 WITH_PICTURES = [
     Case("VL, LoRA", LORA, SMALL, 300, side=8),
-    Case("VL, LoRA, checkpointing", replace(LORA, **AGAIN), SMALL, 500, side=12),
-    Case("VL, LoRA everywhere", replace(LORA, trained=EVERYTHING), SMALL, 250, side=10),
-    Case("VL, LoRA everywhere, checkpointing", replace(LORA, trained=EVERYTHING, **AGAIN), SMALL, 400, side=12),
-    Case("VL, full everywhere", replace(FULL, trained=EVERYTHING), SMALL, 300, side=8),
-    Case("VL, full, checkpointing, aligner", replace(FULL, trained=EVERYTHING - {TOWER}, **AGAIN), SMALL, 400, side=12),
-    Case("VL, mostly pictures", replace(LORA, **AGAIN), (1_000, 128, 384, 4, 4, 2, 32), 100, side=18, tower=(64, 160)),
+    Case("VL, LoRA, checkpointing", changed(LORA, **AGAIN), SMALL, 500, side=12),
+    Case("VL, LoRA everywhere", changed(LORA, **EVERYTHING), SMALL, 250, side=10),
+    Case("VL, LoRA everywhere, checkpointing", changed(LORA, **EVERYTHING, **AGAIN), SMALL, 400, side=12),
+    Case("VL, full everywhere", changed(FULL, **EVERYTHING), SMALL, 300, side=8),
+    Case("VL, full, checkpointing, aligner", changed(FULL, freeze=[TOWER], **AGAIN), SMALL, 400, side=12),
+    Case("VL, mostly pictures", changed(LORA, **AGAIN), (1_000, 128, 384, 4, 4, 2, 32), 100, side=18, tower=(64, 160)),
 ]
 
 
@@ -315,7 +325,7 @@ def measured(case: Case, *, fake: bool = False) -> int:
     fake: of tensors without data, for models of any size. transformers looks at the ids of pictures, which need data.
     """
     config = case.config
-    config._attn_implementation = "eager" if case.mode.eager else FUSED
+    config._attn_implementation = "eager" if case.mode.settings.attention == "eager" else FUSED
     model = prepared(config, case.mode, "meta" if fake else "cpu")
     plain = model if case.mode.is_full else model.get_base_model()
     if case.mode.gradient_checkpointing:
@@ -370,7 +380,7 @@ def test_a_pass_has_the_bytes_of_real_tensors(case: Case, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_pass_has_the_bytes_of_all_layers_of_a_large_model(tmp_path: Path) -> None:
-    case = Case("Qwen3-8B", replace(LORA, **AGAIN), QWEN3_8B, 1_000, 3_000)
+    case = Case("Qwen3-8B", changed(LORA, **AGAIN), QWEN3_8B, 1_000, 3_000)
     assert estimated(case, tmp_path) == pytest.approx(measured(case, fake=True), rel=0.001)
 
 

@@ -269,7 +269,7 @@ def test_auto_is_what_a_smoke_run_survives(
     with caplog.at_level("INFO"):
         found, _ = find_passes(full, lambda number, again: number <= (512, 256)[again], smoke)
     assert tried == [(512, False), (256, False)]
-    assert found.found == Passes(256, gradient_checkpointing=False)
+    assert found.passes == Passes(256, gradient_checkpointing=False)
     assert found.digest() == full.digest(), "the digest has the word"
     assert "micro-batches of 512 tokens without gradient_checkpointing did not fit the GPU; trying less" in caplog.text
     assert "next best: micro-batches of 256 tokens with gradient_checkpointing, 1.33 times the time" in caplog.text
@@ -303,14 +303,16 @@ def test_auto_computes_activations_again_where_the_least_number_does_not_fit_wit
         return "done"
 
     found, done = find_passes(full, lambda number, again: number <= 1024, smoke)
-    assert (found.found, done) == (Passes(1024, gradient_checkpointing=True), "done")
+    assert (found.passes, done) == (Passes(1024, gradient_checkpointing=True), "done")
 
 
 def test_rows_that_may_share_a_sequence_now_are_planned_anew_with_the_same_passes(text: Tiny, tmp_path: Path) -> None:
     full = text.training(**SETTINGS | {"gradient_checkpointing": "auto"}, gradient_accumulation_steps=8)
-    padded = replace(full, data=replace(full.data, one_sequence=False), found=Passes(256, gradient_checkpointing=False))
+    padded = replace(
+        full, data=replace(full.data, one_sequence=False), passes=Passes(256, gradient_checkpointing=False)
+    )
     begun = kept_plan(padded, RunFolder(tmp_path), "train_model r")
-    resumed = kept_plan(replace(full, found=Passes(512, gradient_checkpointing=True)), RunFolder(tmp_path), "r")
+    resumed = kept_plan(replace(full, passes=Passes(512, gradient_checkpointing=True)), RunFolder(tmp_path), "r")
     assert begun is not None
     assert resumed is not None
     assert (begun.padded, resumed.padded) == (True, False)

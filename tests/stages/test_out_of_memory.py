@@ -78,7 +78,7 @@ def test_a_training_is_resumed_once_and_stopped_at_the_same_step(
 ) -> None:
     small_gpu.setenv("VLMFLOW_TEST_STEPS_THAT_FIT", "3")
     with pytest.raises(VlmflowError) as stopped:
-        train(job, tmp_path / "runs", threads=2, what="train_model r")
+        train(job, tmp_path / "runs", threads=2, label="train_model r")
     assert not isinstance(stopped.value, PassingError)
     assert "CUDA out of memory" in stopped.value.cause
     assert "after step 3; after step 3 before, and resumed from step 2 since" in stopped.value.cause
@@ -93,7 +93,7 @@ def test_before_the_first_checkpoint_nothing_is_tried_again(
 ) -> None:
     small_gpu.setenv("VLMFLOW_TEST_STEPS_THAT_FIT", "1")
     with pytest.raises(VlmflowError, match="CUDA out of memory") as stopped:
-        train(job, tmp_path / "runs", threads=2, what="train_model r")
+        train(job, tmp_path / "runs", threads=2, label="train_model r")
     assert not isinstance(stopped.value, PassingError)
     assert launches(tmp_path / "runs") == 1
 

@@ -120,7 +120,7 @@ def job(demo_run: Path, **settings: Any) -> Training:
 def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path, tmp_path: Path) -> None:
     """Strict: no row is replaced or cut, and the error says what to change."""
     with pytest.raises(VlmflowError) as error:
-        train(job(demo_run, max_length=40), tmp_path, threads=2, what="train_model r")
+        train(job(demo_run, max_length=40), tmp_path, threads=2, label="train_model r")
     assert "max_length" in error.value.cause
     assert error.value.next_step.startswith("raise runs.NAME.train.max_length")
     assert "Traceback" not in str(error.value)
@@ -128,7 +128,7 @@ def test_an_over_long_row_stops_the_trainer_with_our_own_message(demo_run: Path,
 
 def test_a_further_argument_with_a_value_that_ms_swift_refuses_is_named(demo_run: Path, tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"argument --adam_beta1.*'many'") as error:
-        train(job(demo_run, swift_args={"adam_beta1": "many"}), tmp_path, threads=2, what="train_model r")
+        train(job(demo_run, swift_args={"adam_beta1": "many"}), tmp_path, threads=2, label="train_model r")
     assert "swift_args" in error.value.next_step
 
 

@@ -22,8 +22,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.in_trainer.messages import POSITIONS
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.merging.logits import LogitProof, inputs_of
+from vlmflow.merging.logits import inputs_of
 from vlmflow.merging.merge import merge_weights
+from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 from vlmflow.merging.verify_tensors import verify_tensors
 from vlmflow.rows.chat import Turn, messages_of

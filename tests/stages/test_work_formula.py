@@ -1,18 +1,17 @@
 """The estimate's formula of operations, beside what PyTorch counts in a real training step."""
 
 import json
-from dataclasses import replace
 
 import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
-from made_inputs import some_inputs
+from made_inputs import changed, some_inputs
 from vlmflow.demo.tiny_model import ID
-from vlmflow.estimate.estimate_input import RowLengths
+from vlmflow.estimate.run import RowLengths
 from vlmflow.estimate.shape import read_shape
-from vlmflow.estimate.step_cost import training
+from vlmflow.estimate.times import training
 
 WIDTH, RANK, LAYERS = 256, 16, 3
 SIDE = 8
@@ -71,7 +70,7 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
         ).last_hidden_state
         plain.lm_head(states[:, -trained:]).logsumexp(-1).sum().backward()
     inputs = some_inputs({"lora": {"rank": RANK}}, shape=read_shape(tmp_path))
-    work = training(inputs.shape, replace(inputs.mode, gradient_checkpointing=False))
+    work = training(inputs.shape, changed(inputs.mode, gradient_checkpointing=False))
     future = work.token_square * tokens**2  # eager attention also computes the half that it masks
     first_inputs = 2 * tokens * ((4 + 2 + 2) * 32 * WIDTH + 3 * RANK * WIDTH)  # no gradient of q, k, v's input
     counted = work.of(RowLengths.of([(tokens - pads, pads, trained)]))

@@ -106,7 +106,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         {"convert_rows", *FROM_VALIDATION},
     ),
     "a function that the estimate alone uses": (
-        edit("scripts/vlmflow/estimate/pass_memory.py", "def assumed(", "def as_assumed("),
+        edit("scripts/vlmflow/estimate/memory.py", "def assumed(", "def as_assumed("),
         ESTIMATE,
     ),
     "another docstring": (

@@ -1,6 +1,6 @@
-"""The account of `estimate_run` (`estimates/RUN.json`). Memory and disk in bytes, times in seconds, money as given.
+"""The account of `estimate_run` (`estimates/RUN.json`), also beside what trainings measured.
 
-Compares the estimate of a run with what its trainings measured.
+Memory and disk in bytes, times in seconds, money as given.
 """
 
 import logging
@@ -11,6 +11,8 @@ import msgspec
 
 from vlmflow.core.account import read_account
 from vlmflow.supervisor.report import TrainingReport
+
+log = logging.getLogger("vlmflow")
 
 SHARE = 0.85
 """The share of a GPU's memory that the first smoke run may take by the estimate."""
@@ -32,11 +34,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     gradients: int
     optimizer: int
     gathered: int
-    activations: int
-    layer: int
-    logits: int
-    pictures: int
-    context: int
+    activations: int = 0
+    layer: int = 0
+    logits: int = 0
+    pictures: int = 0
+    context: int = 0
     host: int = 0
     step: int = 0
     cache: int = 0
@@ -164,7 +166,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
     def on(self, gpu: str | None) -> OnProduct | None:
         """Return the run on a product; None for no product."""
-        return next((one for one in self.products if one.gpu == gpu), None)
+        return next((product for product in self.products if product.gpu == gpu), None)
 
 
 class NoEstimate(msgspec.Struct, frozen=True, tag_field="kind", tag="none"):
@@ -189,11 +191,8 @@ def fits_by(estimate: Result, memory_of_gpu: Callable[[], int]) -> Callable[[int
     if not isinstance(estimate, Estimate) or not estimate.passes:
         return None
     room = SHARE * memory_of_gpu()
-    needs = {(one.micro_batch_tokens, one.gradient_checkpointing): one.memory for one in estimate.passes}
+    needs = {(need.micro_batch_tokens, need.gradient_checkpointing): need.memory for need in estimate.passes}
     return lambda number, again: needs[number, again] <= room
-
-
-log = logging.getLogger("vlmflow")
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -228,26 +227,27 @@ def compare(estimate: Estimate, report: TrainingReport) -> list[Compared]:
     Speed and hours are compared if the run names its GPU product; steps and hours only with a training of all steps.
     """
     on_gpu = report.device != "cpu"
-    found = []
+    figures = []
     if on_gpu:
         peak = max(report.peak_memory, default=None)
-        found.append(Compared("memory of one GPU", "bytes", estimate.memory.total, peak))
+        figures.append(Compared("memory of one GPU", "bytes", estimate.memory.total, peak))
     on = estimate.on(estimate.gpu) if on_gpu else None
     if on:
         slow, fast = (estimate.tokens / times.seconds for times in (on.slow, on.fast))
-        found.append(Compared("speed of all GPUs", "tokens/s", slow, report.tokens_per_second, fast))
+        figures.append(Compared("speed of all GPUs", "tokens/s", slow, report.tokens_per_second, fast))
     if report.target == estimate.steps:
-        found.append(Compared("optimizer steps", "steps", estimate.steps, report.steps))
+        figures.append(Compared("optimizer steps", "steps", estimate.steps, report.steps))
         if on:
             hours = report.seconds / 3600
-            found.append(Compared("training and evaluations", "hours", on.fast.hours, hours, on.slow.hours))
-    return found
+            figures.append(Compared("training and evaluations", "hours", on.fast.hours, hours, on.slow.hours))
+    return figures
 
 
 def log_compared(estimate: Result, report: TrainingReport, run: str) -> None:
     """Log each figure of a run's estimate that a training has measured."""
-    for one in [] if isinstance(estimate, NoEstimate) else compare(estimate, report):
-        if one.error is not None:
+    for figure in [] if isinstance(estimate, NoEstimate) else compare(estimate, report):
+        if figure.error is not None:
             log.info(
-                f"{run}: {one.name}: measured {one.measured:,.4g} {one.unit}, the estimate is {one.error:+.0%} off"
+                f"{run}: {figure.name}: measured {figure.measured:,.4g} {figure.unit}, the estimate is "
+                f"{figure.error:+.0%} off"
             )

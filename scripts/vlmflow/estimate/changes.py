@@ -1,27 +1,41 @@
-"""Changes of a run that need less memory, each tried with the same estimate; the cheapest first.
+"""Whether a run fits its GPU by the estimate, and changes that need less memory; the cheapest first.
 
-The order: what changes nothing but speed, what lets GPUs share, what rounds the base; two of these together, if no
-single one is enough; then what gives up data, and at last other hardware: more GPUs of a machine, more machines, and
-another product.
-
-Warns before a run that may not fit its GPU, and refuses one that does not.
+Each change is tried with the same estimate. The order: what changes nothing but speed, what lets GPUs share, what
+rounds the base; two of these together, if no single one is enough; then what gives up data, and at last other hardware:
+more GPUs of a machine, more machines, and another product.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
 
 from msgspec.structs import asdict
 
 from vlmflow.config.gpus import GPUS, Gpu
-from vlmflow.config.strategies import LORA, QLORA, STRATEGIES, ZERO3, tuner_of
+from vlmflow.config.strategies import LORA, QLORA, STRATEGIES, ZERO3, Part, Strategy
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.estimate.account import Change, Estimate, Memory
-from vlmflow.estimate.estimate_input import EstimateInput, sharding_of
-from vlmflow.estimate.states import Sharding
-from vlmflow.estimate.step_cost import memory, times
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.run import EstimateInput, TrainingMode
+from vlmflow.estimate.times import times
 from vlmflow.lengths.summary import STEP
+
+log = logging.getLogger("vlmflow")
+
+GB = 1_000_000_000
+
+NAMED = 4
+"""Changes that a message names, at most; the page has all."""
+
+NAMES = {
+    "gathered": "weights of other GPUs, and buffers",
+    "step": "copies of gradients in the optimizer's step",
+    "layer": "one layer again",
+    "cache": "reserved and unused",
+    "context": "CUDA",
+}
+"""Names for people of those parts of Memory whose own are none."""
 
 FITS, REFUSED = 0.9, 1.1
 """Shares of a GPU's memory: up to FITS a run fits; up to REFUSED it may; above it is refused."""
@@ -34,6 +48,9 @@ MACHINE = 8
 
 MACHINES = 4
 """Machines that are proposed, at most."""
+
+PARTS_SHARED: tuple[Part, ...] = ("weights", "optimizer")
+"""The parts by which strategies are compared: gradients are shared with the optimizer."""
 
 SMALLEST_PICTURE = 64
 """The lowest image_max_tokens that is proposed: 256 × 256 pixels for Qwen3-VL."""
@@ -64,29 +81,25 @@ def changes(inputs: EstimateInput, gpu: Gpu) -> list[Change]:
 
     Pairs of changes of the training come before what gives up data or needs other GPUs, if no single one is enough.
     """
-    found = _smaller(inputs, gpu, TRAINING)
-    if not _any_fits(found):
-        found += _pairs(inputs, gpu, TRAINING)
-    found += _smaller(inputs, gpu, (*DATA, *HARDWARE))
-    if not _any_fits(found):
-        found += _pairs(inputs, gpu, (*TRAINING, *DATA, *HARDWARE))
-    return found
+    tried = _smaller(inputs, gpu, TRAINING)
+    if not any(change.fits for change in tried):
+        tried += _pairs(inputs, gpu, TRAINING)
+    tried += _smaller(inputs, gpu, (*DATA, *HARDWARE))
+    if not any(change.fits for change in tried):
+        tried += _pairs(inputs, gpu, (*TRAINING, *DATA, *HARDWARE))
+    return tried
 
 
 def _smaller(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> list[Change]:
     """Return single changes that need less memory, or another product."""
     needed = memory(inputs).total
-    found = [_change(proposed) for attempt in attempts if (proposed := attempt(inputs, gpu))]
-    return [one for one in found if one.memory < needed or one.gpu != gpu.name]
-
-
-def _any_fits(found: Iterable[Change]) -> bool:
-    return any(one.fits for one in found)
+    tried = [_change(proposed) for attempt in attempts if (proposed := attempt(inputs, gpu))]
+    return [change for change in tried if change.memory < needed or change.gpu != gpu.name]
 
 
 def _pairs(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> list[Change]:
     """Return the first PAIRS pairs of changes with which the run fits."""
-    return list(islice((one for one in map(_change, _both(inputs, gpu, attempts)) if one.fits), PAIRS))
+    return list(islice((change for change in map(_change, _both(inputs, gpu, attempts)) if change.fits), PAIRS))
 
 
 def _both(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> Iterator[ProposedChange]:
@@ -130,10 +143,10 @@ def _checkpointing(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
 
 def _strategy(name: str, costs: str) -> Attempt:
     def attempt(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
-        now, sharing = inputs.mode.sharding, sharding_of(STRATEGIES[name], inputs.mode.processes)
-        if name not in _supported(inputs) or not _moves_more(now, sharing):
+        strategy = STRATEGIES[name]
+        changed = inputs.with_mode(strategy=strategy)
+        if name not in inputs.mode.tuner.strategies or not _moves_more(inputs.mode, changed.mode):
             return None
-        changed = inputs.with_sharding(sharing)
         host = memory(changed).host
         in_memory = f", in {host / 1e9:,.0f} GB of main memory for each process" if host else ""
         return ProposedChange(f"strategy: {name}", f"{costs}{in_memory}", changed, gpu)
@@ -141,21 +154,20 @@ def _strategy(name: str, costs: str) -> Attempt:
     return attempt
 
 
-def _moves_more(now: Sharding, other: Sharding) -> bool:
+def _moves_more(now: TrainingMode, other: TrainingMode) -> bool:
     """Return whether another strategy shares more, or moves more to main memory."""
-    more = other.weights > now.weights or other.optimizer > now.optimizer
-    return more or (other.weights_on_host, other.optimizer_on_host) > (now.weights_on_host, now.optimizer_on_host)
 
+    def moved(strategy: Strategy) -> tuple[bool, bool]:
+        return "weights" in strategy.offloads, "optimizer" in strategy.offloads
 
-def _supported(inputs: EstimateInput) -> set[str]:
-    """Return the names of the strategies with which a run's tuner is supported."""
-    return STRATEGIES.keys() & set(tuner_of(inputs.mode.tuner).strategies)
+    more = any(other.shares(part) > now.shares(part) for part in PARTS_SHARED)
+    return more or moved(other.strategy) > moved(now.strategy)
 
 
 def _four_bits(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
-    if inputs.mode.tuner != LORA.name or inputs.mode.sharding.engine != "ddp":
+    if inputs.mode.tuner != LORA or inputs.mode.strategy.engine != "ddp":
         return None
-    changed = replace(inputs, mode=replace(inputs.mode, tuner=QLORA.name))
+    changed = inputs.with_mode(tuner=QLORA)
     return ProposedChange(
         f"tuner: {QLORA.name}", "slower; the base is rounded to 4 bits while the adapter is trained", changed, gpu
     )
@@ -200,10 +212,10 @@ def longest_that_fits(inputs: EstimateInput, gpu: Gpu) -> int:
 
 def _more_gpus(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
     nodes, processes = inputs.mode.nodes, inputs.mode.processes // inputs.mode.nodes
-    if ZERO3.name not in _supported(inputs):
+    if ZERO3.name not in inputs.mode.tuner.strategies:
         return None
     while (processes := processes * 2) <= MACHINE:
-        changed = inputs.on_gpus(nodes, processes, ZERO3)
+        changed = _on_gpus(inputs, nodes, processes)
         if share(changed, gpu) <= FITS or processes * 2 > MACHINE:
             return _same_rows(inputs, changed, gpu, f"processes: {processes}", "more GPUs at a time")
     return None
@@ -212,16 +224,21 @@ def _more_gpus(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
 def _more_nodes(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
     """Return the run on more whole machines, where all GPUs of those that it has are not enough."""
     nodes, processes = inputs.mode.nodes, max(MACHINE, inputs.mode.processes // inputs.mode.nodes)
-    if ZERO3.name not in _supported(inputs) or processes % inputs.settings.sequence_parallel:
+    if ZERO3.name not in inputs.mode.tuner.strategies or processes % inputs.settings.sequence_parallel:
         return None
-    if share(inputs.on_gpus(nodes, processes, ZERO3), gpu) <= FITS:
+    if share(_on_gpus(inputs, nodes, processes), gpu) <= FITS:
         return None
     while (nodes := nodes * 2) <= MACHINES:
-        changed = inputs.on_gpus(nodes, processes, ZERO3)
+        changed = _on_gpus(inputs, nodes, processes)
         if share(changed, gpu) <= FITS:
             costs = "more machines of a cluster; weights cross the network between them for each pass"
             return _same_rows(inputs, changed, gpu, f"nodes: {nodes}, processes: {processes}", costs)
     return None
+
+
+def _on_gpus(inputs: EstimateInput, nodes: int, processes: int) -> EstimateInput:
+    """Return the same run on other GPUs, with zero3. processes: of each node, as in a run's settings."""
+    return inputs.with_mode(nodes=nodes, processes=nodes * processes, strategy=ZERO3)
 
 
 def _same_rows(inputs: EstimateInput, changed: EstimateInput, gpu: Gpu, what: str, costs: str) -> ProposedChange:
@@ -235,7 +252,7 @@ def _same_rows(inputs: EstimateInput, changed: EstimateInput, gpu: Gpu, what: st
 
 
 def _other_product(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
-    for other in sorted(GPUS.values(), key=lambda one: one.memory):
+    for other in sorted(GPUS.values(), key=lambda product: product.memory):
         if other.memory > gpu.memory and share(inputs, other) <= FITS:
             return ProposedChange(f"gpu: {other.name}", "another product", inputs, other)
     return None
@@ -254,23 +271,6 @@ TRAINING: tuple[Attempt, ...] = (
 DATA: tuple[Attempt, ...] = (_smaller_pictures, _shorter_rows)
 HARDWARE: tuple[Attempt, ...] = (_more_gpus, _more_nodes, _other_product)
 """All changes, the cheapest first: of the training, of the data, of the GPUs."""
-
-
-log = logging.getLogger("vlmflow")
-
-GB = 1_000_000_000
-
-NAMED = 4
-"""Changes that a message names, at most; the page has all."""
-
-NAMES = {
-    "gathered": "weights of other GPUs, and buffers",
-    "step": "copies of gradients in the optimizer's step",
-    "layer": "one layer again",
-    "cache": "reserved and unused",
-    "context": "CUDA",
-}
-"""Names for people of those parts of Memory whose own are none."""
 
 
 def parts_of(memory: Memory) -> list[tuple[str, int]]:
@@ -300,10 +300,10 @@ def in_words(estimate: Estimate, run: str, *, on_gpu: bool) -> str:
     if on is None:
         return f"{needed}; runs.NAME.gpu names no product to compare it with"
     gpu = GPUS[on.gpu]
-    found = f"{needed}, {on.memory_share:.0%} of {gpu.title}'s {gpu.memory / GB:.0f} GB"
+    compared = f"{needed}, {on.memory_share:.0%} of {gpu.title}'s {gpu.memory / GB:.0f} GB"
     if on.memory_share <= FITS:
-        return found
-    return f"{found}: {', '.join(f'{name} {size / GB:.1f}' for name, size in parts_of(estimate.memory))}"
+        return compared
+    return f"{compared}: {', '.join(f'{name} {size / GB:.1f}' for name, size in parts_of(estimate.memory))}"
 
 
 def judge(estimate: Estimate, run: str, *, on_gpu: bool, ignored: bool) -> None:
@@ -314,27 +314,27 @@ def judge(estimate: Estimate, run: str, *, on_gpu: bool, ignored: bool) -> None:
 
     Raises VlmflowError above REFUSED, with the parts and what would make it fit.
     """
-    found, on = in_words(estimate, run, on_gpu=on_gpu), estimate.on(estimate.gpu)
+    needs, on = in_words(estimate, run, on_gpu=on_gpu), estimate.on(estimate.gpu)
     if not on_gpu or on is None or on.memory_share <= FITS:
-        log.info(found)
+        log.info(needs)
         return
     if on.memory_share > REFUSED and not ignored:
         raise VlmflowError(
-            found,
+            needs,
             f"{advice(estimate.changes)}; reports/estimate-{run}.html has all figures; to start it in any case, set "
             "runs.NAME.estimate: ignore",
         )
-    log.warning(f"{found}. It may not fit; {advice(estimate.changes)}")
+    log.warning(f"{needs}. It may not fit; {advice(estimate.changes)}")
 
 
 def advice(changes: list[Change]) -> str:
     """Return what would make a run fit, in one line, the cheapest first."""
-    fitting = [one for one in changes if one.fits][:NAMED]
+    fitting = [change for change in changes if change.fits][:NAMED]
     if not fitting:
         return "no change that was tried makes it fit: take a smaller model or a GPU with more memory"
     return "cheapest first: " + "; or ".join(map(_with_figures, fitting))
 
 
-def _with_figures(one: Change) -> str:
-    left_out = f", {one.rows_left_out:,} rows left out" if one.rows_left_out else ""
-    return f"{one.what} ({one.memory / GB:.1f} GB{left_out})"
+def _with_figures(change: Change) -> str:
+    left_out = f", {change.rows_left_out:,} rows left out" if change.rows_left_out else ""
+    return f"{change.what} ({change.memory / GB:.1f} GB{left_out})"

@@ -13,11 +13,10 @@ from vlmflow.core.account import refuse_other_rows
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.account import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, changes
-from vlmflow.estimate.estimate_input import EstimateInput, RowLengths, inputs_of
-from vlmflow.estimate.pass_memory import assumed
+from vlmflow.estimate.memory import assumed, base_bytes, memory, trained_of
+from vlmflow.estimate.run import BF16, EstimateInput, RowLengths, inputs_of
 from vlmflow.estimate.shape import UnknownModelError, read_shape, weights_of
-from vlmflow.estimate.states import BF16, base_bytes, trained_of
-from vlmflow.estimate.step_cost import amount, comparison_seconds, memory, times
+from vlmflow.estimate.times import amount, comparison_seconds, times
 from vlmflow.fetch.placed import read_small_files
 from vlmflow.lengths.steps import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
 
@@ -74,7 +73,9 @@ def estimate(inputs: EstimateInput, gpu: str | None, price: float | None) -> Est
         flops=work.flops + work.evaluation_flops,
         longest=int(tokens.max()) if len(tokens) else 0,
         memory=needed,
-        products=[_on(inputs, one, needed.total, price if one.name == gpu else None) for one in GPUS.values()],
+        products=[
+            _on(inputs, product, needed.total, price if product.name == gpu else None) for product in GPUS.values()
+        ],
         disk=disk(inputs),
         micro_batch_tokens=inputs.micro_batch_tokens,
         gradient_checkpointing=inputs.mode.gradient_checkpointing,
@@ -94,6 +95,10 @@ def _needs_of(inputs: EstimateInput) -> list[Needs]:
     return [Needs(number, again, memory(_with(inputs, number, again)).total) for again in allowed for number in NUMBERS]
 
 
+def _with(inputs: EstimateInput, number: int, again: bool) -> EstimateInput:
+    return replace(inputs.with_settings(gradient_checkpointing=again), micro_batch_tokens=number)
+
+
 def _as_begun(inputs: EstimateInput, needs: Sequence[Needs], gpu: Gpu | None) -> EstimateInput:
     """Return the run with its micro-batches.
 
@@ -104,30 +109,30 @@ def _as_begun(inputs: EstimateInput, needs: Sequence[Needs], gpu: Gpu | None) ->
         return replace(inputs, micro_batch_tokens=set_to if isinstance(set_to, int) else None)
     if gpu is None:
         return _with(inputs, FIRST, needs[0].gradient_checkpointing)
-    fitting = [one for one in needs if one.memory <= SHARE * gpu.memory] or needs[:1]
-    found = [_with(inputs, one.micro_batch_tokens, one.gradient_checkpointing) for one in fitting]
-    return min(found, key=lambda one: (_cost(one), one.micro_batch_tokens))
+    fitting = [need for need in needs if need.memory <= SHARE * gpu.memory] or needs[:1]
+    runs = [_with(inputs, need.micro_batch_tokens, need.gradient_checkpointing) for need in fitting]
+    return min(runs, key=lambda run: (_cost(run), run.micro_batch_tokens))
 
 
 def _cost(inputs: EstimateInput) -> float:
     """Return what a step costs as the smoke run will compare it (`supervisor.smoke`), but of rows as they come."""
-    each = inputs.settings.per_device_batch_size * inputs.settings.gradient_accumulation_steps
-    tokens = inputs.train.tokens[inputs.train.grouped(each)].sum(axis=1) if len(inputs.train) else np.zeros(1)
+    rows = inputs.train
+    tokens = rows.tokens[rows.grouped(_rows_of_step(inputs))].sum(axis=1) if len(rows) else np.zeros(1)
     counts = np.ceil(tokens / (inputs.micro_batch_tokens or 1))
     work = AND_AGAIN if inputs.mode.gradient_checkpointing else FORWARD_AND_BACKWARD
     return float((work * np.maximum(counts * FEWEST_TOKENS, tokens)).mean())
 
 
-def _with(inputs: EstimateInput, number: int, again: bool) -> EstimateInput:
-    return replace(inputs, micro_batch_tokens=number, mode=replace(inputs.mode, gradient_checkpointing=again))
+def _rows_of_step(inputs: EstimateInput) -> int:
+    """Return the rows of a step on one GPU."""
+    return inputs.settings.per_device_batch_size * inputs.settings.gradient_accumulation_steps
 
 
 def _one_row_each(inputs: EstimateInput, gpu: Gpu | None) -> float | None:
     if gpu is None or inputs.micro_batch_tokens is None or not len(inputs.train):
         return None
-    rows = inputs.settings.per_device_batch_size * inputs.settings.gradient_accumulation_steps
-    alone = inputs.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows)
-    alone = replace(alone, mode=inputs.mode, micro_batch_tokens=None)
+    alone = inputs.with_settings(per_device_batch_size=1, gradient_accumulation_steps=_rows_of_step(inputs))
+    alone = replace(alone, micro_batch_tokens=None)
     return round(times(alone, gpu, fast=False).seconds / times(inputs, gpu, fast=False).seconds, 2)
 
 
@@ -152,6 +157,6 @@ def disk(inputs: EstimateInput) -> Disk:
     mode, trained = inputs.mode, trained_of(inputs.shape, inputs.mode)
     saved = base_bytes(inputs.shape, mode) if mode.is_full else trained * mode.trained_bytes
     # DeepSpeed's mp_rank_00_model_states.pt has them once more, unless they are sharded.
-    again = saved if mode.sharding.engine == "deepspeed" and mode.sharding.weights == 1 else 0
+    again = saved if mode.strategy.engine == "deepspeed" and mode.shares("weights") == 1 else 0
     checkpoint = saved + again + trained * mode.optimizer_bytes
     return Disk(model, model, checkpoint, (inputs.settings.keep_checkpoints + BEING_WRITTEN) * checkpoint)

@@ -1,48 +1,39 @@
 """Measures a pass: how many bytes of tensors PyTorch holds at each moment of a forward and a backward pass.
 
-The model is transformers' own, with peft's adapter, of a few of its layers; its tensors are fake: they have a shape and
-no data, but for whole numbers, which say how much there is. A pass does the same operations whatever its rows, so that
-the bytes at each of its moments are a polynomial of the numbers of tokens: some passes give it exactly, and those with
-one layer more that of a layer. Layers of another kind (a window, experts) are told apart and added up.
+The model is transformers' own, with peft's adapter, of a few of its layers, on tensors without data. A pass does the
+same operations whatever its rows, so that the bytes at each of its moments are a polynomial of the numbers of tokens:
+some passes give it exactly, and those with one layer more that of a layer. Layers of another kind (a window, experts)
+are told apart and added up. The picture tower passes alone: its inputs are what the model's own image processor makes
+of blank pictures.
 
 torch.distributed._tools.mem_tracker measures the same, but refuses models with frozen weights (`register_hook`).
 """
 
 import gc
 import inspect
-import re
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
+import msgspec
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
+from PIL import Image
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, PreTrainedModel
-from transformers.integrations import moe
-from transformers.integrations.sdpa_attention import repeat_kv
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoImageProcessor, PreTrainedModel
 
-from vlmflow.estimate.meta_shape import kind_of, layers_of, numbered
-from vlmflow.estimate.pass_memory import Moment, Pass, PassMemory
+from vlmflow.estimate.fake_tensors import TYPES, LiveBytes, WithWholeNumbers, as_on_cuda, liger_loss, trained_model
+from vlmflow.estimate.memory import Line, Moment, Pass, PassMemory, PictureMemory
+from vlmflow.estimate.meta_shape import layers_of
 from vlmflow.estimate.shape import LANGUAGE
-from vlmflow.estimate.states import BF16, FP32
-from vlmflow.swift.meta_model import built
-
-FUSED = "fused_as_on_cuda"
-"""The name of our attention among transformers'."""
-
-TYPES = {BF16: torch.bfloat16, FP32: torch.float32}
 
 SHORT, LONG, LONGER = 512, 1_024, 2_048
 """Tokens of the passes; any would do."""
@@ -56,212 +47,10 @@ FEWEST = 2
 OF_PICTURES = ("token_type_ids", "mm_token_type_ids")
 """Inputs of a model that sees which say of each token whether it is one of a picture."""
 
-MOST_NUMBERS = 1 << 26
-"""Whole numbers that a tensor with data may have."""
+SIDE = 448
+"""Pixels of a picture's side; any would do."""
 
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all storages that exist, from the first operation that returns them to their end.
-
-    live: now. moments: the bytes whenever there was one more storage.
-    """
-
-    def __init__(self, held: Iterable[torch.Tensor]) -> None:
-        """held: what exists already; it does not count."""
-        super().__init__()
-        self._known: dict[int, int] = {}
-        self.live = 0
-        self.moments: list[int] = []
-        for tensor in held:
-            self.add(tensor)
-        self.live = 0
-        self.moments.clear()
-
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count the storage of a tensor from now on."""
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key not in self._known:
-            self._known[key] = storage.nbytes()
-            weakref.finalize(storage, self._remove, key)
-            self.live += storage.nbytes()
-            self.moments.append(self.live)
-
-    def _remove(self, key: int) -> None:
-        self.live -= self._known.pop(key)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.add(leaf)
-        return result
-
-
-class WithWholeNumbers(TorchDispatchMode):
-    """Gives tensors of whole numbers their data in a FakeTensorMode: sizes of pictures, positions, masks."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if not tensors or not all(map(_has_whole_numbers, tensors)):
-            found = func(*args, **kwargs)
-            made = isinstance(found, FakeTensor) and not found.is_floating_point() and found.numel() <= MOST_NUMBERS
-            if tensors or not made:
-                return found
-        with unset_fake_temporarily():
-            return func(*args, **kwargs)
-
-
-def _has_whole_numbers(tensor: torch.Tensor) -> bool:
-    return not isinstance(tensor, FakeTensor) and not tensor.is_floating_point() and tensor.device.type == "cpu"
-
-
-class _Fused(torch.autograd.Function):
-    """What a fused kernel keeps: its inputs, its result, a number for each row and head, and a mask if there is one."""
-
-    @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *mask: torch.Tensor) -> Any:
-        rows, heads, tokens, _ = query.shape
-        result = torch.empty(rows, tokens, heads, value.shape[-1], dtype=query.dtype).transpose(1, 2)
-        ctx.save_for_backward(query, key, value, result, torch.empty(rows, heads, tokens), *mask)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradient: torch.Tensor) -> Any:
-        query, key, value, _, _, *mask = ctx.saved_tensors
-        return *map(torch.empty_like, (query, key, value)), *(None for _ in mask)
-
-
-def _fused(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any) -> Any:
-    """Attend as sdpa does: with a mask its kernel needs keys and values for every head, and the mask in their type."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value = (each.to(torch.get_autocast_dtype("cpu")) for each in (query, key, value))
-    masks = []
-    if attention_mask is not None:
-        key, value = (repeat_kv(each, query.shape[1] // each.shape[1]) for each in (key, value))
-        masks = [attention_mask.to(query.dtype)]
-    return _Fused.apply(query, key, value, *masks).transpose(1, 2).contiguous(), None
-
-
-AttentionInterface.register(FUSED, _fused)
-
-
-def _dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    return torch.native_dropout(x, p, True)[0] if training and p else x
-
-
-def _layer_norm(plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def in_float32(x: torch.Tensor, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
-        if not torch.is_autocast_enabled("cpu"):
-            return plain(x, shape, weight, bias, eps)
-        return plain(x.float(), shape, weight.float(), bias.float(), eps)
-
-    return in_float32
-
-
-@contextmanager
-def as_on_cuda(mask: torch.dtype | None = None, *, windowed: bool = False) -> Iterator[list[int]]:
-    """Keep the tensors that a GPU keeps, on the CPU; gives a list, to which each mask of attention adds its length.
-
-    mask: the type of attention's mask, None for none. windowed: whether a layer with a window needs one in any case.
-
-    Dropout keeps a mask of bytes (on CPUs: the numbers that it multiplies by); autocast computes LayerNorm in float32
-    (torch/amp: the list of CUDA); attention is fused for grouped queries. It has a mask for padding, for a window that
-    is shorter than the row, and where a model asks for one in any case.
-    """
-    made: list[int] = []
-
-    def masked(
-        batch_size: int,
-        q_length: int,
-        kv_length: int,
-        *_: Any,
-        local_size: int | None = None,
-        allow_is_causal_skip: bool = True,
-        allow_is_bidirectional_skip: bool = False,
-        **__: Any,
-    ) -> torch.Tensor | None:
-        needed = not allow_is_causal_skip and not allow_is_bidirectional_skip
-        if mask is None and not needed and not (windowed and local_size):
-            return None
-        made.append(kv_length)
-        return torch.ones(batch_size, 1, q_length, kv_length, dtype=mask or torch.bool)
-
-    functional = torch.nn.functional
-    with (
-        patch.object(functional, "dropout", _dropout),
-        patch.object(functional, "layer_norm", _layer_norm(functional.layer_norm)),
-        patch.dict(AttentionMaskInterface._global_mapping, {"eager": masked, FUSED: masked}),
-        patch.object(moe, "_grouped_mm", _grouped_mm),
-    ):
-        yield made
-
-
-def make_fake(model: nn.Module) -> None:
-    """Replace the weights of a model on the meta device by fake ones of the CPU; call it in a FakeTensorMode."""
-    made: dict[int, nn.Parameter] = {}
-    for module in model.modules():
-        for name, weight in list(module._parameters.items()):
-            if weight is not None:
-                fake = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype), weight.requires_grad)
-                module._parameters[name] = made.setdefault(id(weight), fake)
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-
-
-class _FourBits(torch.autograd.Function):
-    """A product with a matrix that is restored from 4 bits for it, forward and backward (bitsandbytes, MatMul4Bit)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(weight)
-        return x @ torch.empty_like(weight, dtype=x.dtype).t()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (weight,), (gradient,) = ctx.saved_tensors, gradients
-        return gradient @ torch.empty_like(weight, dtype=gradient.dtype), None
-
-
-class _QuantisedLinear(nn.Linear):
-    """A linear layer in 4 bits. Its weight counts in no case, so that it may have another type here."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _FourBits.apply(x, self.weight)
-
-
-class _Grouped(torch.autograd.Function):
-    """The product of each token with the matrix of its expert; on fake tensors PyTorch's own is for bfloat16 alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(weight, x if weight.requires_grad else None)
-        return x.new_empty(len(x), weight.shape[-1])
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (weight, x), (gradient,) = ctx.saved_tensors, gradients
-        return gradient.new_empty(len(gradient), weight.shape[1]), None if x is None else torch.empty_like(weight)
-
-
-def _grouped_mm(x: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    return _Grouped.apply(x.to(weight.dtype), weight)
-
-
-class _LigerLoss(torch.autograd.Function):
-    """Liger's loss: it computes logits in pieces of about as many numbers as hidden states, and at once gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(torch.empty_like(hidden), torch.empty_like(head) if head.requires_grad else None)
-        torch.empty(2, *hidden.shape, dtype=torch.float32)  # a piece of the logits, and its gradient
-        return torch.empty(())
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return ctx.saved_tensors
+FEW_PICTURES, MORE_PICTURES = 4, 8
 
 
 @dataclass
@@ -328,27 +117,37 @@ class _Course:
         return moments[:second] + moments[third:back_to_second] + moments[back_to_first:]
 
 
-def measure(one: Pass) -> PassMemory:
+def measure(wanted: Pass) -> PassMemory:
     """Return the bytes of a pass as a function of its rows.
 
     Raises ValueError if passes of other rows do other operations.
     """
+    _renew_thread_pool()
     with FakeTensorMode(allow_non_fake_inputs=True), TemporaryDirectory() as folder:
-        passed = _Passed(one, one.files.write(Path(folder)))
+        passed = _Passed(wanted, wanted.files.write(Path(folder)))
         first = passed.course(SHORT, FEW)
         sizes = [(SHORT, FEW), (LONG, FEW), *([(LONGER, FEW)] if first.masked else []), (SHORT, MORE)]
         few = [first, *(passed.course(*size) for size in sizes[1:])]
-        of_all = _moments(few)
-        found = of_all.copy()
+        smaller = _moments(few)
+        whole = smaller.copy()
         for extra, count in passed.extras:
             more = [passed.course(*size, extra) for size in sizes[:-1]]
-            each = _moments(more) - of_all[:-1]
-            found += count * np.concatenate([each, each[:1]])  # a layer has no logits
+            of_layer = _moments(more) - smaller[:-1]
+            whole += count * np.concatenate([of_layer, of_layer[:1]])  # a layer has no logits
     terms = np.array([(1, tokens, logits, tokens**2)[: len(sizes)] for tokens, logits in sizes])
-    factors = np.rint(np.linalg.solve(terms, found)).astype(int).T.tolist()
-    kept, *moments = (Moment(*[*each, 0][:4]) for each in factors)
+    factors = np.rint(np.linalg.solve(terms, whole)).astype(int).T.tolist()
+    kept, *moments = (Moment(*[*moment, 0][:4]) for moment in factors)
     loss, end = few[0].loss, few[0].returns[0]
     return PassMemory(kept, _highest(moments[:loss] + moments[end:]), _highest(moments[loss:end]))
+
+
+def _renew_thread_pool() -> None:
+    """Renew PyTorch's pool of threads, in a child that has one thread.
+
+    After a fork, the first call for the pool replaces it (caffe2/utils/threadpool/pthreadpool-cpp.cc, `pthreadpool`).
+    Another thread that calls meanwhile gets null, and PyTorch aborts; each thread that autograd starts calls for it.
+    """
+    torch.set_num_threads(1)
 
 
 def _moments(courses: list[_Course]) -> Any:
@@ -375,10 +174,10 @@ class _Passed:
     kind, and how many more than in `base` the model has.
     """
 
-    def __init__(self, one: Pass, folder: Path) -> None:
-        self.one = one
-        self.model = trained_model(one, folder, self._choose)
-        if LANGUAGE not in one.trained:
+    def __init__(self, wanted: Pass, folder: Path) -> None:
+        self.wanted = wanted
+        self.model = trained_model(wanted, folder, self._choose)
+        if LANGUAGE not in wanted.trained:
             self.model.enable_input_require_grads()
         self.trained = [weight for weight in self.model.parameters() if weight.requires_grad]
 
@@ -399,12 +198,12 @@ class _Passed:
 
     def course(self, tokens: int, logits: int, extra: nn.Module | None = None) -> _Course:
         """Return the course of a pass of one row over the layers of the smaller model; extra: one more, the second."""
-        one, model = self.one, self.model
+        wanted, model = self.wanted, self.model
         layers = [self.base[0], *([extra] if extra else []), *self.base[1:]]
         _set(self.layers, layers)
-        plain: Any = model.get_base_model() if one.adapted else model
-        mask = TYPES[one.base] if one.eager else torch.bool if one.padded else None
-        with as_on_cuda(mask, windowed=one.windowed) as masks, WithWholeNumbers(), _without_collector():
+        plain: Any = model.get_base_model() if wanted.adapted else model
+        mask = TYPES[wanted.base] if wanted.eager else torch.bool if wanted.padded else None
+        with as_on_cuda(mask, windowed=wanted.windowed) as masks, WithWholeNumbers(), _without_collector():
             for weight in self.trained:
                 weight.grad = torch.zeros_like(weight)
             ids, labels, kept = (torch.zeros(1, count, dtype=torch.long) for count in (tokens, logits, logits))
@@ -414,10 +213,10 @@ class _Passed:
             with LiveBytes([*held, ids, labels, kept, *kinds.values()]) as live:
                 course = _Course(live, with_extra=extra is not None)
                 course.watch(layers)
-                with torch.autocast("cpu", torch.bfloat16, enabled=one.autocast):
-                    if one.liger:
+                with torch.autocast("cpu", torch.bfloat16, enabled=wanted.autocast):
+                    if wanted.liger:
                         hidden = plain.base_model(ids, use_cache=False, **kinds).last_hidden_state
-                        loss = _LigerLoss.apply(hidden[:, kept[0]], plain.get_output_embeddings().weight)
+                        loss = liger_loss(hidden[:, kept[0]], plain.get_output_embeddings().weight)
                         del hidden
                     else:
                         options = {"logits_to_keep": kept[0], "use_cache": False}
@@ -445,54 +244,6 @@ def _set(layers: nn.ModuleList, chosen: Iterable[nn.Module]) -> None:
     layers._modules = {str(number): layer for number, layer in enumerate(chosen)}
 
 
-def trained_model(one: Pass, folder: Path, choose: Callable[[PreTrainedModel], None] | None = None) -> Any:
-    """Return a model on fake tensors as it is trained, also with an adapter of any size; call it in a FakeTensorMode.
-
-    folder: of the files. choose: changes the model before the adapter is made.
-    """
-    with unset_fake_temporarily():
-        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        attention = "eager" if one.eager else FUSED
-        model: Any = built(config, dtype=TYPES[one.base], attn_implementation=attention)
-        if model._can_set_experts_implementation():
-            model.set_experts_implementation("grouped_mm")
-        model.train()
-        if choose:
-            choose(model)
-        kind = kind_of(model)
-        for name, weight in model.named_parameters():
-            weight.requires_grad_(kind.part_of(name) in one.trained)
-        if one.quantised:
-            head = model.get_output_embeddings()
-            for name, module in model.named_modules():
-                if isinstance(module, nn.Linear) and module is not head and kind.part_of(name) == LANGUAGE:
-                    module.__class__ = _QuantisedLinear
-        plain = model
-        if one.adapted:
-            model = _with_adapter(model, one)
-        if one.gradient_checkpointing:
-            plain.gradient_checkpointing_enable({"use_reentrant": False})
-    make_fake(model)
-    return model
-
-
-def _with_adapter(model: Any, one: Pass) -> Any:
-    adapter = one.adapter
-    layers = (
-        name for name, module in model.named_modules() if next(module.parameters(recurse=False), None) is not None
-    )
-    # As an expression: of names in a list, peft takes some for experts' matrices.
-    adapted = "|".join(re.escape(name) for name in layers if numbered(name) in one.adapted)
-    lora = LoraConfig(r=adapter.rank, lora_dropout=adapter.dropout, target_modules=adapted, use_dora=adapter.dora)
-    with torch.device("meta"):
-        model = get_peft_model(model, lora)
-    if not one.autocast:  # peft gives an adapter the type of its layer, but not on the meta device
-        for weight in model.parameters():
-            if weight.requires_grad:
-                weight.data = weight.to(TYPES[one.base])
-    return model
-
-
 @contextmanager
 def _without_collector() -> Iterator[None]:
     """Let tensors end where their last name does, and not whenever the garbage collector runs."""
@@ -501,3 +252,100 @@ def _without_collector() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+def measure_pictures(wanted: Pass) -> PictureMemory:
+    """Return what pictures need as a function of their tokens.
+
+    Raises whatever the image processor or the tower raises: LookupError if pictures have no tokens.
+    """
+    torch.set_num_threads(1)  # this process is a fork
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tower = Tower(wanted)
+        few, more = tower.bytes(FEW_PICTURES), tower.bytes(MORE_PICTURES)
+        if few[0] == more[0]:
+            raise LookupError("more pictures have no more tokens")
+        kept, passing = (_line((few[0], few[n]), (more[0], more[n])) for n in (1, 2))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tower = Tower(msgspec.structs.replace(wanted, eager=True))
+        small, large = tower.operations(SIDE), tower.operations(2 * SIDE)
+    forward, training = (_parabola((small[0], small[n]), (large[0], large[n])) for n in (1, 2))
+    return PictureMemory(kept, passing, forward, training)
+
+
+def _line(few: tuple[int, int], more: tuple[int, int]) -> Line:
+    token = (more[1] - few[1]) / (more[0] - few[0])
+    return Line(few[1] - token * few[0], token)
+
+
+def _parabola(small: tuple[int, int], large: tuple[int, int]) -> Line:
+    """Return a number without a constant; without a square if all pictures have as many tokens."""
+    of_small, of_large = small[1] / small[0], large[1] / large[0]
+    square = (of_large - of_small) / (large[0] - small[0]) if large[0] != small[0] else 0.0
+    return Line(0, of_small - square * small[0], square)
+
+
+class Tower:
+    """A model with a picture tower, and its inputs. Features are what the language model gets in place of tokens."""
+
+    def __init__(self, wanted: Pass) -> None:
+        """wanted: the pass; its model is built in the FakeTensorMode in which this is called."""
+        self.wanted = wanted
+        with TemporaryDirectory() as folder:
+            files = wanted.files.write(Path(folder))
+            with unset_fake_temporarily():
+                self.processor: Any = AutoImageProcessor.from_pretrained(files, local_files_only=True)
+            self.model = trained_model(wanted, files)
+        if wanted.adapted:
+            self.model.enable_input_require_grads()
+        self.plain: Any = self.model.get_base_model() if wanted.adapted else self.model
+
+    def bytes(self, pictures: int) -> tuple[int, int, int]:
+        """Return the tokens of some pictures of the same size, and the bytes kept and at most."""
+        inputs = self._inputs([(SIDE, SIDE)] * pictures)
+        with as_on_cuda(), WithWholeNumbers():
+            held = [*self.model.parameters(), *self.model.buffers()]
+            for weight in self.model.parameters():
+                if weight.requires_grad:
+                    weight.grad = torch.zeros_like(weight)
+                    held.append(weight.grad)
+            with LiveBytes(held) as live:
+                live.add(inputs["pixel_values"])
+                output, features = self._features(inputs)
+                kept = live.live
+                self._backward(features)
+                del output
+            return self._tokens(features), kept, max(live.moments)
+
+    def operations(self, width: int) -> tuple[int, int, int]:
+        """Return the tokens of a picture of this width, and the operations forward, and forward and backward."""
+        inputs = self._inputs([(width, SIDE)])
+        with as_on_cuda(), WithWholeNumbers(), FlopCounterMode(display=False) as counter:
+            _, features = self._features(inputs)
+            forward = counter.get_total_flops()
+            self._backward(features)
+        return self._tokens(features), forward, counter.get_total_flops()
+
+    def _inputs(self, sizes: list[tuple[int, int]]) -> dict[str, Any]:
+        with unset_fake_temporarily():
+            made = self.processor(images=[Image.new("RGB", size) for size in sizes], return_tensors="pt")
+        taken = inspect.signature(self.plain.get_image_features).parameters
+        inputs = {name: value for name, value in made.items() if name in taken}
+        return inputs | {"pixel_values": torch.empty(made["pixel_values"].shape)}
+
+    def _features(self, inputs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+        pixels = inputs["pixel_values"]
+        given = inputs | {"pixel_values": pixels if self.wanted.autocast else pixels.to(TYPES[self.wanted.base])}
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.wanted.autocast):
+            output = self.plain.get_image_features(**given)
+        features: list[torch.Tensor] = tree_leaves(getattr(output, "pooler_output", output))
+        return output, features
+
+    def _backward(self, features: list[torch.Tensor]) -> None:
+        if any(tensor.requires_grad for tensor in features):
+            torch.autograd.backward(features, [torch.ones_like(tensor) for tensor in features])
+
+    def _tokens(self, features: list[torch.Tensor]) -> int:
+        width = int(self.plain.get_input_embeddings().weight.shape[1])
+        tokens: int = sum(tensor.numel() for tensor in features) // width
+        return tokens

@@ -1,6 +1,5 @@
 """Takes the sizes of a model from the model itself, as transformers builds it without memory for weights."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from vlmflow.config.model_types import ModelType, model_types, model_types_for
 from vlmflow.estimate.shape import CONFIG, Files, Matrix, Shape, Unknown
 from vlmflow.swift.meta_model import meta_model
+from vlmflow.swift.model_layers import starred
 
 NOT_LISTED = ("lm_head", "score", "v_head", "classifier")
 NO_LINEAR = ("glulinear", "gemma4clippablelinear")
@@ -69,11 +69,6 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     raise LookupError(f"{type(model).__name__} has no list of layers")
 
 
-def numbered(name: str) -> str:
-    """Return a tensor's or layer's name with * for each part that is a number: `layers.3.mlp` is `layers.*.mlp`."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
-
-
 def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -> Iterator[Matrix]:
     """Return each matrix of a model, with a count of 1. within: the prefix of the decoder's layers."""
     head = model.get_output_embeddings()
@@ -84,7 +79,7 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
             first, second = len(module.weight), module.weight.numel() // len(module.weight)
             outputs, inputs = (second, first) if isinstance(module, Conv1D | nn.Embedding) else (first, second)
             yield Matrix(
-                name=numbered(name),
+                name=starred(name),
                 inputs=inputs,
                 outputs=outputs,
                 weights=sum(weight.numel() for weight in own.values()),
@@ -98,7 +93,7 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
                 *experts, first, second = weight.shape
                 number = experts[0] if experts else 1
                 yield Matrix(
-                    name=numbered(f"{name}.{parameter}"),
+                    name=starred(f"{name}.{parameter}"),
                     inputs=first,
                     outputs=second,
                     weights=weight.numel(),
@@ -111,4 +106,4 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
 
 def _is_listed(name: str, kind: str) -> bool:
     """Return whether ms-swift's all-linear names a layer. kind: its class, in lower case."""
-    return "linear" in kind and kind not in NO_LINEAR and not any(one in name for one in NOT_LISTED)
+    return "linear" in kind and kind not in NO_LINEAR and not any(word in name for word in NOT_LISTED)

@@ -1,12 +1,7 @@
-"""What is measured of a model once, in a child process with limits, and kept in the user's cache.
+"""The sizes of a model that decide its memory and its work, as transformers builds it from its config.json.
 
-An estimate that finds it there needs no torch.
-
-The sizes of a model that decide its memory and its work, as transformers builds it from its config.json.
-
-Counts a model's weights and those of an adapter, by part: language model, picture tower, aligner.
-
-The parts are ms-swift's: its freeze_llm, freeze_vit and freeze_aligner freeze one each.
+What is measured of a model once, in a child process with limits, is kept in the user's cache: an estimate that finds it
+there needs no torch. A model's parts are ms-swift's: its freeze_llm, freeze_vit and freeze_aligner freeze one each.
 """
 
 import hashlib
@@ -25,66 +20,18 @@ from vlmflow.config.model_types import ModelPart
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import user_cache, whole_file
 from vlmflow.pictures.budget import PictureBudget
-from vlmflow.swift.child_process import quick_imports
+from vlmflow.swift.child_process import limited, quick_imports
 
 log = logging.getLogger("vlmflow")
 
-Found = TypeVar("Found")
+LANGUAGE: ModelPart = "language_model"
+TOWER: ModelPart = "vision_tower"
+ALIGNER: ModelPart = "aligner"
+PARTS = (LANGUAGE, TOWER, ALIGNER)
+"""The parts of a model, as `train.freeze` names them."""
 
-PACKAGES = ("torch", "transformers", "peft")
-"""Packages whose versions decide what is measured."""
-
-CODE = ("fake_pass.py", "meta_shape.py", "picture_pass.py", "../swift/meta_model.py", "../config/model_types.json")
-
-
-def measured(by: str, given: msgspec.Struct, kind: type[Found]) -> Found:
-    """Return what the function `measure` of a module returns: from the user's cache, or measured now.
-
-    by: the module's name. given: the function's argument. kind: the type of its result.
-
-    Raises VlmflowError if it fails: with the sizes of a foreign file, in foreign code.
-    """
-    found: Found = _measured(by, msgspec.json.encode(given), type(given), kind)  # type: ignore[arg-type]
-    return found
-
-
-@cache
-def _measured(by: str, given: bytes, type_of_given: Any, kind: Any) -> Any:
-    name = by.rpartition(".")[2]
-    file = user_cache() / "passes" / f"{name}-{hashlib.sha256(given + _made_by()).hexdigest()}.json"
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, RecursionError):
-        log.info(f"measuring the model ({name}) on tensors without data; once for a model and a training mode")
-    with quick_imports():
-        from vlmflow.swift.child_process import limited
-
-        measure = import_module(by).measure  # imports torch, which takes seconds
-    found = limited(lambda: dict(msgspec.to_builtins(measure(msgspec.json.decode(given, type=type_of_given)))))
-    try:
-        if why := found.get("failed"):
-            raise ValueError(why)
-        checked = msgspec.convert(found, kind)
-    except (ValueError, msgspec.ValidationError) as error:  # such as a size that is a text
-        raise VlmflowError(
-            f"a model of the sizes in config.json fails: {error}",
-            "take a model with the files that its owner published; to train it in any case, set "
-            "runs.NAME.estimate: ignore",
-        ) from None
-    try:
-        with whole_file(file) as content:
-            content.write(msgspec.json.encode(found))
-    except OSError as error:
-        log.info(f"it is not kept for the next estimate: {error}")
-    return checked
-
-
-@cache
-def _made_by() -> bytes:
-    """Return the code that measures, and the versions of the packages that it runs."""
-    code = b"".join(Path(__file__).parent.joinpath(name).read_bytes() for name in CODE)
-    return code + " ".join(map(version, PACKAGES)).encode()
-
+ALL_LINEAR = "all-linear"
+"""ms-swift's word for the linear layers of every part that is not frozen, but for the output head."""
 
 CONFIG = "config.json"
 
@@ -94,8 +41,14 @@ FILES = (CONFIG, "preprocessor_config.json", "processor_config.json")
 LARGEST = 1 << 20
 """Bytes of such a file, at most."""
 
+PACKAGES = ("torch", "transformers", "peft")
+"""Packages whose versions decide what is measured."""
+
+CODE = ("fake_pass.py", "fake_tensors.py", "meta_shape.py", "../swift/meta_model.py", "../config/model_types.json")
 
 WITHOUT = "train without an estimate: the smoke run shows whether the longest rows fit"
+
+Measured = TypeVar("Measured")
 
 
 class UnknownModelError(VlmflowError):
@@ -195,12 +148,12 @@ def read_shape(model: Path) -> ModelShape:
 def shape_of(files: Files, name: str = CONFIG) -> ModelShape:
     """Return a model's sizes by its files. name: of its config.json, for people; raises as `read_shape` does."""
     try:
-        found: Shape | Unknown = measured("vlmflow.estimate.meta_shape", files, Shape | Unknown)  # type: ignore[arg-type]
+        sizes: Shape | Unknown = measured("meta_shape", "measure", files, Shape | Unknown)  # type: ignore[arg-type]
     except VlmflowError as error:
         raise VlmflowError(f"{name}: {error.cause}", error.next_step) from None
-    if isinstance(found, Unknown):
-        raise UnknownModelError(f"{name}: {found.reason}", WITHOUT)
-    return ModelShape(files, found)
+    if isinstance(sizes, Unknown):
+        raise UnknownModelError(f"{name}: {sizes.reason}", WITHOUT)
+    return ModelShape(files, sizes)
 
 
 def _text(file: Path) -> str:
@@ -208,16 +161,6 @@ def _text(file: Path) -> str:
     if file.stat().st_size > LARGEST:
         raise ValueError(f"{file.name} has more than {LARGEST:,} bytes")
     return file.read_text(encoding="utf-8")
-
-
-LANGUAGE: ModelPart = "language_model"
-TOWER: ModelPart = "vision_tower"
-ALIGNER: ModelPart = "aligner"
-PARTS = (LANGUAGE, TOWER, ALIGNER)
-"""The parts of a model, as `train.freeze` names them."""
-
-ALL_LINEAR = "all-linear"
-"""ms-swift's word for the linear layers of every part that is not frozen, but for the output head."""
 
 
 def weights_of(shape: ModelShape) -> int:
@@ -239,9 +182,10 @@ def adapted(shape: ModelShape, trained: Collection[ModelPart], targets: Iterable
     names = tuple(f".{name}" for name in targets if name != ALL_LINEAR)
     every = ALL_LINEAR in targets
     return [
-        one
-        for one in shape.of.matrices
-        if (every and one.listed and one.part in trained) or (not one.parameter and f".{one.name}".endswith(names))
+        matrix
+        for matrix in shape.of.matrices
+        if (every and matrix.listed and matrix.part in trained)
+        or (not matrix.parameter and f".{matrix.name}".endswith(names))
     ]
 
 
@@ -251,4 +195,57 @@ def adapter_weights(matrices: Iterable[Matrix], rank: int, dora: bool = False) -
     Experts that share a parameter have factors each. Source: peft 0.20, tuners/lora/layer.py (`update_layer`,
     `ParamWrapper`) and dora.py.
     """
-    return sum(one.count * one.experts * (rank * (one.inputs + one.outputs) + dora * one.outputs) for one in matrices)
+    return sum(
+        matrix.count * matrix.experts * (rank * (matrix.inputs + matrix.outputs) + dora * matrix.outputs)
+        for matrix in matrices
+    )
+
+
+def measured(module: str, function: str, given: msgspec.Struct, result: type[Measured]) -> Measured:
+    """Return what a function of a module of this package returns: from the user's cache, or measured now.
+
+    given: the function's argument. result: the type of what it returns.
+
+    Raises VlmflowError if it fails: with the sizes of a foreign file, in foreign code.
+    """
+    content = _measured(module, function, msgspec.json.encode(given), type(given), result)  # type: ignore[arg-type]
+    if isinstance(content, VlmflowError):
+        raise VlmflowError(content.cause, content.next_step)
+    return content  # type: ignore[no-any-return]
+
+
+@cache
+def _measured(module: str, function: str, given: bytes, type_of_given: Any, result: Any) -> Any:
+    """Return the same, or the error."""
+    name = module if function == "measure" else function
+    file = user_cache() / "passes" / f"{name}-{hashlib.sha256(given + _made_by()).hexdigest()}.json"
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=result)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        log.info(f"measuring the model ({name}) on tensors without data; once for a model and a training mode")
+    with quick_imports():
+        measure = getattr(import_module(f"vlmflow.estimate.{module}"), function)  # imports torch, which takes seconds
+    content = limited(lambda: dict(msgspec.to_builtins(measure(msgspec.json.decode(given, type=type_of_given)))))
+    try:
+        if why := content.get("failed"):
+            raise ValueError(why)
+        checked = msgspec.convert(content, result)
+    except (ValueError, msgspec.ValidationError) as error:  # such as a size that is a text
+        return VlmflowError(
+            f"a model of the sizes in config.json fails: {error}",
+            "take a model with the files that its owner published; to train it in any case, set "
+            "runs.NAME.estimate: ignore",
+        )
+    try:
+        with whole_file(file) as kept:
+            kept.write(msgspec.json.encode(content))
+    except OSError as error:
+        log.info(f"it is not kept for the next estimate: {error}")
+    return checked
+
+
+@cache
+def _made_by() -> bytes:
+    """Return the code that measures, and the versions of the packages that it runs."""
+    code = b"".join(Path(__file__).parent.joinpath(name).read_bytes() for name in CODE)
+    return code + " ".join(map(version, PACKAGES)).encode()

@@ -160,9 +160,9 @@ class Batches(TrainerCallback):
             yield batch
 
 
-def planner_of(asked: MicroBatches, lengths: str, processes: int) -> Planner:
+def planner_of(settings: MicroBatches, lengths: str, processes: int) -> Planner:
     """Return the planner for the rows of a lengths file, which `asked` names."""
-    return Planner(read_sizes(Path(lengths)), processes, asked.tokens, asked.padded)
+    return Planner(read_sizes(Path(lengths)), processes, settings.tokens, settings.padded)
 
 
 def _how(orders: Orders) -> Plan | Fixed:

@@ -1,13 +1,12 @@
-"""When a training ends before its last step, with a checkpoint.
+"""When a training ends before its last step, and what a trainer stores with each checkpoint besides ms-swift's files.
 
-It does so on SIGTERM or when its time is over, at the step where it is told to stop, and after a number of evaluations
-without a lower loss. SIGTERM and the end of its time also cut an evaluation; `evaluation` makes up for it.
+It ends on SIGTERM or when its time is over, at the step where it is told to stop, and after a number of evaluations
+without a lower loss; each time with a checkpoint. SIGTERM and the end of its time also cut an evaluation; `evaluation`
+makes up for it. Stored are
 
-What a trainer stores with each checkpoint besides ms-swift's files.
-
-- The SHA-256 of the files that it may release, so that later damage is noticed. safetensors files have no checksum:
-  blocks of zeros after a crash of the machine, or a flipped bit, read as weights.
-- Of the model's own weights, which tensors were trained, and some rows with their logits. They let the proof show that
+- the SHA-256 of the files that it may release, so that later damage is noticed. safetensors files have no checksum:
+  blocks of zeros after a crash of the machine, or a flipped bit, read as weights;
+- of the model's own weights, which tensors were trained, and some rows with their logits. They let the proof show that
   the published folder answers as the model did in the trainer, without trusting what saved or rewrote the weights.
 """
 
@@ -39,6 +38,12 @@ from vlmflow.in_trainer.messages import (
     stalled,
 )
 from vlmflow.swift.row_attention import NOT_INPUTS, row_tensors
+
+ROWS = 8
+"""The most rows that are stored with their logits."""
+
+PATTERNS = ("*.safetensors", ADAPTER_CONFIG, MODEL_INDEX, TRAINED)
+"""The files of a checkpoint that have a digest: no training changes them after it saved them."""
 
 
 class EvaluationCut(Exception):
@@ -98,13 +103,6 @@ class Stop(TrainerCallback):
         """End where the training is told to stop, or early, if validation loss stopped falling."""
         if self.ends_here(state):
             control.should_training_stop = True
-
-
-ROWS = 8
-"""The most rows that are stored."""
-
-PATTERNS = ("*.safetensors", ADAPTER_CONFIG, MODEL_INDEX, TRAINED)
-"""The files of a checkpoint that have a digest: no training changes them after it saved them."""
 
 
 class Checkpoints(TrainerCallback):

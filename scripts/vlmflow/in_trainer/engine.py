@@ -83,8 +83,10 @@ def refuse_another_engine(strategy: Strategy, trainer: Any) -> None:
 
 
 def _trains_vision(trainer: Any) -> bool:
-    kind = model_types()[trainer.template.model_meta.model_type]
-    return any(each.trained and kind.part_of(each.name) != "language_model" for each in layers_of(trainer.model))
+    model_type = model_types()[trainer.template.model_meta.model_type]
+    return any(
+        layer.trained and model_type.part_of(layer.name) != "language_model" for layer in layers_of(trainer.model)
+    )
 
 
 def _pass_blank_pictures() -> None:

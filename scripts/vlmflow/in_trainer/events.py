@@ -1,9 +1,8 @@
-"""The events that the first rank writes to the run folder (`messages`), from which its page and its report are made.
+"""The events that the first rank writes to the run folder (`messages`), and the end of a training that is spoiled.
 
-A step that spoils a training: its loss or its gradient is no number, or the loss has exploded.
-
-The trainers find it on all ranks at once. They stop before they save anything of that step, and write an account of it
-into the run folder (`messages.BadStep`).
+A run's page and its report are made from the events. A step spoils a training if its loss or its gradient is no number,
+or the loss has exploded. The trainers notice it on all ranks at once. They stop before they save anything of that step,
+and write an account of it into the run folder (`messages.BadStep`).
 """
 
 import math
@@ -39,6 +38,23 @@ from vlmflow.in_trainer.messages import (
 from vlmflow.swift.model_layers import layers_of
 
 LOGGED = ("loss", "eval_loss", "learning_rate", "grad_norm", "epoch")
+
+
+IN_A_ROW = 5
+"""So many losses in a row must be far too high. One may be: of a step with a single short and wrong answer."""
+
+FACTOR = 3
+"""Too high is this many times the usual loss."""
+
+FLOOR = 6.0
+"""A lower loss is never too high (nats per token). A language model that is destroyed has at least about 7: the entropy
+of single tokens of text; guessing from Qwen3's vocabulary has ln 151,936 = 11.9."""
+
+USUAL = 50
+"""The usual loss is the median of so many losses before."""
+
+FEWEST = 10
+"""With fewer losses before, nothing is known to be usual."""
 
 
 class Events(TrainerCallback):
@@ -82,23 +98,6 @@ def peak_memory() -> int:
         on_gpu: int = torch.cuda.max_memory_reserved()
         return on_gpu
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-IN_A_ROW = 5
-"""So many losses in a row must be far too high. One may be: of a step with a single short and wrong answer."""
-
-FACTOR = 3
-"""Too high is this many times the usual loss."""
-
-FLOOR = 6.0
-"""A lower loss is never too high (nats per token). A language model that is destroyed has at least about 7: the entropy
-of single tokens of text; guessing from Qwen3's vocabulary has ln 151,936 = 11.9."""
-
-USUAL = 50
-"""The usual loss is the median of so many losses before."""
-
-FEWEST = 10
-"""With fewer losses before, nothing is known to be usual."""
 
 
 def fault_of(losses: Sequence[StepLoss], gradient_is_finite: bool, warmup: int) -> tuple[Fault, int] | None:

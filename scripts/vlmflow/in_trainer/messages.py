@@ -1,14 +1,13 @@
 """What a training's supervisor and its trainers tell each other.
 
-Orders are one JSON word of a trainer's command line: what the workflow asks besides ms-swift's arguments.
+Orders are one JSON word of a trainer's command line: what the workflow wants besides ms-swift's arguments.
 
 Events are the lines of `progress.jsonl` in the run folder. step: optimizer steps done. target: those of the whole run.
-tokens: those trained on since step 0, without padding.
+tokens: those trained on since step 0, without padding. The log is transformers' `log_history` (trainer_callback.py,
+`TrainerState`), which is in each checkpoint.
 
 Of a step that spoils a training, `bad_step.json` in the run folder has an account. What a checkpoint holds besides
 ms-swift's files proves that it is undamaged, and that the published folder answers as the model did in the trainer.
-
-The log is transformers' `log_history` (trainer_callback.py, `TrainerState`), which is in each checkpoint.
 
 Which rows were in which step stands in one text file per rank. A line is an optimizer step: its number, then for each
 forward pass the rows, by their lines in the train file from 0.
@@ -18,11 +17,9 @@ forward pass the rows, by their lines in the train file from 0.
 A line is written before the step is trained, so a step that fails has one. A step that was trained again after a resume
 has several; the last one counts. A last line without its end was cut by a kill, and does not count.
 
-The signs of life of a training: which file each rank touches, and where it writes its stacks when it is asked.
-
-A rank touches its file before each forward pass, of training and of evaluation. The file's content is what the rank is
-doing, since some of that may take longer (`Doing`). On SIGUSR1 a rank writes the stacks of all its threads into a file
-of its own, also while it is stuck in compiled code (Python's faulthandler).
+Signs of life: a rank touches its file before each forward pass, of training and of evaluation. The file's content is
+what the rank is doing, since some of that may take longer (`Doing`). On SIGUSR1 a rank writes the stacks of all its
+threads into a file of its own, also while it is stuck in compiled code (Python's faulthandler).
 """
 
 import errno
@@ -48,6 +45,47 @@ from vlmflow.swift.model_layers import Layers
 
 PROGRESS = "progress.jsonl"
 """The file of a run folder with the trainer's events."""
+
+
+BAD_STEP = "bad_step.json"
+"""The file of a run folder with a `BadStep`. The same training is not started again: it would come to the same step."""
+
+DIGESTS = "digests.json"
+"""The file of a checkpoint with the digests of others, a `SavedDigests`."""
+
+TRAINED = "trained.json"
+"""The file of a checkpoint without an adapter that names the trained tensors, a `TrainedTensors`."""
+
+LOGITS = "logits.safetensors"
+"""The file of such a checkpoint with some rows of the val split as the trainer fed them to the model, and the model's
+logits there.
+
+Tensors by name: `row.N.NAME`, an input of row N as the model's `forward` takes it; `row.N.logits`, positions by
+vocabulary in float32.
+"""
+
+POSITIONS = 16
+"""The last positions of a row whose logits are stored; they depend on everything before them."""
+
+StepLoss = tuple[int, float]
+"""An optimizer step, and the loss there in nats per token."""
+
+STATE = "trainer_state.json"
+"""The file of a checkpoint that holds the log."""
+
+ROWS_OF_STEPS = "rows_of_steps"
+"""The folder in a run folder with a file per rank that says which rows were in which step."""
+
+Batch = list[int]
+"""The rows of one forward pass on one rank, by their lines in the train file from 0."""
+
+LINE = re.compile(rb"(\d+)((?: \d+(?:,\d+)*)*)")
+
+FOLDER = "heartbeats"
+"""The folder of a run folder with a file for each rank, its sign of life."""
+
+FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+"""A line of faulthandler's output: file, line and function."""
 
 
 class MicroBatches(msgspec.Struct, frozen=True):
@@ -201,10 +239,6 @@ def read_events(progress: Path) -> list[Event]:
     return events
 
 
-BAD_STEP = "bad_step.json"
-"""The file of a run folder with a `BadStep`. The same training is not started again: it would come to the same step."""
-
-
 class Fault(StrEnum):
     """What is wrong with a step."""
 
@@ -228,18 +262,10 @@ class BadStep(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[int]
 
 
-DIGESTS = "digests.json"
-"""The file of a checkpoint with the digests of others, a `SavedDigests`."""
-
-
 class SavedDigests(msgspec.Struct, frozen=True):
     """The SHA-256 of a checkpoint's files when they were saved, by name."""
 
     sha256: dict[str, str]
-
-
-TRAINED = "trained.json"
-"""The file of a checkpoint without an adapter that names the trained tensors, a `TrainedTensors`."""
 
 
 class TrainedTensors(msgspec.Struct, frozen=True):
@@ -248,33 +274,15 @@ class TrainedTensors(msgspec.Struct, frozen=True):
     tensors: list[str]
 
 
-LOGITS = "logits.safetensors"
-"""The file of such a checkpoint with some rows of the val split as the trainer fed them to the model, and the model's
-logits there.
-
-Tensors by name: `row.N.NAME`, an input of row N as the model's `forward` takes it; `row.N.logits`, positions by
-vocabulary in float32.
-"""
-
-POSITIONS = 16
-"""The last positions of a row whose logits are stored; they depend on everything before them."""
-
-StepLoss = tuple[int, float]
-"""An optimizer step, and the loss there in nats per token."""
-
-STATE = "trainer_state.json"
-"""The file of a checkpoint that holds the log."""
-
-
-def logged(history: list[dict[str, Any]], kind: str) -> list[StepLoss]:
-    """Return the losses in a trainer's log. kind: "loss" for training, "eval_loss" for validation.
+def logged(history: list[dict[str, Any]], name: str) -> list[StepLoss]:
+    """Return the losses in a trainer's log. name: "loss" for training, "eval_loss" for validation.
 
     An entry whose step or loss is missing or no number counts as not logged: a resumed training evaluates again.
     """
     return [
-        (entry["step"], entry[kind])
+        (entry["step"], entry[name])
         for entry in history
-        if isinstance(entry.get("step"), Integral) and isinstance(entry.get(kind), Real)
+        if isinstance(entry.get("step"), Integral) and isinstance(entry.get(name), Real)
     ]
 
 
@@ -292,15 +300,6 @@ def stalled(history: list[dict[str, Any]], early_stop_after: int | None) -> bool
     for _, loss in logged(history, "eval_loss"):
         lowest, since = (loss, 0) if loss < lowest else (lowest, since + 1)
     return early_stop_after is not None and since >= early_stop_after
-
-
-ROWS_OF_STEPS = "rows_of_steps"
-"""The folder in a run folder with a file per rank that says which rows were in which step."""
-
-Batch = list[int]
-"""The rows of one forward pass on one rank, by their lines in the train file from 0."""
-
-LINE = re.compile(rb"(\d+)((?: \d+(?:,\d+)*)*)")
 
 
 class RowLog:
@@ -355,13 +354,6 @@ def _last_line(file: Path, step: int) -> list[Batch] | None:
 
 def _file_of(run_folder: Path, rank: int) -> Path:
     return run_folder / ROWS_OF_STEPS / f"rank-{rank}.txt"
-
-
-FOLDER = "heartbeats"
-"""The folder of these files in a run folder."""
-
-FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-"""A line of faulthandler's output: file, line and function."""
 
 
 class Doing(StrEnum):

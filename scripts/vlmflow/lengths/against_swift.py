@@ -1,10 +1,8 @@
-"""Whether a model is of the kind that its `model_type` in the configuration says.
+"""Compares what is trained with what ms-swift and the model itself say: kind, tensors, chat template, lengths.
 
-Judges what the comparison of a base's tensors with its configuration found (`swift.meta_model`).
-
-Judges what the comparison of the training with the model's own chat template found (`swift.encoded_rows`).
-
-Compares our lengths, and trained tokens, with ms-swift's own on some rows of every run.
+A model must be of the kind that its `model_type` in the configuration says, and have the tensors that its configuration
+needs (`swift.meta_model`). A row must be trained as the model's own chat template writes it (`swift.encoded_rows`). Our
+lengths, and trained tokens, are compared with ms-swift's own on some rows of every run.
 """
 
 import json
@@ -31,6 +29,18 @@ from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment, run_module
 from vlmflow.swift.model_layers import Description
 
+NAMED = 3
+"""Tensors that the error names."""
+
+KEY = "models.NAME.template_differs"
+
+WHAT = "the check of token lengths"
+
+NO_LIMIT = 1 << 30
+
+DRAWN = 12
+"""Rows drawn at random for the check, in addition to the extremes."""
+
 
 def refuse_other_architecture(folder: Path, model_type: str) -> None:
     """Raise VlmflowError if a model's architecture is none of those that its model_type is for.
@@ -49,28 +59,24 @@ def refuse_other_architecture(folder: Path, model_type: str) -> None:
     )
 
 
-NAMED = 3
-"""Tensors that the error names."""
-
-
-def refuse_incomplete_base(found: Mapping[str, Any], base: str) -> None:
+def refuse_incomplete_base(comparison: Mapping[str, Any], base: str) -> None:
     """Raise VlmflowError if a base lacks tensors that its config.json needs, or has others that nothing loads.
 
-    found: the result of `meta_model.compare_tensors`. base: its name for people.
+    comparison: the result of `meta_model.compare_tensors`. base: its name for people.
     """
-    if "failed" in found:
+    if "failed" in comparison:
         raise VlmflowError(
-            f"{base}: transformers cannot build the model of its config.json: {found['failed']!r}",
+            f"{base}: transformers cannot build the model of its config.json: {comparison['failed']!r}",
             "use a model with the config.json that its owner published, and that transformers supports",
         )
-    if missing := found.get("missing"):
+    if missing := comparison.get("missing"):
         raise VlmflowError(
             f"{base}: its files lack tensors that its config.json needs: {_some(missing)}; the training would begin "
             "with random numbers there",
             "choose a complete model: another commit in models.NAME.source (hf://…@COMMIT) or pins.yaml, or a whole "
             "folder; or fix config.json in a local copy (tie_word_embeddings, for a head that is the embedding)",
         )
-    if unneeded := found.get("unneeded"):
+    if unneeded := comparison.get("unneeded"):
         raise VlmflowError(
             f"{base}: its files have tensors that no model of its config.json has: {_some(unneeded)}; nobody would "
             "load them",
@@ -82,9 +88,6 @@ def refuse_incomplete_base(found: Mapping[str, Any], base: str) -> None:
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
     return ", ".join(map(shown, names[:NAMED])) + more
-
-
-KEY = "models.NAME.template_differs"
 
 
 def accepted_difference(
@@ -129,21 +132,13 @@ def accepted_difference(
     return difference
 
 
-def _what_makes_them_equal(found: Mapping[str, Any], text_args: Mapping[str, Any]) -> str:
+def _what_makes_them_equal(difference: Mapping[str, Any], text_args: Mapping[str, Any]) -> str:
     form = ChatForm.of(text_args, False)
-    if form.empty_thoughts != "none" and found["trained"].startswith(THOUGHT):
+    if form.empty_thoughts != "none" and difference["trained"].startswith(THOUGHT):
         return "train no empty thoughts: add add_non_thinking_prefix: false to runs.NAME.train.swift_args"
     if form.system is not None:
         return "write the system prompt into the rows (datasets.NAME.system_prompt), not into swift_args"
     return "put the chat template that the training uses into a local copy of the model, and use that"
-
-
-WHAT = "the check of token lengths"
-
-NO_LIMIT = 1 << 30
-
-DRAWN = 12
-"""Rows drawn at random for the check, in addition to the extremes."""
 
 
 class CheckedRows:
@@ -252,9 +247,9 @@ def check_lengths(
                 WHAT,
             )
             progress.advance(len(ours))
-        found = json.loads((folder / "found.json").read_text())
-    refuse_incomplete_base(found["tensors"], str(model.folder))
-    theirs = found["lengths"]
+        result = json.loads((folder / "found.json").read_text())
+    refuse_incomplete_base(result["tensors"], str(model.folder))
+    theirs = result["lengths"]
     compared = {
         "have a different length": [(row, row.tokens, tokens) for row, (tokens, *_) in zip(ours, theirs, strict=True)],
         "train other tokens": [
@@ -262,13 +257,15 @@ def check_lengths(
         ],
     }
     differences = []
-    for what, rows_of_both in compared.items():
+    for quantity, rows_of_both in compared.items():
         if differ := [(row, own, tokens) for row, own, tokens in rows_of_both if own != tokens]:
             named = ", ".join(f"{row.id} ({own}, ms-swift {tokens})" for row, own, tokens in differ[:NAMED])
-            differences.append(f"{len(differ)} of {len(ours)} checked rows {what} in ms-swift's own template: {named}")
-    difference = accepted_difference(found["template"], model.folder, text_args, template_differs)
-    example = msgspec.convert(found["example"], list[ShownText])
-    described = msgspec.convert(found["tensors"].get("model"), Description | None)
+            differences.append(
+                f"{len(differ)} of {len(ours)} checked rows {quantity} in ms-swift's own template: {named}"
+            )
+    difference = accepted_difference(result["template"], model.folder, text_args, template_differs)
+    example = msgspec.convert(result["example"], list[ShownText])
+    described = msgspec.convert(result["tensors"].get("model"), Description | None)
     return Comparison(
-        "; ".join(differences) or None, difference, found["one_sequence"], found["by_size"], example, described
+        "; ".join(differences) or None, difference, result["one_sequence"], result["by_size"], example, described
     )

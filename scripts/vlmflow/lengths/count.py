@@ -1,6 +1,6 @@
 """Counts each row's tokens without a GPU: text by the model's tokenizer, pictures by its rule.
 
-Summarizes the lengths of many rows: sums, quantiles, the longest, and the max_length that covers them.
+The lengths of many rows are summed up: quantiles, the longest, and the max_length that covers them.
 """
 
 import collections
@@ -43,6 +43,13 @@ NAMED = 5
 
 SHARD_BYTES = 1 << 20
 """Bytes of rows that a worker takes at a time: large compared with the cost of passing them, small in memory."""
+
+
+COVERED = 0.999
+"""The share of rows that the recommended max_length covers."""
+
+LONGEST_NAMED = 20
+"""How many of the longest rows are named."""
 
 
 class RowLength(msgspec.Struct, frozen=True, gc=False):
@@ -234,13 +241,6 @@ def special_tokens(model: Path) -> re.Pattern[str]:
     return re.compile(
         "|".join(sorted(re.escape(token.content) for token in added if token.special)) or NO_TOKEN.pattern
     )
-
-
-COVERED = 0.999
-"""The share of rows that the recommended max_length covers."""
-
-LONGEST_NAMED = 20
-"""How many of the longest rows are named."""
 
 
 class LengthAccount:

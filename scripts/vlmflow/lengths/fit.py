@@ -35,6 +35,13 @@ NAMED = 5
 OVER_LONG = "over_long.jsonl"
 
 
+Shortened = tuple[ShareGptRow, Tokens]
+"""A shorter row, with its tokens."""
+
+Shorten = Callable[[ShareGptRow, int], Shortened | None]
+"""Takes a row that does not fit and the allowed length; returns a shorter row that fits, or None."""
+
+
 class OverLongRow(msgspec.Struct):
     """A line of `over_long.jsonl`: a row that did not fit, with its original tokens.
 
@@ -58,13 +65,6 @@ class Fitted:
     over_long: LengthAccount = field(default_factory=LengthAccount)
     left_out: int = 0
     judging: int = 0
-
-
-Shortened = tuple[ShareGptRow, Tokens]
-"""A shorter row, with its tokens."""
-
-Shorten = Callable[[ShareGptRow, int], Shortened | None]
-"""Takes a row that does not fit and the allowed length; returns a shorter row that fits, or None."""
 
 
 def fit_rows(

@@ -1,9 +1,8 @@
-"""Counts the tokens of rows with ms-swift's own template, for models whose chat form `lengths.chat_form` is not.
+"""Measures all rows of a run's train and val split: by arithmetic if ms-swift agrees, or else by its own template.
 
-A child process encodes rows as the trainers do (`swift.row_counter`). Each process that counts starts its own, so
-that as many cores as count rows encode them, and each imports ms-swift once.
-
-Measures all rows of a run's train and val split: by arithmetic if ms-swift agrees, or else by its own template.
+Its own template counts where `lengths.chat_form` is not the model's chat form. Then a child process encodes rows as the
+trainers do (`swift.row_counter`). Each process that counts starts its own, so that as many cores as count rows encode
+them, and each imports ms-swift once.
 
 The summary has digests of all inputs of the lengths, and of their files, so that lengths of other rows are refused.
 """
@@ -39,6 +38,9 @@ from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment, failed
 
 WHAT = "counting tokens with ms-swift's template"
+
+
+log = logging.getLogger("vlmflow")
 
 
 class TemplateCounter:
@@ -111,9 +113,6 @@ class TemplateCounter:
             )
         self._connection: Connection[Any, Any] = Connection(ours.detach())
         self._owner = os.getpid()
-
-
-log = logging.getLogger("vlmflow")
 
 
 def measure_lengths(
@@ -231,8 +230,8 @@ def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> 
     )
 
 
-def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+def _differing(before: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in before.keys() | other.keys() if before.get(name) != other.get(name))
 
 
 def in_words(summary: LengthSummary) -> str:

@@ -1,9 +1,7 @@
-"""Computes the steps of a training from its rows, with the trainer's own arithmetic.
+"""Computes the steps of a training from its rows, with the trainer's own arithmetic, and cuts them into micro-batches.
 
-Cuts the rows of an optimizer step into micro-batches: a pure function of lengths and a number of tokens.
-
-The loss of a step does not depend on how its rows are cut, and a GPU waits for Python in each forward pass: with short
-rows, few full micro-batches take a fraction of the time of many small ones.
+The cut is a pure function of lengths and a number of tokens. The loss of a step does not depend on it, and a GPU waits
+for Python in each forward pass: with short rows, few full micro-batches take a fraction of the time of many small ones.
 
 Processes wait for each other in each micro-batch, so each has the same number of them in a step, and the k-th takes as
 long as the dearest k-th of any process. The plan minimises their sum. Nothing measured enters, so that each process,
@@ -21,6 +19,32 @@ from vlmflow.config.run_settings import TrainSettings
 
 if TYPE_CHECKING:
     from vlmflow.lengths.count import RowLength
+
+
+FEWEST_TOKENS = 4096
+"""A micro-batch costs at least as much as one of so many tokens: below, the GPU waits for its kernels to be started."""
+
+PICTURE_TOKEN = 1.125
+"""What a picture's token costs, in tokens of text: the vision tower's forward pass has about an eighth of the language
+model's work for it."""
+
+NUMBERS = [1024 * 2**power for power in range(8)]
+"""The tokens that a micro-batch may have where the smoke run finds the number: 1,024 to 131,072."""
+
+FIRST = 8192
+"""The number to begin with where no estimate of the memory exists."""
+
+FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
+"""The work of a pass, in forward passes: without and with computing activations again."""
+
+TRIED = 4
+"""So many numbers of micro-batches are tried, from the fewest on: the fewest full ones may be unequal."""
+
+LEAP = 32
+"""Where rows do not fit, a number of micro-batches grows by this part of it: an evaluation plans all rows at once."""
+
+Step = list[list[list[int]]]
+"""The rows of a step by process, then by micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -122,32 +146,6 @@ def _taken(lengths: Sequence[int], settings: TrainSettings, processes: int, epoc
     else:
         order = torch.randperm(each * ranks, generator=generator).tolist()
     return order[: batches * size * ranks]
-
-
-FEWEST_TOKENS = 4096
-"""A micro-batch costs at least as much as one of so many tokens: below, the GPU waits for its kernels to be started."""
-
-PICTURE_TOKEN = 1.125
-"""What a picture's token costs, in tokens of text: the vision tower's forward pass has about an eighth of the language
-model's work for it."""
-
-NUMBERS = [1024 * 2**power for power in range(8)]
-"""The tokens that a micro-batch may have where the smoke run finds the number: 1,024 to 131,072."""
-
-FIRST = 8192
-"""The number to begin with where no estimate of the memory exists."""
-
-FORWARD_AND_BACKWARD, AND_AGAIN = 3, 4
-"""The work of a pass, in forward passes: without and with computing activations again."""
-
-TRIED = 4
-"""So many numbers of micro-batches are tried, from the fewest on: the fewest full ones may be unequal."""
-
-LEAP = 32
-"""Where rows do not fit, a number of micro-batches grows by this part of it: an evaluation plans all rows at once."""
-
-Step = list[list[list[int]]]
-"""The rows of a step by process, then by micro-batch."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,7 @@
-"""The files of a model that decide which tokens a conversation becomes.
+"""The accounts of a run's lengths, and the rows that fit, for the stages that train. All lengths in tokens.
 
-The accounts of a run's lengths: `lengths/RUN/summary.json`, and `fitted/RUN/account.json`. All lengths in tokens.
-
-Reads the rows of a run that fit from `fitted/RUN`, for the training stages.
+The accounts are `lengths/RUN/summary.json` and `fitted/RUN/account.json`. They hold for the files of a model that
+decide which tokens a conversation becomes.
 """
 
 from collections.abc import Sequence
@@ -21,6 +20,13 @@ from vlmflow.swift.model_layers import Description
 
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 """The chat template decides, too: ms-swift's one is found by it, and it holds the date."""
+
+
+STEP = 64
+"""A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
+
+ACCOUNT = "account.json"
+"""The account of `fit_rows` in the folder of its rows; the training stages rely on it."""
 
 
 def text_digests(model: Path) -> dict[str, str]:
@@ -42,10 +48,6 @@ def refuse_other_texts(model: Path, measured: dict[str, str] | None, rows: Path)
                 f"{model / name}: is another file than when the lengths of {rows} were measured",
                 "run the same command again: the workflow measures them with the model as it is now",
             )
-
-
-STEP = 64
-"""A recommended max_length is a multiple of it: matrix products are faster with round numbers."""
 
 
 class NamedRow(msgspec.Struct, frozen=True):
@@ -191,10 +193,6 @@ class FittedRows(msgspec.Struct, frozen=True):
     def splits(self) -> dict[str, FittedSplit]:
         """The numbers by split."""
         return {"train": self.train, "val": self.val}
-
-
-ACCOUNT = "account.json"
-"""The account of `fit_rows` in the folder of its rows; the training stages rely on it."""
 
 
 def fitted_data(folder: Path, max_length: int, picture_store: Path, manifests: Sequence[Path] = ()) -> TrainingData:

@@ -1,12 +1,8 @@
-"""Which numbers of an adapter each tensor of a model with experts must have, for the proof by tensors.
-
-It shares no rule with the merge: peft itself wraps the model, which shows whose factors are whose, and transformers
-saves numbers that name their own places, which shows where they go.
-
-The values that a proven folder's tensors must have: base + adapter, or the trained weights.
+"""The values that a proven folder's tensors must have: base + adapter, or the trained weights.
 
 It uses neither the merge's arithmetic nor its reader: the safetensors package opens the files, and the scale comes from
-peft's own configuration.
+peft's own configuration. Of a model with experts, peft itself wraps the model, which shows whose factors are whose, and
+transformers saves numbers that name their own places, which shows where they go.
 """
 
 import json
@@ -31,6 +27,12 @@ from vlmflow.in_trainer.messages import TRAINED
 from vlmflow.swift.child_process import limited
 from vlmflow.swift.meta_model import loaded_as, meta_model, saved_as
 
+OF_PEFT = re.compile(r"\.(?:base_layer\.\w+|lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|weight|bias)$")
+"""What stands behind the name of a layer in an adapter."""
+
+FROZEN_ROWS = 1 << 12
+"""Rows of a frozen tensor that are compared with the checkpoint's at a time."""
+
 
 class OfExperts(msgspec.Struct, frozen=True):
     """What a tensor of the files has of an adapted parameter of experts, W (experts by rows by columns) in memory.
@@ -54,13 +56,13 @@ def expected_experts(base: Path, adapter: Path) -> dict[str, OfExperts]:
 
     base, adapter: their folders. Raises VlmflowError if the model cannot be built, or its saved form is unknown.
     """
-    found = limited(partial(_expected_experts, base, adapter))
-    if "failed" in found:
+    places = limited(partial(_expected_experts, base, adapter))
+    if "failed" in places:
         raise VlmflowError(
-            f"{base}: the places of its adapted experts cannot be computed: {found['failed']}",
+            f"{base}: the places of its adapted experts cannot be computed: {places['failed']}",
             "report this, with the model's config.json and the adapter's adapter_config.json",
         )
-    return msgspec.convert(found, dict[str, OfExperts])
+    return msgspec.convert(places, dict[str, OfExperts])
 
 
 def _expected_experts(base: Path, adapter: Path) -> dict[str, Any]:
@@ -69,7 +71,7 @@ def _expected_experts(base: Path, adapter: Path) -> dict[str, Any]:
         raise ValueError("transformers does not know the class of its config.json, or it is quantised")
     with torch.device("meta"):
         wrapped = get_peft_model(adapted, LoraConfig.from_pretrained(str(adapter)))
-    found = {}
+    parts = {}
     for name, module in wrapped.named_modules():
         if isinstance(module, ParamWrapper) and module.get_param().ndim == 3:
             layer = name.removeprefix("base_model.model.")
@@ -82,7 +84,7 @@ def _expected_experts(base: Path, adapter: Path) -> dict[str, Any]:
                 if not torch.equal(numbers, torch.arange(first, first + len(numbers))):
                     raise ValueError(f"{tensor} has rows of {parameter} in another order")
                 expert, row = (None, 0) if saved.ndim == 3 else divmod(first, rows)
-                found[tensor] = OfExperts(
+                parts[tensor] = OfExperts(
                     layer=layer,
                     scale=module.scaling["default"],
                     out_by_in=module._did_swap_in_out_features,
@@ -91,14 +93,7 @@ def _expected_experts(base: Path, adapter: Path) -> dict[str, Any]:
                     first=row,
                     rows=rows if expert is None else len(numbers),
                 )
-    return {tensor: msgspec.to_builtins(of) for tensor, of in found.items()}
-
-
-OF_PEFT = re.compile(r"\.(?:base_layer\.\w+|lora_[AB]\.weight|lora_embedding_[AB]|lora_magnitude_vector|weight|bias)$")
-"""What stands behind the name of a layer in an adapter."""
-
-FROZEN_ROWS = 1 << 12
-"""Rows of a frozen tensor that are compared with the checkpoint's at a time."""
+    return {tensor: msgspec.to_builtins(of) for tensor, of in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,9 @@ class Updates:
         if of.expert is not None:
             return value(of.expert, weight, transposed=False)
         transposed = weight.shape != of.shape  # transformers, too, asks the shape
-        return Expected(weight, matrices=[value(one, weight[one], transposed=transposed) for one in range(experts)])
+        return Expected(
+            weight, matrices=[value(number, weight[number], transposed=transposed) for number in range(experts)]
+        )
 
     def _take(self, *names: str) -> list[torch.Tensor] | None:
         """Return tensors that belong together, or None if one is missing or already used."""

@@ -17,50 +17,18 @@ from transformers.core_model_loading import Concatenate, MergeModulelist, Transp
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_weights import ModelWeights
-from vlmflow.merging.trained import Adapter, TrainedModel
+from vlmflow.merging.plan import ExpertLayer, Piece
 from vlmflow.swift.child_process import limited
 from vlmflow.swift.meta_model import Loading, meta_model
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """What a tensor of the files takes of an update of experts.
-
-    experts: their number. expert: whose matrix it is a part of; None if it has the matrices of all. first, last: the
-    rows of B that it takes. transposed: whether it is stored as in by out.
-    """
-
-    experts: int
-    expert: int | None
-    first: int
-    last: int
-    transposed: bool
-
-
-class ExpertLayer(msgspec.Struct, frozen=True):
-    """An adapted parameter of experts.
-
-    parameter: its name in memory. inside, outside: the width of each matrix's input and output. pieces: by the names of
-    the tensors in the base's files.
-    """
-
-    parameter: str
-    experts: int
-    inside: int
-    outside: int
-    pieces: dict[str, Piece]
-
-
-def expert_layers(weights: ModelWeights, trained: Adapter | TrainedModel) -> dict[str, ExpertLayer]:
+def expert_layers(weights: ModelWeights, targets: Collection[str]) -> dict[str, ExpertLayer]:
     """Return the parameters of experts that an adapter changes, by the name of their layer in the adapter.
 
-    base: the model's folder. shapes: those of all tensors in its files, by name. targets: the adapter's
-    `target_parameters`, each the whole name of a parameter or its end.
+    weights: of the base. targets: the adapter's `target_parameters`, each the whole name of a parameter or its end.
 
     Raises VlmflowError if the model cannot be built, or its files have experts in a form that the merge does not know.
     """
-    targets = trained.config.target_parameters if isinstance(trained, Adapter) else None
-    if not targets:
-        return {}
     base, shapes = weights.folder, {name: entry.shape for name, entry in weights.tensors().items()}
     layers = limited(partial(_expert_layers, base, shapes, targets))
     if "failed" in layers:

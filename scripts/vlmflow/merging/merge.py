@@ -25,11 +25,10 @@ import torch
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import require_free_disk, sync, whole_folder
 from vlmflow.core.progress import Progress
-from vlmflow.fetch.model_weights import WHOLE_AGAIN, TensorEntry, read_model_weights
-from vlmflow.merging.experts import expert_layers
+from vlmflow.fetch.model_weights import WHOLE_AGAIN, ModelWeights, TensorEntry, read_model_weights
 from vlmflow.merging.plan import Update, plan_updates
 from vlmflow.merging.tensors import FLOAT_TYPES, run_in_order
-from vlmflow.merging.trained import Trained, TrainedModel, read_trained
+from vlmflow.merging.trained import Adapter, Trained, TrainedModel, read_trained
 from vlmflow.supervisor.report import PlannedMerge
 
 BLOCK_ELEMENTS = 1 << 19
@@ -53,6 +52,10 @@ VISIBLE = 0.75
 log = logging.getLogger(__name__)
 
 
+Task = Callable[[], int]
+"""Writes some bytes of a file and returns their number."""
+
+
 def merge_weights(base: Path, released: Path, merged: Path, files: Collection[str], threads: int) -> None:
     """Write base + adapter, or the trained weights, to the folder `merged`, which appears complete or not at all.
 
@@ -67,8 +70,7 @@ def merge_weights(base: Path, released: Path, merged: Path, files: Collection[st
     """
     weights = read_model_weights(base, files)
     trained = read_trained(released)
-    experts = expert_layers(weights, trained)
-    updates = plan_updates(weights, trained, experts)
+    updates = _planned_updates(weights, trained)
     for name in weights.left_out:
         log.info("%s: left out, because it would still hold the unmerged weights", base / name)
     log.info("the training touches %d of %d tensors", len(updates), len(weights.tensors()))
@@ -97,8 +99,14 @@ def merge_weights(base: Path, released: Path, merged: Path, files: Collection[st
             future.result()
 
 
-Task = Callable[[], int]
-"""Writes some bytes of a file and returns their number."""
+def _planned_updates(weights: ModelWeights, trained: Adapter | TrainedModel) -> dict[str, Update]:
+    """Return the update of every tensor of the base that the training changes, as `plan_updates` does."""
+    experts = {}
+    if isinstance(trained, Adapter) and (targets := trained.config.target_parameters):
+        from vlmflow.merging.experts import expert_layers  # transformers takes seconds, and few adapters need it
+
+        experts = expert_layers(weights, targets)
+    return plan_updates(weights, trained, experts)
 
 
 @dataclass(frozen=True)
@@ -298,8 +306,7 @@ def planned_merge(base: Path, released: Path, files: Collection[str]) -> Planned
     """
     weights = read_model_weights(base, files)
     trained = read_trained(released)
-    experts = expert_layers(weights, trained)
-    updates, tensors = plan_updates(weights, trained, experts), weights.tensors()
+    updates, tensors = _planned_updates(weights, trained), weights.tensors()
     is_model = isinstance(trained, TrainedModel)
     plain = sorted(name for name, update in updates.items() if not update.magnitude and (is_model or update.factors))
     paths = {name: shard.path for shard in weights.shards.values() for name in shard.tensors}

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from vlmflow.config.strategies import ADAPTER_CONFIG
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_weights import ModelWeights, TensorEntry
 from vlmflow.in_trainer.messages import TRAINED
-from vlmflow.merging.experts import ExpertLayer, Piece
 from vlmflow.merging.tensors import FLOAT_TYPES
 from vlmflow.merging.trained import SAVE_AGAIN, TRAIN_OTHERWISE, Adapter, AdapterConfig, TrainedModel
-from vlmflow.swift.meta_model import loaded_as
 
 PREFIX = "base_model.model."
 """peft's prefix of a layer's name in the base model."""
@@ -39,6 +39,34 @@ TRAIN_AN_ADAPTER = (
     "train an adapter instead (runs.NAME.tuner: lora): the merge takes over only weights that the base has under the "
     "same names"
 )
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """What a tensor of the files takes of an update of experts.
+
+    experts: their number. expert: whose matrix it is a part of; None if it has the matrices of all. first, last: the
+    rows of B that it takes. transposed: whether it is stored as in by out.
+    """
+
+    experts: int
+    expert: int | None
+    first: int
+    last: int
+    transposed: bool
+
+
+class ExpertLayer(msgspec.Struct, frozen=True):
+    """An adapted parameter of experts.
+
+    parameter: its name in memory. inside, outside: the width of each matrix's input and output. pieces: by the names of
+    the tensors in the base's files.
+    """
+
+    parameter: str
+    experts: int
+    inside: int
+    outside: int
+    pieces: dict[str, Piece]
 
 
 @dataclass(frozen=True)
@@ -77,8 +105,11 @@ def plan_updates(
         return _replacements(trained, tensors, weights.config)
     layers, replacements = _by_layer(trained)
     changed = {f"{layer}.weight" for layer in layers} | replacements.keys()
-    # Most models need not be built for this.
-    names = {} if changed <= tensors.keys() else loaded_as(weights.folder, tensors)
+    names = {}
+    if not changed <= tensors.keys():  # most models need not be built for this, and transformers takes seconds
+        from vlmflow.swift.meta_model import loaded_as
+
+        names = loaded_as(weights.folder, tensors)
     base = {names.get(name, name): entry for name, entry in tensors.items()}
     _refuse_tied(trained, [*layers, *(_layer_of(name) for name in replacements)], base, weights.config)
     updates = {name: Update(replacement=key) for name, key in replacements.items()}
@@ -305,7 +336,7 @@ def _replacements(
         if name not in base:
             raise fault(name, "is in the checkpoint, but not in the base")
     heads, inputs = (
-        [name for name in base if _last(_layer_of(name)) in kind] for kind in (OUTPUT_HEADS, INPUT_EMBEDDINGS)
+        [name for name in base if _last(_layer_of(name)) in layers] for layers in (OUTPUT_HEADS, INPUT_EMBEDDINGS)
     )
     tied = [*inputs, *heads] if _says_tied(described) and heads and inputs else []
     for name in base:

@@ -1,8 +1,7 @@
 """The proof of a model folder, `proof.json`: the checks' results and the digest of every file.
 
-Puts a run's picture limits into the folder of its weights, for all who load them.
-
-Verifies that a merged folder has the files of its base, and weights with the base's layout.
+A merged folder must have the files of its base, and weights with the base's layout. Before it is proven it gets the
+run's picture limits, for all who load it.
 """
 
 import importlib.metadata
@@ -45,6 +44,16 @@ PACKAGES = (
 
 COMMIT_VARIABLE = "VLMFLOW_COMMIT"
 """The environment variable with the commit if there is no checkout, as in an image."""
+
+
+TOKENIZER = frozenset({"tokenizer_config.json"})
+
+PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})
+"""Files of which a model needs one: every model one of the first, a vision model also one of the second."""
+
+BLOCK_BYTES = 1 << 20
+
+MERGE_AGAIN = "remove the merged folder and run the same command again; if this happens again, please report it"
 
 
 class ChangedTensors(msgspec.Struct, frozen=True):
@@ -288,15 +297,6 @@ def publish_limits(folder: Path, most_tokens: int) -> LimitedFile | None:
     return LimitedFile(processor.file, proven, sha256_of(file), limits)
 
 
-TOKENIZER = frozenset({"tokenizer_config.json"})
-PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})
-"""Files of which a model needs one: every model one of the first, a vision model also one of the second."""
-
-BLOCK_BYTES = 1 << 20
-
-MERGE_AGAIN = "remove the merged folder and run the same command again; if this happens again, please report it"
-
-
 def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
     """Compare everything but the weights' numbers; returns the names of the shards.
 
@@ -337,10 +337,10 @@ def _require_usable(base: Path, files: set[str]) -> None:
             raise VlmflowError(f"{base}: has no {' or '.join(sorted(choice))}", FETCH_AGAIN)
 
 
-def _same_bytes(one: Path, other: Path) -> bool:
-    if one.stat().st_size != other.stat().st_size:
+def _same_bytes(file: Path, other: Path) -> bool:
+    if file.stat().st_size != other.stat().st_size:
         return False
-    with one.open("rb") as first, other.open("rb") as second:
+    with file.open("rb") as first, other.open("rb") as second:
         while block := first.read(BLOCK_BYTES):
             if block != second.read(BLOCK_BYTES):
                 return False

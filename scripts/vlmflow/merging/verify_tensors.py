@@ -50,6 +50,18 @@ DORA_ROUNDINGS = 3
 """Length, quotient and product of magnitude ⊙ V / ‖V‖."""
 
 
+Errors = tuple[torch.Tensor, ...]
+"""The error of float32 that a block's numbers may have: own · |start| + reach · lengths + relative · |value|.
+
+own, reach, relative: a number per row. lengths: one per column. Empty if there is none.
+"""
+
+Places = tuple[slice | torch.Tensor, ...]
+"""Numbers of a block: their rows and their columns."""
+
+ALL: Places = (slice(None), slice(None))
+
+
 @dataclass(frozen=True)
 class Compared:
     """The result of comparing some rows of one tensor."""
@@ -62,17 +74,6 @@ class Compared:
 
 
 Task = Callable[[], Compared]
-
-Errors = tuple[torch.Tensor, ...]
-"""The error of float32 that a block's numbers may have: own · |start| + reach · lengths + relative · |value|.
-
-own, reach, relative: a number per row. lengths: one per column. Empty if there is none.
-"""
-
-Places = tuple[slice | torch.Tensor, ...]
-"""Numbers of a block: their rows and their columns."""
-
-ALL: Places = (slice(None), slice(None))
 
 
 def verify_tensors(

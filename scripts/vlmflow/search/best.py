@@ -1,9 +1,7 @@
-"""Whether the best trial of a search beats the run's own settings, on rows of val that chose neither.
+"""The settings that a search recommends, and whether they beat the run's own, on rows of val that chose neither.
 
 The best of many trials is the luckiest, too. So the rows that ranked the trials do not judge the winner
-(`rows.holdout`), and only one trial is compared.
-
-The settings that a search recommends, as an overlay for the configuration.
+(`rows.holdout`), and only one trial is compared. The settings are an overlay for the configuration.
 """
 
 from collections import Counter

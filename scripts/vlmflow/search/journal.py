@@ -1,6 +1,6 @@
-"""Asks the study program, and keeps the study's journal as an ordinary file of one writer: copy, extend, rename.
+"""Asks the study program, and adds the results of a step to its study.
 
-Adds the results of one step of a search to its study.
+The study's journal is kept as an ordinary file of one writer: copy, extend, rename.
 """
 
 import hashlib
@@ -71,8 +71,8 @@ def told(
         }
         for trial in trials
     ]
-    found = _ask(before, journal, search, {"seed": 0, "tell": results, "ask": None, "importances": True})
-    importances: dict[str, float] | None = found["importances"]
+    answer = _ask(before, journal, search, {"seed": 0, "tell": results, "ask": None, "importances": True})
+    importances: dict[str, float] | None = answer["importances"]
     return importances
 
 
@@ -89,7 +89,7 @@ def _ask(before: Path | None, journal: Path, search: str, question: dict[str, An
             shutil.copyfile(before, work)
         python_of("search")  # it says what to install
         try:
-            found = ask_program(
+            answer = ask_program(
                 "search", PROGRAM, {"importances": False, **question, "journal": str(work), "study": search}
             )
         except PassingError:
@@ -101,7 +101,7 @@ def _ask(before: Path | None, journal: Path, search: str, question: dict[str, An
             ) from None
         with whole_file(journal) as file:
             file.write(work.read_bytes())
-    return found
+    return answer
 
 
 def tell(

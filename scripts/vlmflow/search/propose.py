@@ -1,6 +1,6 @@
-"""What a search may still spend, and what it is estimated to need before its first trial.
+"""What a step of a search asks: new trials in the first rung, the best third of the rung before in others.
 
-What a step of a search asks: new trials in the first rung, the best third of the rung before in others.
+Before its first trial the search is refused if it may not spend what it is estimated to need.
 """
 
 import logging
@@ -31,6 +31,16 @@ from vlmflow.search.study import OWN, Asked, AskedTrial, Study, ranked
 from vlmflow.supervisor.report import Gate
 
 log = logging.getLogger("vlmflow")
+
+
+SPENT = "the budget is spent (limits.gpu_hours)"
+
+FEW = "too few trials finished the rung before within the limits"
+
+ASKED_BEFORE = "no combination was found that was not asked before"
+
+BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
+"""The searched keys that change the number of steps."""
 
 
 def refuse_too_much(
@@ -103,14 +113,6 @@ def hours_each(search: SearchSettings, spent: float, trials: int, ranks: int, tr
     if limits.hours is not None:
         most.append(max(0.0, limits.hours - trained))
     return min(most, default=None)
-
-
-SPENT = "the budget is spent (limits.gpu_hours)"
-FEW = "too few trials finished the rung before within the limits"
-ASKED_BEFORE = "no combination was found that was not asked before"
-
-BATCH = ("per_device_batch_size", "gradient_accumulation_steps")
-"""The searched keys that change the number of steps."""
 
 
 def refuse_equal_rungs(name: str, search: SearchSettings, schedule: "Schedule", own: Mapping[str, Any]) -> None:

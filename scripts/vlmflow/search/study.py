@@ -1,8 +1,7 @@
-"""The accounts of a search: what a step asks of its trials (`asked.json`), and each trial's result (`SLOT.json`).
+"""The accounts of a search: what a step asks, each trial's result, and the study.
 
-The objectives of a search: what they are called, and which of their values is better.
-
-The account of a search (`study.json`): every trial's results so far. It needs no Optuna to read.
+They are `asked.json`, `SLOT.json` and `study.json`, which has every trial's results so far, and need no Optuna. An
+objective says what its value is called, and which of two is better.
 """
 
 import math
@@ -26,6 +25,11 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 State = Literal["done", "failed", "stopped", "empty"]
 """How a trial of a step ended. done: it reached its step. failed: its training cannot go on with these settings.
 stopped: its hours were over before its step. empty: nothing was asked of this slot."""
+
+
+TrialState = Literal["done", "failed", "stopped", "waiting", "left"]
+"""done: trained to its end. failed, stopped: as its last result. waiting: it finished a rung, and may go on. left: it
+finished a rung, and others went on."""
 
 
 class AskedTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,10 +139,6 @@ def shown(objective: Objective, value: float) -> str:
     """Return a value for people."""
     return f"{value:.5g}" if objective == "eval_loss" else f"{value:.1%}"
 
-
-TrialState = Literal["done", "failed", "stopped", "waiting", "left"]
-"""done: trained to its end. failed, stopped: as its last result. waiting: it finished a rung, and may go on. left: it
-finished a rung, and others went on."""
 
 STATES: dict[TrialState, str] = {
     "done": "trained to its end",

@@ -1,12 +1,11 @@
-"""The starts of one step of a trial: how long they took, and how many in a row got nowhere.
-
-A machine may be lost, or a pod killed as a whole, and nobody is left to say that a start has ended. So each is
-recorded in the trial's run folder before it begins. Several searches may train in that folder: each has its own hours.
-
-Trains one trial of a search up to the end of its step, and says what came of it.
+"""Trains one trial of a search up to the end of its step, and says what came of it.
 
 A training that cannot go on is an answer, as one that reaches its step is. A training that was stopped from outside is
 none: the same command resumes it.
+
+A machine may be lost, or a pod killed as a whole, and nobody is left to say that a start has ended. So each start is
+recorded in the trial's run folder before it begins: how long it took, and how many in a row got nowhere. Several
+searches may train in that folder: each has its own hours.
 """
 
 import json
@@ -38,6 +37,12 @@ from vlmflow.supervisor.train import OutOfHoursError, Trained, TrainingFailedErr
 from vlmflow.swift.arguments import Training
 
 log = logging.getLogger("vlmflow")
+
+
+TRIES = 2
+"""How often in a row a step may get nowhere before that is its answer: its trainers died, or nobody was left to say
+why, as when a pod without memory is killed as a whole. A cluster starts a failed job twice more (profiles/kubernetes).
+"""
 
 
 @dataclass(frozen=True)
@@ -136,11 +141,11 @@ def _close_all(folder: RunFolder) -> None:
             write_account(file, _ended(found, folder))
 
 
-def _ended(found: Starts, folder: RunFolder) -> Starts:
+def _ended(starts: Starts, folder: RunFolder) -> Starts:
     """Return the account of a start that ended without a word: it took until its trainers' last sign of life."""
-    assert found.since is not None
-    silent = max(0.0, min(_last_sign(folder), time.time()) - found.since)
-    return replace_fields(found, seconds=found.seconds + silent, since=None)
+    assert starts.since is not None
+    silent = max(0.0, min(_last_sign(folder), time.time()) - starts.since)
+    return replace_fields(starts, seconds=starts.seconds + silent, since=None)
 
 
 def forget_tries(step: Step) -> None:
@@ -152,12 +157,6 @@ def _last_sign(folder: RunFolder) -> float:
     """Return when trainers last wrote something, in seconds since 1970; 0 if they never did."""
     files = (folder.progress, folder.trainer_log)
     return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
-
-
-TRIES = 2
-"""How often in a row a step may get nowhere before that is its answer: its trainers died, or nobody was left to say
-why, as when a pod without memory is killed as a whole. A cluster starts a failed job twice more (profiles/kubernetes).
-"""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,34 @@ ACCOUNT = "resumed.json"
 """The file of a run folder with a `Mark`."""
 
 
+REMEDY = (
+    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (if that is null: per_device_batch_size), "
+    "which restarts training at step 0"
+)
+
+OF_THE_MACHINE = re.compile(
+    r"CUDA error|cuDNN|CUBLAS|NCCL|DistBackendError|DistNetworkError|Connection (?:closed|reset)|\[Errno (?:5|28|116)\]"
+)
+"""What an error says that a GPU, a link or a disk is to blame for (EIO, ENOSPC and ESTALE of the latter)."""
+
+NO_CAUSE = re.compile(r"ChildFailedError")
+
+NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
+"""What torchrun says of any failure, and of trainers or of itself that a signal ended."""
+
+FROM_ANOTHER = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|DistNetworkError")
+"""What a trainer says when another one has ended."""
+
+LONGEST_LINE = 2_000
+"""Characters of a line of the log that are searched."""
+
+FULL_DISK = 16_000_000
+"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
+
+NAMED = 8
+"""How many rows a message names."""
+
+
 class ResumableError(VlmflowError):
     """The trainers ended because of a fault after which the training is resumed once.
 
@@ -73,8 +101,8 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: ResumableError
     """
     step = last_step(folder.progress)
     if checkpoint is None:
-        kind = VlmflowError if error.lasts else PassingError
-        raise kind(f"{error.cause} (after step {step})", error.next_step) from None
+        error_type = VlmflowError if error.lasts else PassingError
+        raise error_type(f"{error.cause} (after step {step})", error.next_step) from None
     file = folder.path / ACCOUNT
     before = read_account(file, Mark) if file.is_file() else None
     mark = Mark(error.name, step, checkpoint)
@@ -87,12 +115,6 @@ def resume_once(folder: RunFolder, checkpoint: int | None, error: ResumableError
             f"{error.next_step}; {error.otherwise}: the same command resumes from step {checkpoint}",
         ) from None
     return mark
-
-
-REMEDY = (
-    "lower runs.NAME.train.max_length or runs.NAME.train.micro_batch_tokens (if that is null: per_device_batch_size), "
-    "which restarts training at step 0"
-)
 
 
 class TrainersDiedError(PassingError):
@@ -158,24 +180,6 @@ FAULTS = [
 ]
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
 
-OF_THE_MACHINE = re.compile(
-    r"CUDA error|cuDNN|CUBLAS|NCCL|DistBackendError|DistNetworkError|Connection (?:closed|reset)|\[Errno (?:5|28|116)\]"
-)
-"""What an error says that a GPU, a link or a disk is to blame for (EIO, ENOSPC and ESTALE of the latter)."""
-
-NO_CAUSE = re.compile(r"ChildFailedError")
-NO_CAUSE_AFTER_A_SIGNAL = re.compile(r"ChildFailedError|Signal \d+ \(SIG\w+\) received|SignalException")
-"""What torchrun says of any failure, and of trainers or of itself that a signal ended."""
-
-FROM_ANOTHER = re.compile(r"Connection (?:closed|reset) by peer|Broken pipe|DistBackendError|DistNetworkError")
-"""What a trainer says when another one has ended."""
-
-LONGEST_LINE = 2_000
-"""Characters of a line of the log that are searched."""
-
-FULL_DISK = 16_000_000
-"""Free bytes below which a disk counts as full: less than a real checkpoint needs."""
-
 
 class LogTail:
     """The part of a trainers' log that counts: from its end now, to `end_here`."""
@@ -198,42 +202,42 @@ class LogTail:
         return self.log.stat().st_size if self.log.is_file() else 0
 
 
-def failure_of(code: int, logs: Sequence[LogTail], what: str, passed_on: Sequence[int] = ()) -> VlmflowError:
+def failure_of(code: int, logs: Sequence[LogTail], label: str, passed_on: Sequence[int] = ()) -> VlmflowError:
     """Return why the trainers failed: a full disk, the cause in their logs, or a signal.
 
-    code: torchrun's exit code. logs: those of all nodes, this node's first. what: the stage and run. passed_on: the
+    code: torchrun's exit code. logs: those of all nodes, this node's first. label: the stage and run. passed_on: the
     signals that they got through us. Those end a trainer that is not at work yet, which saves nothing.
     """
     trainer_log = logs[0].log
     if shutil.disk_usage(trainer_log.parent).free < FULL_DISK:
         # Checked first: on a full disk the log has no cause.
         return PassingError(
-            f"{what}: no space left on the disk of {trainer_log.parent}",
+            f"{label}: no space left on the disk of {trainer_log.parent}",
             "free space on the disk of stores.runs; the same command resumes from the newest whole checkpoint",
         )
     texts = {tail.log: _lines(tail.text()) for tail in logs}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
-    for pattern, next_step, kind in FAULTS:
-        found = [
+    for pattern, next_step, error in FAULTS:
+        causes = [
             (match.strip(), log)
             for log, text in texts.items()
             for match in re.findall(pattern, text)
             if not no_cause.search(match)
         ]
-        if found:
-            first_hand = [one for one in found if not FROM_ANOTHER.search(one[0])]
-            cause, log = (first_hand or found)[-1]
-            if kind is TrainersDiedError and (passed_on or OF_THE_MACHINE.search(cause)):
-                kind = PassingError
-            return kind(f"{what}: {cause}", f"{next_step} ({log})")
+        if causes:
+            first_hand = [cause for cause in causes if not FROM_ANOTHER.search(cause[0])]
+            cause, log = (first_hand or causes)[-1]
+            if error is TrainersDiedError and (passed_on or OF_THE_MACHINE.search(cause)):
+                error = PassingError
+            return error(f"{label}: {cause}", f"{next_step} ({log})")
     if passed_on:
         return PassingError(
-            f"{what}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",
+            f"{label}: {signal.Signals(passed_on[0]).name} ended the trainers before they could save a checkpoint",
             f"run the same command again: it resumes from the newest whole checkpoint, if there is one ({trainer_log})",
         )
     by_somebody = -code in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
     return (PassingError if by_somebody else TrainersDiedError)(
-        f"{what}: the trainers ended with code {code}",
+        f"{label}: the trainers ended with code {code}",
         f"look at {trainer_log}; a trainer killed from outside usually ran out of memory; "
         "the same command resumes from the newest checkpoint",
     )
@@ -247,25 +251,22 @@ def _lines(log: str) -> str:
     return "\n".join(line[:LONGEST_LINE] for line in re.split(r"[\r\n]+", log))
 
 
-NAMED = 8
-"""How many rows a message names."""
-
-
-def refuse_bad_step(folder: RunFolder, train: Path, what: str) -> None:
+def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:
     """Raise VlmflowError if a step has spoiled the training of a run folder.
 
-    train: the rows that it trains on. what: the stage and run, for the message.
+    train: the rows that it trains on. label: the stage and run, for the message.
     """
     file = folder.path / BAD_STEP
     if not file.is_file():
         return
     bad = read_account(file, BadStep)
-    steps = [int(place.name.partition("-")[2]) for place in folder.output.glob("*") if NAME.fullmatch(place.name)]
+    steps = [int(path.name.partition("-")[2]) for path in folder.output.glob("*") if NAME.fullmatch(path.name)]
     spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
+    rows = _named(ids_of(train, bad.rows))
     raise VlmflowError(
-        f"{what}: step {bad.step}: {_said(bad)}; rows {_named(ids_of(train, bad.rows))}; {last_good} ({folder.output})",
+        f"{label}: step {bad.step}: {_in_words(bad)}; rows {rows}; {last_good} ({folder.output})",
         f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
         f"the raw file; both train from step 0. To train on unchanged, remove {' and '.join([str(file), *spoiled])}",
     )
@@ -281,11 +282,11 @@ def ids_of(train: Path, rows: list[int]) -> list[str]:
 
 def _shown_by(folder: RunFolder, step: int) -> str:
     """Return the command that shows a step's rows; there is one for full trainings, at RUN/full/DIGEST."""
-    kind = folder.path.absolute().parent
-    return f" (make rows RUN={kind.parent.name} STEP={step} shows them)" if kind.name == "full" else ""
+    stage = folder.path.absolute().parent
+    return f" (make rows RUN={stage.parent.name} STEP={step} shows them)" if stage.name == "full" else ""
 
 
-def _said(bad: BadStep) -> str:
+def _in_words(bad: BadStep) -> str:
     if bad.fault is Fault.EXPLODED:
         return f"{bad.fault}: {', '.join(bad.losses)} nats per token from step {bad.first} on"
     return f"{bad.fault} (loss {bad.losses[-1]})"

@@ -111,14 +111,14 @@ class Group:
         signalled: whether this process must end, too.
         """
         self._write("stop")
-        begun, said = time.monotonic(), False
+        begun, warned = time.monotonic(), False
         on_cluster = FOR_ANSWER_AFTER_SIGNAL if signalled else FOR_ANSWER
         while silent := list(filter(self._may_run, self.others)):
             waited = time.monotonic() - begun
             if waited > (FOR_END if self.is_local else on_cluster):
                 return
-            if waited > FOR_ANSWER_AFTER_SIGNAL and not said:
-                said = True
+            if waited > FOR_ANSWER_AFTER_SIGNAL and not warned:
+                warned = True
                 log.warning(f"waiting for an answer of nodes that may be lost: {', '.join(map(str, silent))}")
             time.sleep(0.2)
 
@@ -168,8 +168,8 @@ class Group:
         """Start another node on this machine, with GPUs of its own."""
         runs = str(self._folder.path.absolute().parents[1])
         words = [runs, self._attempt, str(node), str(self.threads)]
-        each = self._training.processes
-        gpus = visible_gpus()[node * each : (node + 1) * each] if self._training.device == "cuda" else []
+        processes = self._training.processes
+        gpus = visible_gpus()[node * processes : (node + 1) * processes] if self._training.device == "cuda" else []
         return subprocess.Popen(
             [sys.executable, "-m", other_node.__name__, *words],
             env=child_environment()

@@ -203,30 +203,30 @@ def refuse_small_shared_memory(
 
 def ranks_of(torchrun: subprocess.Popen[bytes]) -> dict[int, psutil.Process]:
     """Return the trainers that run, by rank."""
-    found = {}
+    ranks = {}
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(torchrun.pid).children():
             with suppress(psutil.Error, KeyError):
-                found[int(child.environ()["RANK"])] = child
-    return found
+                ranks[int(child.environ()["RANK"])] = child
+    return ranks
 
 
-def let_them_save(torchrun: subprocess.Popen[bytes], asked: set[int]) -> None:
-    """Ask the trainers to save a checkpoint and end; those that still load end at once.
+def let_them_save(torchrun: subprocess.Popen[bytes], told: set[int]) -> None:
+    """Tell the trainers to save a checkpoint and end; those that still load end at once.
 
-    asked: the process ids of those that were asked before; those of the others are added. Call it again until torchrun
+    told: the process ids of those that were told before; those of the others are added. Call it again until torchrun
     ends: its child may be no trainer yet, and would forget the signal, or be a program that tells it about the machine.
 
     torchrun itself would kill them after 30 seconds. If it has no child, and never had a trainer, it is killed: there
     is nothing to save, and while it waits for other nodes it answers no other signal.
     """
     for process in ranks_of(torchrun).values():
-        if process.pid not in asked:
-            asked.add(process.pid)
+        if process.pid not in told:
+            told.add(process.pid)
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGTERM)
     with suppress(psutil.NoSuchProcess):
-        if not asked and not psutil.Process(torchrun.pid).children():
+        if not told and not psutil.Process(torchrun.pid).children():
             torchrun.kill()
 
 
@@ -236,9 +236,9 @@ def end(torchrun: subprocess.Popen[bytes]) -> bool:
     Returns whether it ended: the kernel may not end a process that waits for a device.
     """
     everybody = [] if torchrun.poll() is not None else psutil.Process(torchrun.pid).children(recursive=True)
-    asked: set[int] = set()
-    let_them_save(torchrun, asked)
-    if not asked:
+    told: set[int] = set()
+    let_them_save(torchrun, told)
+    if not told:
         torchrun.kill()
     _, alive = psutil.wait_procs(everybody, timeout=GRACE)
     for process in alive:
@@ -257,7 +257,7 @@ class Signals:
     def __init__(self) -> None:
         self.numbers: list[int] = []
         self.trainers: subprocess.Popen[bytes] | None = None
-        self._asked: set[int] = set()
+        self._told: set[int] = set()
 
     def take(self, number: int, frame: Any) -> None:
         """Handle a signal. It raises nothing: Python drops what a handler raises while it starts a process."""
@@ -265,13 +265,13 @@ class Signals:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.pass_on()
         name = signal.Signals(number).name
-        asked = counted(len(self._asked), "trainer")
-        log.info(f"{name}: to save a checkpoint and end: {asked}; those that still load end at once")
+        trainers = counted(len(self._told), "trainer")
+        log.info(f"{name}: to save a checkpoint and end: {trainers}; those that still load end at once")
 
     def pass_on(self) -> None:
         """Let the trainers know of a signal, if there was one; also those that have started since."""
         if self.numbers and self.trainers is not None:
-            let_them_save(self.trainers, self._asked)
+            let_them_save(self.trainers, self._told)
 
 
 @contextmanager

@@ -53,6 +53,10 @@ Order = Literal["train", "stacks", "stop"]
 """What the nodes are to do. stacks: let every trainer write where it is. stop: end the trainers."""
 
 
+PAUSE = 0.5
+"""Seconds between two looks at the launch file."""
+
+
 class Launch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The launch file.
 
@@ -145,10 +149,6 @@ def _limited(file: Path) -> bytes:
     return content
 
 
-PAUSE = 0.5
-"""Seconds between two looks at the launch file."""
-
-
 def main() -> None:
     """Serve until the attempt is over. Ends with code 1 if the launch file is wrong, or SIGTERM came before."""
     runs, attempt, node, threads = sys.argv[1:]
@@ -175,8 +175,8 @@ class OtherNode:
         self._torchrun: subprocess.Popen[bytes] | None = None
         self._reported = Report(0, False, None)
         self._ends = False
-        self._asked: set[int] = set()
-        self._said = ""
+        self._told: set[int] = set()
+        self._announced = ""
 
     def serve(self) -> bool:
         """Follow the launch file until it is removed, or SIGTERM came; returns whether it was removed.
@@ -185,11 +185,11 @@ class OtherNode:
         """
         signal.signal(signal.SIGTERM, self._on_sigterm)
         log.info(f"waiting for node 0 of attempt {self._attempt}")
-        file = self._found()
-        while file and (found := self._read(file)) is not None:
+        file = self._launch_file()
+        while file and (orders := self._read(file)) is not None:
             if self._ends and (self._torchrun is None or self._torchrun.poll() is not None):
                 break
-            self._obey(*found, RunFolder(file.parent))
+            self._obey(*orders, RunFolder(file.parent))
             if self._ends:
                 self._let_them_save()
             self._report(file.parent)
@@ -203,7 +203,7 @@ class OtherNode:
         log.info(f"attempt {self._attempt} is over")
         return True
 
-    def _found(self) -> Path | None:
+    def _launch_file(self) -> Path | None:
         """Return the launch file, once it exists and node 0 lives; None after SIGTERM.
 
         A killed node 0 leaves its launch file. If a queue suspends its Job and lets it go on, the next one has the same
@@ -229,8 +229,8 @@ class OtherNode:
             except OSError as error:  # on a network volume, for instance ESTALE as it is replaced
                 if self._ends:
                     raise VlmflowError(f"{file}: {error}", "run the same command again") from None
-                if str(error) != self._said:
-                    self._said = str(error)
+                if str(error) != self._announced:
+                    self._announced = str(error)
                     log.info(f"{file}: {error}; looking again")
                 time.sleep(PAUSE)
 
@@ -240,7 +240,7 @@ class OtherNode:
 
     def _let_them_save(self) -> None:
         if self._torchrun is not None:
-            let_them_save(self._torchrun, self._asked)
+            let_them_save(self._torchrun, self._told)
 
     def _obey(self, launch: Launch, training: Training, folder: RunFolder) -> None:
         if self._obeyed == (launch.session, launch.order) or (self._ends and launch.order == "train"):
@@ -257,7 +257,7 @@ class OtherNode:
             resume = folder.output / launch.resume if launch.resume else None
             place = Place(self._node, launch.endpoint, launch.meeting)
             self._torchrun = start(training, folder, resume, self._threads, place)
-            self._asked = set()
+            self._told = set()
 
     def _end_trainers(self) -> None:
         if self._torchrun is not None and self._torchrun.poll() is None:

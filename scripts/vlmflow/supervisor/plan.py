@@ -1,6 +1,6 @@
 """Builds a training from a run's settings and the outputs of earlier stages, and plans its micro-batches.
 
-The plan is in the run folder: what it was made of, and what it saves.
+The plan is kept in the run folder, with what it was made of, and what it saves.
 """
 
 import hashlib
@@ -71,21 +71,21 @@ def described_epochs(training: Training, plan: Plan) -> range:
     return range(min(DESCRIBED, ceil(steps.total / steps.per_epoch)))
 
 
-def kept_plan(training: Training, folder: RunFolder, what: str) -> StepPlan | None:
+def kept_plan(training: Training, folder: RunFolder, label: str) -> StepPlan | None:
     """Return the plan of a training, with the passes that it began with; None without micro-batches.
 
-    what: the stage and run, for messages.
+    label: the stage and run, for messages.
     """
     if training.micro_batch_tokens is None:
         return None
     plan = read_plan(folder)
     if plan is not None:
-        training = replace(training, found=plan.passes)
+        training = replace(training, passes=plan.passes)
     # Rows measured again may share a sequence now; and what a run sets itself counts, not what the file says of it.
     if plan is None or (plan.digest, plan.passes) != (_digest(plan_of(training)), _passes(training)):
         plan = describe(training)
         write_account(folder.path / PLAN, plan)
-    log.info(f"{what}: {plan.in_words()}")
+    log.info(f"{label}: {plan.in_words()}")
     return plan
 
 

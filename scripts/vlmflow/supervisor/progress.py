@@ -19,6 +19,10 @@ from vlmflow.supervisor.run_folder import JOB, RunFolder
 T = TypeVar("T")
 
 
+Doing = Literal["starting", "training", "evaluating", "saving", "ended", "interrupted"]
+"""ended: at its last step, or early by validation loss. interrupted: before that; the same command resumes it."""
+
+
 @dataclass
 class Newest:
     """The figures after some events; units as in `in_trainer.messages`.
@@ -94,7 +98,7 @@ class Newest:
     @property
     def seconds_left(self) -> float | None:
         """Seconds up to the last step at the speed of the newest session; None before its first step."""
-        return None if (each := self.seconds_per_step) is None else each * (self.target - self.step)
+        return None if (seconds := self.seconds_per_step) is None else seconds * (self.target - self.step)
 
 
 def _newer(value: T | UnsetType, before: T | None) -> T | None:
@@ -108,10 +112,10 @@ def report_line(newest: Newest) -> str:
     parts = [f"step {newest.step}/{newest.target}", f"loss {newest.loss:.3f}"]
     if newest.eval_loss is not None:
         parts.append(f"val {newest.eval_loss:.3f}")
-    if (each := newest.seconds_per_step) is not None:
-        parts.append(f"{each:.2f} s/step")
+    if (seconds := newest.seconds_per_step) is not None:
+        parts.append(f"{seconds:.2f} s/step")
         left = newest.target - newest.step
-        parts.append(f"{clock(each * left)} left" if left else "evaluating and saving")
+        parts.append(f"{clock(seconds * left)} left" if left else "evaluating and saving")
     return " · ".join(parts)
 
 
@@ -121,10 +125,6 @@ def last_step(progress: Path) -> int:
         with suppress(ValueError):  # a cut line, or one of another version: it must not hide why the training failed
             return read_event(line).step
     return 0
-
-
-Doing = Literal["starting", "training", "evaluating", "saving", "ended", "interrupted"]
-"""ended: at its last step, or early by validation loss. interrupted: before that; the same command resumes it."""
 
 
 def doing(newest: Newest, settings: TrainSettings, output: Path, runs: bool, begun: bool = True) -> Doing:

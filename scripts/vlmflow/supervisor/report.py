@@ -1,6 +1,7 @@
-"""The accounts of a training (`report.json`), and of the gate between the smoke run and the full run (`gate.json`).
+"""What a training leaves to later stages: its account, the gate's, and the files that it releases.
 
-The files that a training releases: the adapter of a checkpoint, or the model's own weights with what proves them.
+The accounts are `report.json`, and `gate.json` of the gate between the smoke run and the full run. Released are the
+adapter of a checkpoint, or the model's own weights with what proves them.
 """
 
 import json
@@ -25,6 +26,9 @@ from vlmflow.swift.model_layers import Layers
 
 EVALUATION_COST = 0.5
 """The time of an evaluated batch relative to a trained one, where none was measured: the forward pass alone."""
+
+
+SHARD = re.compile(r"model-[0-9]{1,9}-of-[0-9]{1,9}\.safetensors")
 
 
 class Best(msgspec.Struct, frozen=True):
@@ -228,9 +232,6 @@ class Gate(msgspec.Struct, frozen=True):
         return sum(split.shortened for split in self.fitted.values())
 
 
-SHARD = re.compile(r"model-[0-9]{1,9}-of-[0-9]{1,9}\.safetensors")
-
-
 def kinds_of(tuner: Tuner) -> list[str]:
     """Return the files that each checkpoint has, as patterns of which each matches at least one file."""
     if tuner.trains_adapter:
@@ -274,10 +275,10 @@ def refuse_other_adapter(checkpoint: Path, lora: LoraSettings) -> None:
     The merge scales the adapter by this file.
     """
     file = checkpoint / ADAPTER_CONFIG
-    found = read_account(file, _AdapterConfig)
+    config = read_account(file, _AdapterConfig)
     settings = {"r": lora.rank, "lora_alpha": lora.alpha, "use_rslora": lora.rslora, "use_dora": lora.dora}
     for key, expected in settings.items():
-        if (value := getattr(found, key)) != expected:
+        if (value := getattr(config, key)) != expected:
             raise VlmflowError(
                 f"{file}: {key} is {value}, but the run trained with {expected}",
                 "something changed the file after the training: restore it, or remove the folder "

@@ -1,12 +1,11 @@
-"""The folder of a training: bound to data and settings, written by one trainer at a time.
+"""The folder of a training: who holds it, which of its checkpoints are complete, and whether one would run code.
 
-It is not an output of a rule, because Snakemake deletes the outputs of a failed job.
+A run folder is bound to data and settings, and one trainer at a time writes there. It is not an output of a rule,
+because Snakemake deletes the outputs of a failed job.
 
-Checkpoints in a run folder: which of them are complete, which is the newest, and whether one would run code.
-
-transformers' Trainer writes their files (trainer.py, `_save_checkpoint`), and a kill may leave any of them incomplete.
-So a checkpoint counts only if every file can be read, and those that it releases are as they were saved. The run's
-strategy lists the files that it adds.
+transformers' Trainer writes the files of a checkpoint (trainer.py, `_save_checkpoint`), and a kill may leave any of
+them incomplete. So a checkpoint counts only if every file can be read, and those that it releases are as they were
+saved. The run's strategy lists the files that it adds.
 
 DeepSpeed loads its files as pickles without limits, and a pickle may call any function. The other files of a checkpoint
 are loaded with `weights_only=True` (transformers, `in_trainer.fsdp2`).
@@ -51,6 +50,26 @@ PATIENCE = 120.0
 
 HOLDER = 200
 """Bytes of a lock that messages show; a holder writes its process and its host's name there."""
+
+NAME = re.compile(r"checkpoint-[0-9]{1,18}")
+"""The names that transformers gives its checkpoints."""
+
+DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, RuntimeError, struct.error, zlib.error)
+"""What zipfile raises for changed bytes; RuntimeError includes unknown methods, and JSON that is nested too deeply."""
+
+TAG = re.compile(r"global_step[0-9]{1,18}")
+"""The names of the folder that a checkpoint's file `latest` names."""
+
+SAFE = (
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+"""What DeepSpeed's own checkpoints name besides tensors, texts and numbers; they hold values alone.
+
+`tests/stages/test_strategies_train.py` gathers these names from real ones.
+"""
 
 
 @dataclass(frozen=True)
@@ -129,10 +148,10 @@ class RunFolder:
                 yield lock.fileno()
 
     @contextmanager
-    def set_aside_where_refused(self, what: str) -> Iterator[None]:
+    def set_aside_where_refused(self, label: str) -> Iterator[None]:
         """Rename the folder if the block refuses the training's input: no run resumes from it, and nothing is lost.
 
-        what: the stage and run, for the message.
+        label: the stage and run, for the message.
 
         Raises the block's VlmflowError with the folder's new name. After a PassingError the folder stays: such an error
         does not concern the input.
@@ -143,20 +162,20 @@ class RunFolder:
             raise
         except VlmflowError as error:
             aside = next(
-                place
-                for place in (self.path.with_name(f"{self.path.name}.refused-{number}") for number in count(1))
-                if not place.exists()
+                path
+                for path in (self.path.with_name(f"{self.path.name}.refused-{number}") for number in count(1))
+                if not path.exists()
             )
             self.path.rename(aside)
             raise VlmflowError(
-                f"{what}: the input changed during training: {error.cause}",
+                f"{label}: the input changed during training: {error.cause}",
                 f"{error.next_step}; then run the same command again: it trains from the first step, because it is "
                 f"unknown what the steps so far were trained on (their run folder is now {aside})",
             ) from None
 
     def _wait_for(self, lock: int, patience: float) -> None:
         give_up = time.monotonic() + patience
-        said = False
+        announced = False
         while True:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,9 +186,9 @@ class RunFolder:
                     f"{self.path}: {holder} is training here",
                     "wait for it to end, or stop it; then run the same command again",
                 )
-            if not said:
+            if not announced:
                 log.info(f"{self.path}: waiting for {holder} to end its training")
-                said = True
+                announced = True
             time.sleep(0.5)
 
 
@@ -185,13 +204,6 @@ class TrainerState(msgspec.Struct, frozen=True):
     best_model_checkpoint: str | None = None
     best_metric: float | None = None
     log_history: list[dict[str, Any]] = []
-
-
-NAME = re.compile(r"checkpoint-[0-9]{1,18}")
-"""The names that transformers gives its checkpoints."""
-
-DAMAGED_ZIP = (zipfile.BadZipFile, EOFError, RuntimeError, struct.error, zlib.error)
-"""What zipfile raises for changed bytes; RuntimeError includes unknown methods, and JSON that is nested too deeply."""
 
 
 @dataclass(frozen=True)
@@ -236,11 +248,13 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
 
     processes: the number of trainers that wrote it; each saves the state of its random numbers. strategy, tuner: how
     they trained. Newer checkpoints that a kill or a full disk left incomplete, or whose bytes have changed since, are
-    removed. One that was saved to its
-    end but lacks a kind of file has another form, and may be somebody's work: it is moved to `aside`, a folder beside
-    `output`.
+    removed. One that was saved to its end but lacks a kind of file has another form, and may be somebody's work: it is
+    moved to `aside`, a folder beside `output`. Folders that transformers cannot have made are somebody's own.
     """
-    for folder in sorted(filter(_is_checkpoint, output.glob("checkpoint-*")), key=_step_of_folder, reverse=True):
+    folders = [
+        path for path in output.glob("*") if NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+    ]
+    for folder in sorted(folders, key=lambda folder: int(folder.name.partition("-")[2]), reverse=True):
         if (checkpoint := read_checkpoint(folder, processes, strategy, tuner)) is not None:
             return checkpoint
         missing = missing_kinds(folder, strategy, tuner)
@@ -316,36 +330,12 @@ def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
     if named and not latest:
         raise ValueError(f"{folder / 'latest'}: empty")
     files: set[Path] = set()
-    for pattern in {each.format(rank=rank, latest=latest) for each in strategy.states for rank in range(processes)}:
-        found = list(folder.glob(pattern))
-        if not found:
-            raise ValueError(f"{folder}: no {pattern}")
-        files.update(found)
+    for name in {pattern.format(rank=rank, latest=latest) for pattern in strategy.states for rank in range(processes)}:
+        matching = list(folder.glob(name))
+        if not matching:
+            raise ValueError(f"{folder}: no {name}")
+        files.update(matching)
     return sorted(files)
-
-
-def _is_checkpoint(folder: Path) -> bool:
-    """Return whether transformers may have made a folder: others in there are somebody's own."""
-    return bool(NAME.fullmatch(folder.name)) and folder.is_dir() and not folder.is_symlink()
-
-
-def _step_of_folder(folder: Path) -> int:
-    return int(folder.name.removeprefix("checkpoint-"))
-
-
-SAFE = (
-    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-    "deepspeed.runtime.zero.config.ZeroStageEnum",
-    "deepspeed.utils.tensor_fragment.fragment_address",
-)
-"""What DeepSpeed's own checkpoints name besides tensors, texts and numbers; they hold values alone.
-
-`tests/stages/test_strategies_train.py` gathers these names from real ones.
-"""
-
-TAG = re.compile(r"global_step[0-9]{1,18}")
-"""The names of the folder that a checkpoint's file `latest` names."""
 
 
 class ForeignCodeError(VlmflowError):
@@ -389,13 +379,13 @@ def refuse_foreign_code(checkpoint: Path) -> None:
                 if not names:
                     torch.load(file, map_location="meta", weights_only=True)
             except Exception as error:  # a file made on purpose can raise anything
-                said = printable(str(error))[:300]
+                reason = printable(str(error))[:300]
                 raise ForeignCodeError(
-                    f"{file}: has another form than DeepSpeed's files: {said}", _next(checkpoint)
+                    f"{file}: has another form than DeepSpeed's files: {reason}", _next(checkpoint)
                 ) from None
             if names:
-                said = printable(", ".join(names))[:300]
-                raise ForeignCodeError(f"{file}: would call {said} when it is loaded", _next(checkpoint))
+                calls = printable(", ".join(names))[:300]
+                raise ForeignCodeError(f"{file}: would call {calls} when it is loaded", _next(checkpoint))
 
 
 def _next(checkpoint: Path) -> str:

@@ -1,12 +1,10 @@
-"""The short training before the full one: the longest rows, which determine memory, and a sample.
+"""The short training before the full one: its rows, its passes, the verdict on it, and what it says of the full run.
 
-Where the settings say `auto`, smoke runs on the GPU at hand find how large micro-batches may be and whether to compute
-activations again.
+It trains on the longest rows, which determine memory, and a sample. Where the settings say `auto`, smoke runs on the
+GPU at hand find how large micro-batches may be and whether to compute activations again.
 
-The verdict on a smoke run, and the estimate of the full run.
-
-The estimate gives each step a time, and each token of it one. One mean speed is wrong for rows of another length: a
-smoke run has the longest rows, and the time of a step does not grow in proportion to its tokens.
+The estimate of the full run gives each step a time, and each token of it one. One mean speed is wrong for rows of
+another length: a smoke run has the longest rows, and the time of a step does not grow in proportion to its tokens.
 """
 
 import hashlib
@@ -19,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -57,6 +56,34 @@ log = logging.getLogger("vlmflow")
 FEWEST_STEPS = 4
 """The fewest steps of a smoke run."""
 
+HALVINGS = 3
+"""So often a number is halved after a GPU ran out of memory."""
+
+STEPS = 100
+"""The steps of the plan by which numbers are compared."""
+
+QUANTISED = "Linear4bit"
+"""The class of bitsandbytes' layers: two weights in a byte."""
+
+LEAST_FALL = 1e-4
+"""The share by which the loss must fall at least: less is rounding, of a training that changes nothing."""
+
+SINGLE_STEPS = 8
+"""With fewer steps than this, a quarter of them is a single step."""
+
+NAMED = 20
+"""The most rows left over that are named: a run of a few steps leaves nearly all."""
+
+WARM_UP = 1
+"""The first steps of a session, which also load kernels and reserve memory, do not count."""
+
+Fits = Callable[[int, bool], bool]
+
+Smoke = TypeVar("Smoke")
+
+Timed = tuple[int, float]
+"""The tokens of a step or an evaluation, and the seconds that it took."""
+
 
 @dataclass(frozen=True)
 class SmokeRows:
@@ -88,12 +115,12 @@ def choose_rows(train: list[RowLength], val: list[RowLength], full: Training, sm
     Raises VlmflowError if the steps are not enough for the longest rows alone.
     """
     settings = full.settings
-    each = full.rows_per_step
-    room = smoke.steps * each - smoke.longest
+    rows = full.rows_per_step
+    room = smoke.steps * rows - smoke.longest
     if room < 0:
         raise VlmflowError(
-            f"smoke.steps = {smoke.steps} steps of {counted(each, 'row')} do not reach smoke.longest = {smoke.longest}",
-            f"set smoke.steps to {math.ceil(smoke.longest / each)} or more",
+            f"smoke.steps = {smoke.steps} steps of {counted(rows, 'row')} do not reach smoke.longest = {smoke.longest}",
+            f"set smoke.steps to {math.ceil(smoke.longest / rows)} or more",
         )
     by_length = sorted(train, key=_longest_first)
     others = by_length[smoke.longest :]
@@ -121,9 +148,9 @@ def _dearest_steps_first(
                 "trained tokens": sum(train[row].trained_tokens for row in batch),
                 "picture tokens": sum(train[row].picture_tokens for row in batch),
             }
-            for what, need in needs.items():
-                if need > dearest.get(what, (-1, []))[0]:
-                    dearest[what] = need, rows
+            for quantity, need in needs.items():
+                if need > dearest.get(quantity, (-1, []))[0]:
+                    dearest[quantity] = need, rows
     once = {tuple(sorted(rows)) for _, rows in dearest.values()}
     whole_first = sorted(once, key=lambda rows: (-len(rows), rows))
     first = [row for rows in whole_first for row in rows]
@@ -132,7 +159,7 @@ def _dearest_steps_first(
     wanted = wanted[: steps * full.rows_per_step]
     smaller = replace(plan, planner=replace(plan.planner, sizes=[0] * len(wanted)))
     drawn = [row for rows in smaller.rows(0) for row in rows]
-    placed = sorted(zip(drawn, wanted, strict=False), key=lambda place: place[0])
+    placed = sorted(zip(drawn, wanted, strict=False), key=itemgetter(0))
     return [row for _, row in placed]
 
 
@@ -156,7 +183,7 @@ def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, fold
     return replace(
         full,
         data=data,
-        found=None,
+        passes=None,
         settings=full.settings.model_copy(
             update={
                 "max_steps": smoke.steps,
@@ -170,17 +197,6 @@ def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, fold
     )
 
 
-HALVINGS = 3
-"""So often a number is halved after a GPU ran out of memory."""
-
-STEPS = 100
-"""The steps of the plan by which numbers are compared."""
-
-Fits = Callable[[int, bool], bool]
-
-Smoke = TypeVar("Smoke")
-
-
 def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], Smoke]) -> tuple[Training, Smoke]:
     """Return the training with the passes that its smoke run trained with, and that smoke run.
 
@@ -191,26 +207,24 @@ def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], S
     Raises TooLargeError if the smoke run does not fit after HALVINGS.
     """
     largest = _largest_by_estimate(full, fits)
-    plan = plan_of(replace(full, found=Passes(FIRST, gradient_checkpointing=True)))
+    plan = plan_of(replace(full, passes=Passes(FIRST, gradient_checkpointing=True)))
     halvings = 0
     while True:
-        best, *others = sorted((_fastest(plan, *choice) for choice in largest.items()), key=lambda one: one[0])
-        found = replace(full, found=best[1])
-        beside = (
-            f"; next best: {_in_words(others[0][1])}, {others[0][0] / best[0]:.2f} times the time" if others else ""
-        )
-        log.info(f"auto: {_in_words(best[1])}{beside}")
+        (time, best), *others = sorted((_fastest(plan, *choice) for choice in largest.items()), key=itemgetter(0))
+        beside = [f"; next best: {_in_words(passes)}, {longer / time:.2f} times the time" for longer, passes in others]
+        log.info(f"auto: {_in_words(best)}{''.join(beside)}")
+        chosen = replace(full, passes=best)
         try:
-            return found, smoke(found)
+            return chosen, smoke(chosen)
         except TooLargeError:
-            again, number = best[1].gradient_checkpointing, best[1].micro_batch_tokens // 2
+            again, number = best.gradient_checkpointing, best.micro_batch_tokens // 2
             largest[again] = number
             if number < NUMBERS[0]:
                 del largest[again]
             if halvings == HALVINGS or not largest:
                 raise
             halvings += 1
-            log.warning(f"auto: {_in_words(best[1])} did not fit the GPU; trying less")
+            log.warning(f"auto: {_in_words(best)} did not fit the GPU; trying less")
 
 
 def _in_words(passes: Passes) -> str:
@@ -224,12 +238,12 @@ def _largest_by_estimate(full: Training, fits: Fits | None) -> dict[bool, int]:
     allowed = [True, False] if word == "auto" else [bool(word)]
     if fits is None:
         return {allowed[0]: FIRST}
-    found = {}
+    largest = {}
     for again in allowed:
         fitting = [number for number in NUMBERS if fits(number, again)]
         if fitting or again is allowed[0]:
-            found[again] = max(fitting, default=NUMBERS[0])
-    return found
+            largest[again] = max(fitting, default=NUMBERS[0])
+    return largest
 
 
 def _fastest(plan: Plan, again: bool, most: int) -> tuple[float, Passes]:
@@ -239,12 +253,12 @@ def _fastest(plan: Plan, again: bool, most: int) -> tuple[float, Passes]:
     """
     work = AND_AGAIN if again else FORWARD_AND_BACKWARD
     tried = []
-    for number in [one for one in NUMBERS if one < most] + [most]:
+    for number in [*(number for number in NUMBERS if number < most), most]:
         planner = replace(plan.planner, most=number)
         steps = map(planner.step, islice(plan.rows(0), STEPS))
         cost = sum(planner.cost(together) for step in steps for together in zip(*step, strict=True))
         tried.append((float(cost * work), Passes(number, again)))
-    return min(tried, key=lambda one: one[0])
+    return min(tried, key=itemgetter(0))
 
 
 def gpu_memory() -> int:
@@ -260,19 +274,6 @@ def gpu_memory() -> int:
             "make doctor says what a machine lacks; or set runs.NAME.device: cpu",
         )
     return int(done.stdout)
-
-
-QUANTISED = "Linear4bit"
-"""The class of bitsandbytes' layers: two weights in a byte."""
-
-LEAST_FALL = 1e-4
-"""The share by which the loss must fall at least: less is rounding, of a training that changes nothing."""
-
-NAMED = 20
-"""The most rows left over that are named: a run of a few steps leaves nearly all."""
-
-SINGLE_STEPS = 8
-"""With fewer steps than this, a quarter of them is a single step."""
 
 
 def judge(
@@ -314,35 +315,35 @@ def judge(
         full_run=estimate(train, val, full, pace_of(report, events, chosen.val, full)),
         fitted=fitted,
         merge=merge,
-        passes=full.found,
+        passes=full.passes,
         plan=None if full.micro_batch_tokens is None else describe(full),
         without_adapter=round(share_without_adapter(report.layers), 4) if full.tuner.trains_adapter else None,
     )
 
 
-def refuse_failed(gate: Gate, what: str) -> None:
+def refuse_failed(gate: Gate, label: str) -> None:
     """Raise VlmflowError with the failed checks, if any."""
     failed = [f"not so: {check.check} ({check.detail})" for check in gate.checks if not check.passed]
     if failed:
         raise VlmflowError(
-            f"{what}: the gate is closed: " + "; ".join(failed),
+            f"{label}: the gate is closed: " + "; ".join(failed),
             "change runs.NAME.train.learning_rate (lower if the loss rises, higher if it hardly moves), or check the "
             "data; the full training has not begun",
         )
 
 
-def with_passes(full: Training, gate: Gate, what: str) -> Training:
+def with_passes(full: Training, gate: Gate, label: str) -> Training:
     """Return the full run with what its smoke run found for `auto`.
 
     Raises VlmflowError if the gate is one of before and does not say: the run would train as with null.
     """
     if full.settings.micro_batch_tokens == "auto" and gate.passes is None:
         raise VlmflowError(
-            f"{what}: the smoke run's gate.json does not say what micro_batch_tokens: auto is",
+            f"{label}: the smoke run's gate.json does not say what micro_batch_tokens: auto is",
             "another version of vlmflow may have written it: remove the smoke run's folder and run the same command "
             "again, or set runs.NAME.train.micro_batch_tokens to a number or null",
         )
-    return replace(full, found=gate.passes)
+    return replace(full, passes=gate.passes)
 
 
 def pace_of(report: TrainingReport, events: Sequence[Event], val: Sequence[RowLength], full: Training) -> Pace:
@@ -405,16 +406,16 @@ def _seconds_of_batches(rows: Sequence[RowLength], pace: Pace, full: Training) -
 
 def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:
     """Check that frozen parts of the model are not trained, and that a quantised base is in memory as such."""
-    frozen, kind = full.settings.freeze, model_types()[full.model.model_type]
-    trained_there = [each for each in layers if kind.part_of(each.name) in frozen and each.trained]
-    what = f"{', '.join(frozen) or 'no part'} of the model is frozen"
-    checks = [Check(what, not trained_there, "; ".join(f"{each.name} is trained" for each in trained_there))]
+    frozen, model_type = full.settings.freeze, model_types()[full.model.model_type]
+    trained_there = [layer for layer in layers if model_type.part_of(layer.name) in frozen and layer.trained]
+    check = f"{', '.join(frozen) or 'no part'} of the model is frozen"
+    checks = [Check(check, not trained_there, "; ".join(f"{layer.name} is trained" for layer in trained_there))]
     if full.tuner.quantises:
-        language = [each for each in layers if kind.part_of(each.name) == "language_model"]
-        linear = [each for each in language if each.kind.startswith("Linear")]
-        packed = [each for each in linear if each.kind == QUANTISED and each.bytes <= each.parameters * 0.51]
-        others = [each.name for each in linear if each not in packed and not each.name.endswith("lm_head")]
-        count, total = sum(each.count for each in packed), sum(each.bytes for each in packed)
+        language = [layer for layer in layers if model_type.part_of(layer.name) == "language_model"]
+        linear = [layer for layer in language if layer.kind.startswith("Linear")]
+        packed = [layer for layer in linear if layer.kind == QUANTISED and layer.bytes <= layer.parameters * 0.51]
+        others = [layer.name for layer in linear if layer not in packed and not layer.name.endswith("lm_head")]
+        count, total = sum(layer.count for layer in packed), sum(layer.bytes for layer in packed)
         detail = f"{count} layers in 4 bit, {total / 1e6:,.1f} MB" + (f"; not: {', '.join(others)}" if others else "")
         checks.append(Check("the base is quantised", bool(packed) and not others, detail))
     return checks
@@ -441,13 +442,6 @@ def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
     quarter = max(1, len(losses) // 4)
     first, last = statistics.fmean(losses[:quarter]), statistics.fmean(losses[-quarter:])
     return last < (1 - LEAST_FALL) * first, f"mean of the first {quarter} steps {first:.3f}, of the last {last:.3f}"
-
-
-Timed = tuple[int, float]
-"""The tokens of a step or an evaluation, and the seconds that it took."""
-
-WARM_UP = 1
-"""The first steps of a session, which also load kernels and reserve memory, do not count."""
 
 
 def timed_steps(events: Sequence[Event]) -> list[Timed]:

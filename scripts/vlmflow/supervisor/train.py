@@ -45,6 +45,9 @@ from vlmflow.swift.arguments import Training
 log = logging.getLogger("vlmflow")
 
 
+PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
+
+
 class TrainingFailedError(VlmflowError):
     """The training itself failed, with its data and settings; neither this machine nor somebody's signal ended it."""
 
@@ -67,15 +70,15 @@ class Trained:
 
 
 def train(
-    training: Training, runs: Path, threads: int, what: str, resumes: bool = True, onlooker: Onlooker = nobody
+    training: Training, runs: Path, threads: int, label: str, resumes: bool = True, onlooker: Onlooker = nobody
 ) -> Trained:
     """Train `training` in its run folder under `runs` (`runs/DIGEST`), and return the result.
 
     A run folder with complete checkpoints of the same data and settings is resumed from the newest; a finished one is
     used as it is.
 
-    what: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether a
-    training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: who looks at
+    label: the stage and run, for messages. threads: cores for all processes of this machine together. resumes: whether
+    a training that runs out of GPU memory, or hangs, is resumed, once from the same checkpoint. onlooker: who looks at
     the training while it runs.
 
     Raises TrainingFailedError if the trainers fail, or a step has spoiled the training (TooLargeError if a GPU ran out
@@ -87,62 +90,62 @@ def train(
     refuse_slow_torch(importlib.metadata.version("torch"))
     folder = RunFolder(runs / training.digest())
     with folder.held(training.describe()) as lock:
-        plan = kept_plan(training, folder, what)
-        training = replace(training, found=plan.passes) if plan else training
+        plan = kept_plan(training, folder, label)
+        training = replace(training, passes=plan.passes) if plan else training
         with group_of(training, folder, threads) as group:
             loaders = training.ranks if group.is_local else training.processes
             refuse_small_shared_memory(training.settings, loaders, plan.picture_tokens if plan else None)
-            return _train(training, folder, lock, group, what, resumes, onlooker)
+            return _train(training, folder, lock, group, label, resumes, onlooker)
 
 
 def _train(
-    training: Training, folder: RunFolder, lock: int, group: Group, what: str, resumes: bool, onlooker: Onlooker
+    training: Training, folder: RunFolder, lock: int, group: Group, label: str, resumes: bool, onlooker: Onlooker
 ) -> Trained:
     patience = training.settings.early_stop_after
     with _failures_of_the_training():
-        refuse_bad_step(folder, training.data.train, what)
+        refuse_bad_step(folder, training.data.train, label)
     begun = last = _newest(training, folder)
     over = training.hours is not None and training.hours <= 0
     if last is not None and last.ended(patience, training.stop_at):
-        log.info(f"{what}: already trained to step {last.step} ({folder.path})")
+        log.info(f"{label}: already trained to step {last.step} ({folder.path})")
     elif not over:
         if last is not None:
             lost = max(0, last_step(folder.progress) - last.step)
             again = f"; lost since then, and trained again: {counted(lost, 'step')}" if lost else ""
-            log.info(f"{what}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
+            log.info(f"{label}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
         with _failures_of_the_training():
-            left = _launch(training, folder, last, lock, group, what, resumes, onlooker)
+            left = _launch(training, folder, last, lock, group, label, resumes, onlooker)
             over = left is not None and left <= 0
-            refuse_bad_step(folder, training.data.train, what)
+            refuse_bad_step(folder, training.data.train, label)
         last = _newest(training, folder)
-    log.debug(f"{what}: the trainer's own log is {folder.trainer_log}")
+    log.debug(f"{label}: the trainer's own log is {folder.trainer_log}")
     if last is None or not last.ended(patience, training.stop_at):
         if over:
             at = f"step {last.step} of {last.target}" if last else "no checkpoint"
             raise OutOfHoursError(
-                f"{what}: its hours are over, with {at}",
+                f"{label}: its hours are over, with {at}",
                 "give it more hours: it resumes there",
             )
         if last is None:
             raise InterruptedTrainingError(
-                f"{what}: the training was interrupted before its first checkpoint",
+                f"{label}: the training was interrupted before its first checkpoint",
                 "run the same command again: it trains from step 0",
                 saved=False,
             )
         raise InterruptedTrainingError(
-            f"{what}: the training was interrupted, with step {last.step} of {last.target}",
+            f"{label}: the training was interrupted, with step {last.step} of {last.target}",
             "run the same command again: it resumes there",
             saved=begun is None or last.step > begun.step,
         )
     if last.best is None:
         raise TrainingFailedError(
-            f"{what}: no evaluation up to step {last.step} gave a finite validation loss",
+            f"{label}: no evaluation up to step {last.step} gave a finite validation loss",
             f"lower runs.NAME.train.learning_rate, remove {folder.path} and run the same command again",
         )
     if last.ended_early(patience):
         log.info(
-            f"{what}: ended early at step {last.step} of {last.target}: {counted(patience or 0, 'evaluation')} "
-            f"without a lower validation loss than step {_step_of(last.best)}'s (early_stop_after)"
+            f"{label}: ended early at step {last.step} of {last.target}: {counted(patience or 0, 'evaluation')} "
+            f"without a lower validation loss than step {last.best.name.rpartition('-')[2]}'s (early_stop_after)"
         )
     best = read_checkpoint(last.best, training.ranks, training.strategy, training.tuner)
     if best is None:
@@ -182,7 +185,7 @@ def _launch(
     last: Checkpoint | None,
     lock: int,
     group: Group,
-    what: str,
+    label: str,
     resumes: bool,
     onlooker: Onlooker,
 ) -> float | None:
@@ -195,7 +198,7 @@ def _launch(
     while True:
         try:
             now = replace(training, hours=left)
-            launch(now, folder, last.folder if last else None, lock, group, what, onlooker)
+            launch(now, folder, last.folder if last else None, lock, group, label, onlooker)
             return _left(training.hours, begun)
         except ResumableError as error:
             if not resumes and isinstance(error, OutOfGpuMemoryError):
@@ -215,10 +218,6 @@ def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:
     return newest_whole_checkpoint(folder.output, training.ranks, training.strategy, training.tuner)
 
 
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.rpartition("-")[2])
-
-
 def refuse_slow_torch(version: str) -> None:
     """Refuse PyTorch 2.9, which runs Qwen3-VL's vision tower 10 to 20 times slower (pytorch#174051)."""
     if version.startswith("2.9."):
@@ -226,9 +225,6 @@ def refuse_slow_torch(version: str) -> None:
             f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
             "install the pinned environment: rm .venv/train.stamp && make .venv/train.stamp",
         )
-
-
-PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 
 
 def report(training: Training, trained: Trained) -> TrainingReport:

@@ -34,10 +34,6 @@ Onlooker = Callable[[RunFolder, bool], None]
 """Called several times a second while trainers run, with their run folder and True; with False when they ended."""
 
 
-def nobody(folder: RunFolder, runs: bool) -> None:
-    """Look at nothing."""
-
-
 LONGER = 60.0
 """Minutes without a sign of life that are allowed while the trainers start, or save.
 
@@ -60,6 +56,13 @@ FOR_STACKS_OF_OTHERS = 30.0
 
 FRAMES = 3
 """How many of a rank's innermost frames the message has."""
+
+ALONE_SECONDS = 20.0
+"""How long trainers may go on after those of another node have failed: most notice it themselves, and say how."""
+
+
+def nobody(folder: RunFolder, runs: bool) -> None:
+    """Look at nothing."""
 
 
 class HangWatch:
@@ -122,7 +125,7 @@ class HangWatch:
 
 
 def end_hang(
-    watch: HangWatch, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path, minutes: float, what: str
+    watch: HangWatch, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path, minutes: float, label: str
 ) -> HangError | PassingError:
     """End trainers of this node that hang; returns the error, with where each rank was.
 
@@ -131,12 +134,12 @@ def end_hang(
     where = watch.where(trainers, group, trainer_log)
     if not end(trainers):
         return PassingError(
-            f"{what}: the trainers hang, and do not end when they are killed",
+            f"{label}: the trainers hang, and do not end when they are killed",
             "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
             "another one",
         )
     return HangError(
-        f"{what}: no sign of life for {minutes:.2g} minutes; {where}",
+        f"{label}: no sign of life for {minutes:.2g} minutes; {where}",
         f"the stacks are in {trainer_log}: most ranks wait in a collective operation for the one that is elsewhere",
     )
 
@@ -161,23 +164,19 @@ def _stacks_in(file: Path, give_up: float) -> str:
     return file.read_text(errors="replace") if file.is_file() else ""
 
 
-ALONE_SECONDS = 20.0
-"""How long trainers may go on after those of another node have failed: most notice it themselves, and say how."""
-
-
 def launch(
     training: Training,
     folder: RunFolder,
     resume: Path | None,
     lock: int,
     group: Group,
-    what: str,
+    label: str,
     onlooker: Onlooker = nobody,
 ) -> None:
     """Train in `folder` until the trainers end, with progress on the console.
 
     resume: the checkpoint to resume from. lock: the run folder's lock, which this node's trainers hold as long as they
-    run. group: the other nodes. what: the stage and run, for messages. onlooker: see `Onlooker`.
+    run. group: the other nodes. label: the stage and run, for messages. onlooker: see `Onlooker`.
 
     After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end; while they still load, they
     end at once.
@@ -193,9 +192,9 @@ def launch(
         trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
         signals.trainers = trainers
         try:
-            silent = _watch(trainers, hangs, group, folder, seen, what, onlooker, signals, logs[0])
+            silent = _watch(trainers, hangs, group, folder, seen, label, onlooker, signals, logs[0])
             if silent is not None:
-                error = end_hang(hangs, trainers, group, folder.trainer_log, silent, what)
+                error = end_hang(hangs, trainers, group, folder.trainer_log, silent, label)
         finally:
             onlooker(folder, False)
     if error is not None or trainers.returncode:  # also if the kernel does not end those of this node
@@ -203,7 +202,7 @@ def launch(
             logs[node].end_here()  # they end because we end them
         group.stop(bool(passed_on))
     if error is None and trainers.returncode:
-        error = failure_of(trainers.returncode, logs, what, passed_on)
+        error = failure_of(trainers.returncode, logs, label, passed_on)
     if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
         error = PassingError(error.cause, error.next_step)
     if error is not None:
@@ -227,7 +226,7 @@ def _watch(
     group: Group,
     folder: RunFolder,
     seen: int,
-    what: str,
+    label: str,
     onlooker: Onlooker,
     signals: Signals,
     log_tail: LogTail,
@@ -242,7 +241,7 @@ def _watch(
     interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
     shown_at, shown = -interval, ""
     lost_since: float | None = None
-    asked_at: float | None = None
+    told_at: float | None = None
     newest = Newest()
     with folder.progress.open("rb") as lines:
         lines.seek(seen)
@@ -251,24 +250,24 @@ def _watch(
             for event in new_events(lines):
                 newest.take(event)
                 if isinstance(event, Model):
-                    log.info(f"{what}: {what_is_trained(event.layers)}")
+                    log.info(f"{label}: {what_is_trained(event.layers)}")
             line = report_line(newest)
             if line != shown and (ended or time.monotonic() - shown_at >= interval):
                 shown_at, shown = time.monotonic(), line
                 ranks = f" · {hangs.in_words()}" if line and group.others else ""
-                print(f"{what}: {line}{ranks}", file=sys.stderr, flush=True)
+                print(f"{label}: {line}{ranks}", file=sys.stderr, flush=True)
             if ended:
                 return None
             signals.pass_on()
-            asked_at = asked_at or (time.monotonic() if signals.numbers else None)
-            long_ago = asked_at is not None and time.monotonic() - asked_at > AFTER_SIGNAL * 60
+            told_at = told_at or (time.monotonic() if signals.numbers else None)
+            long_ago = told_at is not None and time.monotonic() - told_at > AFTER_SIGNAL * 60
             most = AFTER_SIGNAL if long_ago and group.others else math.inf
             if (silent := hangs.silent_for(most)) is not None:
                 return silent
             if lost := group.lost():
                 lost_since = lost_since or time.monotonic()
                 if time.monotonic() - lost_since > ALONE_SECONDS:
-                    log.warning(f"{what}: the trainers of node {lost[0]} have failed; ending the others")
+                    log.warning(f"{label}: the trainers of node {lost[0]} have failed; ending the others")
                     log_tail.end_here()
                     end(trainers)
             onlooker(folder, True)

@@ -96,18 +96,18 @@ def _names_experts(folder: Path) -> bool:
     return any("expert" in key for part in parts for key in part)
 
 
-def _layers(folder: Path, asked: Collection[str]) -> _Layers | None:
+def _layers(folder: Path, targets: Collection[str]) -> _Layers | None:
     """Return a model's layers; None if it is quantised, or transformers cannot build it."""
     with quick_imports():
         import peft  # noqa: F401  # they take seconds; the child finds them loaded
 
         from vlmflow.swift.child_process import limited
         from vlmflow.swift.meta_model import meta_model  # noqa: F401
-    found = limited(partial(_look, folder, asked))
-    return msgspec.convert(found, _Layers) if "experts" in found else None
+    layers = limited(partial(_look, folder, targets))
+    return msgspec.convert(layers, _Layers) if "experts" in layers else None
 
 
-def _look(folder: Path, asked: Collection[str]) -> dict[str, Any]:
+def _look(folder: Path, targets: Collection[str]) -> dict[str, Any]:
     from torch.nn import Linear
 
     from vlmflow.swift.meta_model import experts_of, meta_model
@@ -117,7 +117,7 @@ def _look(folder: Path, asked: Collection[str]) -> dict[str, Any]:
         return {}
     head = model.get_output_embeddings()
     linear = [name for name, layer in model.named_modules() if isinstance(layer, Linear) and layer is not head]
-    names = {_last(name) for name in [*linear, *asked]} - {ALL_LINEAR}
+    names = {_last(name) for name in [*linear, *targets]} - {ALL_LINEAR}
     return {
         "parameters": [name for name, _ in model.named_parameters()],
         "experts": list(experts_of(model)),

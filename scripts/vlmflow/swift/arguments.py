@@ -1,6 +1,6 @@
 """A training: its data, model and settings, ms-swift's arguments, and the digest that names its run folder.
 
-A training as JSON, in which node 0 tells the other nodes of it.
+As JSON, node 0 tells the other nodes of it.
 """
 
 import hashlib
@@ -23,6 +23,10 @@ DDP_TIMEOUT = 1800
 
 CALLBACK = "vlmflow"
 """A name among those of ms-swift's callbacks; `in_trainer.process` registers our callbacks under it."""
+
+
+Target = Annotated[str, msgspec.Meta(pattern="^[^-]")]
+"""A name that ms-swift takes for no argument."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +63,6 @@ class Passes:
     gradient_checkpointing: bool
 
 
-Target = Annotated[str, msgspec.Meta(pattern="^[^-]")]
-"""A name that ms-swift takes for no argument."""
-
-
 class Targets(msgspec.Struct, frozen=True):
     """What gets an adapter, where a model with experts decides (`adapter_targets`).
 
@@ -81,7 +81,7 @@ class Training:
     stop_at: the optimizer step, a multiple of `settings.evaluate_every`, after which the training stops; None trains to
     the last step. hours: how long trainers may run from each start on; None: without a limit. Neither is part of the
     digest: with a larger value the training goes on, as if it had not stopped.
-    found: what the smoke run found for the settings' word `auto`. The digest holds the word: the training is the same
+    passes: what the smoke run found for the settings' word `auto`. The digest holds the word: the training is the same
     on a GPU of another size.
     targets: what gets an adapter, if not what the settings say.
     """
@@ -96,20 +96,20 @@ class Training:
     nodes: int = 1
     stop_at: int | None = None
     hours: float | None = None
-    found: Passes | None = None
+    passes: Passes | None = None
     targets: Targets | None = None
 
     @property
     def micro_batch_tokens(self) -> int | None:
         """The tokens of a micro-batch, as set or as found; None for a fixed number of rows."""
         set_to = self.settings.micro_batch_tokens
-        return set_to if isinstance(set_to, int) else self.found.micro_batch_tokens if self.found else None
+        return set_to if isinstance(set_to, int) else self.passes.micro_batch_tokens if self.passes else None
 
     @property
     def gradient_checkpointing(self) -> bool:
         """Whether activations are computed again, as set or as found."""
         set_to = self.settings.gradient_checkpointing
-        return set_to if isinstance(set_to, bool) else self.found is None or self.found.gradient_checkpointing
+        return set_to if isinstance(set_to, bool) else self.passes is None or self.passes.gradient_checkpointing
 
     @property
     def pads_rows(self) -> bool:
@@ -138,7 +138,7 @@ class Training:
         meaning = {
             "data": self.data.digest,
             "model": self.model.digest,
-            "arguments": replace(self, found=None).arguments(),
+            "arguments": replace(self, passes=None).arguments(),
             **words,
             "processes": self.ranks,
             "device": self.device,

@@ -1,8 +1,7 @@
-"""A quicker start for processes that import transformers and ms-swift (docs/benchmarks.md, Starts).
+"""Child processes that run ms-swift, or foreign code within limits, and a quicker start for those that import much.
 
-Runs ms-swift in a child process: its environment, and the cause of a failure.
-
-Work on what a model's owner wrote, in a child process with limits of memory and time.
+A child that runs ms-swift has its environment, and tells the cause of a failure. What a model's owner wrote is read in
+a child with limits of memory and time. The start is described in docs/benchmarks.md, Starts.
 """
 
 import functools
@@ -32,6 +31,26 @@ OF_BITSANDBYTES = "bitsandbytes.backends.cpu.ops"
 """A logger that, on CPUs with AVX512-BF16, warns at the import that an optional package is missing."""
 
 
+IMAGE_MAX_TOKENS = "IMAGE_MAX_TOKEN_NUM"
+"""ms-swift's variable for the most tokens of a picture."""
+
+FAULT = re.compile(r"(?m)^(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)")
+
+MEMORY = 1 << 30
+"""Bytes that a limited child may have more than this process."""
+
+SECONDS = 60
+"""Processor time that the child may take; it takes a few milliseconds per row, and a second for the largest model."""
+
+WAIT = 20 * SECONDS
+"""Seconds until a child that computes nothing is given up; on a busy machine it may wait for long."""
+
+TOO_MUCH = {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
+
+MOST_CHARS = 500
+"""Characters that are kept of an error."""
+
+
 @contextmanager
 def quick_imports() -> Iterator[None]:
     """Import large libraries in this block, with the same result.
@@ -55,12 +74,6 @@ def quick_imports() -> Iterator[None]:
 def _is_no_advice(record: logging.LogRecord) -> bool:
     """Return whether a message is more than the advice to install the package `kernels`."""
     return "pip install kernels" not in record.getMessage()
-
-
-IMAGE_MAX_TOKENS = "IMAGE_MAX_TOKEN_NUM"
-"""ms-swift's variable for the most tokens of a picture."""
-
-FAULT = re.compile(r"(?m)^(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)")
 
 
 def environment(pictures: Path, image_max_tokens: int, cache: Path, threads: int) -> dict[str, str]:
@@ -102,10 +115,10 @@ def gpu_products() -> list[str]:
     return sorted({torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())})
 
 
-def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, what: str) -> None:
+def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, label: str) -> None:
     """Run a Python module in `folder` to its end, with its output in `log`.
 
-    what: its name for messages. Raises VlmflowError with the last error of its output if it fails.
+    label: its name for messages. Raises VlmflowError with the last error of its output if it fails.
     """
     with log.open("wb") as output:
         done = subprocess.run(
@@ -118,34 +131,19 @@ def run_module(module: str, words: list[str], folder: Path, env: dict[str, str],
             check=False,
         )
     if done.returncode:
-        raise failed(what, log, done.returncode)
+        raise failed(label, log, done.returncode)
 
 
 class ChildFailedError(VlmflowError):
     """A program that this one started ended with an error, or was killed."""
 
 
-def failed(what: str, log: Path, code: int) -> ChildFailedError:
+def failed(label: str, log: Path, code: int) -> ChildFailedError:
     """Return the error for a process that ended with an exit code other than 0: the last error in its log."""
     text = log.read_text(errors="replace")
     faults = FAULT.findall(text)
     cause = faults[-1].strip() if faults else f"ms-swift ended with code {code}"
-    return ChildFailedError(f"{what}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
-
-
-MEMORY = 1 << 30
-"""Bytes that the child may have more than this process."""
-
-SECONDS = 60
-"""Processor time that the child may take; it takes a few milliseconds per row, and a second for the largest model."""
-
-WAIT = 20 * SECONDS
-"""Seconds until a child that computes nothing is given up; on a busy machine it may wait for long."""
-
-TOO_MUCH = {"failed": f"more than {MEMORY / 1e9:.1f} GB of memory"}
-
-MOST_CHARS = 500
-"""Characters that are kept of an error."""
+    return ChildFailedError(f"{label}: {cause}", f"see ms-swift's output:\n{text[-2_000:]}")
 
 
 def limited(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -161,8 +159,8 @@ def limited(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         if not receiver.poll(WAIT):
             return {"failed": f"not done after {WAIT} s"}
-        found: dict[str, Any] = json.loads(receiver.recv_bytes())
-        return found
+        result: dict[str, Any] = json.loads(receiver.recv_bytes())
+        return result
     except EOFError:
         child.join()
         if child.exitcode == -signal.SIGXCPU:
@@ -187,7 +185,7 @@ def _work(bind: Callable[[], None], sender: Connection, work: Callable[[], dict[
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     try:
-        found = work()
+        result = work()
     except Exception as error:  # whatever their text does; PyTorch raises a RuntimeError where its C++ has no memory
-        found = TOO_MUCH if isinstance(error, MemoryError) or "bad_alloc" in str(error) else failure(error)
-    sender.send_bytes(json.dumps(found).encode())
+        result = TOO_MUCH if isinstance(error, MemoryError) or "bad_alloc" in str(error) else failure(error)
+    sender.send_bytes(json.dumps(result).encode())

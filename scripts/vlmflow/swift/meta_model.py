@@ -1,9 +1,7 @@
 """A model as transformers builds it from its config.json, without memory for weights, and its names of tensors.
 
-Compares the tensors that a model's configuration needs with those that its files have, by name.
-
-transformers draws random numbers for what is missing, and only logs it. It builds the model here without memory for
-weights, and says by which names it would load and save them.
+It says by which names it would load and save them. Those that its configuration needs are compared with those that its
+files have, because transformers draws random numbers for what is missing, and only logs it.
 """
 
 import re
@@ -34,6 +32,9 @@ from transformers.core_model_loading import (
 from vlmflow.swift.child_process import limited
 from vlmflow.swift.model_layers import describe
 
+OF_NO_USE = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$")
+"""Tensors of old checkpoints that transformers computes since then (5.19, `_adjust_missing_and_unexpected_keys`)."""
+
 
 def meta_model(folder: Path) -> PreTrainedModel | None:
     """Return the model; None if it is quantised, or transformers does not know its class by its config.json.
@@ -46,11 +47,11 @@ def meta_model(folder: Path) -> PreTrainedModel | None:
 
 def built(config: PreTrainedConfig, **options: Any) -> PreTrainedModel | None:
     """Return the model of a configuration, as `meta_model` does. options: of `PreTrainedModel._from_config`."""
-    kind = class_of(config)
-    if kind is None:
+    model_class = class_of(config)
+    if model_class is None:
         return None
     with torch.device("meta"):
-        model: PreTrainedModel = kind._from_config(config, **options)
+        model: PreTrainedModel = model_class._from_config(config, **options)
     return model
 
 
@@ -100,10 +101,6 @@ class Loading:
         return converter.operations, converter.source_patterns, pattern
 
 
-OF_NO_USE = re.compile(r"rotary_emb\.inv_freq$|(^|\.)position_ids$")
-"""Tensors of old checkpoints that transformers computes since then (5.19, `_adjust_missing_and_unexpected_keys`)."""
-
-
 def compare_tensors(folder: Path, names: Iterable[str]) -> dict[str, Any]:
     """Return the names of the tensors that a model lacks ("missing"), and of those that nothing loads ("unneeded").
 
@@ -142,10 +139,10 @@ def _compare(folder: Path, names: Iterable[str]) -> dict[str, Any]:
 
 def _places(loading: Loading, names: Iterable[str]) -> defaultdict[str, set[str]]:
     """Return the names in files by where they are loaded; several that become one tensor have one place."""
-    found: defaultdict[str, set[str]] = defaultdict(set)
+    by_place: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
-        found[loading.place(name)].add(name)
-    return found
+        by_place[loading.place(name)].add(name)
+    return by_place
 
 
 def loaded_as(base: Path, names: Collection[str]) -> dict[str, str]:

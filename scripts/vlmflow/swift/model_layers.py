@@ -1,6 +1,7 @@
-"""Describes a model by what transformers and ms-swift know of it: parts, tensors, inputs, experts, special tokens.
+"""Describes a model by its layers: in its files, as transformers and ms-swift know them, and as a training loads them.
 
-The layers of a loaded model, by kind: which of them are trained, and in which form they are in memory.
+The description has parts, tensors, inputs, experts and special tokens. Of a loaded model it says by kind of layer which
+are trained, and in which form they are in memory.
 """
 
 import inspect
@@ -12,6 +13,14 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.model_types import model_types, model_types_for
+
+OF_PEFT = re.compile(r"lora_.*|base_layer|modules_to_save|original_module")
+"""Parts of a parameter's name that peft adds behind the name of the layer."""
+
+OF_WRAPPERS = {"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"}
+
+LEAST_SHARE = 0.005
+"""The share of a model's parameters from which on people want to know that a kind of layer is not trained."""
 
 
 class Layout(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -76,15 +85,6 @@ def starred(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name)
 
 
-OF_PEFT = re.compile(r"lora_.*|base_layer|modules_to_save|original_module")
-"""Parts of a parameter's name that peft adds behind the name of the layer."""
-
-OF_WRAPPERS = {"_checkpoint_wrapped_module", "_orig_mod", "_fsdp_wrapped_module"}
-
-LEAST_SHARE = 0.005
-"""The share of a model's parameters from which on people want to know that a kind of layer is not trained."""
-
-
 class Layers(msgspec.Struct, frozen=True):
     """The layers of one kind.
 
@@ -126,12 +126,12 @@ def layers_of(model: Any) -> list[Layers]:
 
 def what_is_trained(layers: Sequence[Layers]) -> str:
     """Return a line for people: how many numbers are trained, in which kinds of layers, and in which large ones not."""
-    total, trained = sum(each.parameters for each in layers), sum(each.trained for each in layers)
-    within = dict.fromkeys(_last_name(each) for each in layers if each.trained)
+    total, trained = sum(layer.parameters for layer in layers), sum(layer.trained for layer in layers)
+    within = dict.fromkeys(_last_name(layer) for layer in layers if layer.trained)
     without = [
-        f"{each.name} ({each.parameters / total:.0%} of the model)"
-        for each in layers
-        if not each.trained and each.parameters >= LEAST_SHARE * total
+        f"{layer.name} ({layer.parameters / total:.0%} of the model)"
+        for layer in layers
+        if not layer.trained and layer.parameters >= LEAST_SHARE * total
     ]
     places = ", ".join(within) or "no layer"
     line = f"{trained:,} numbers are trained, the model has {total:,}; in {places}"
@@ -140,8 +140,8 @@ def what_is_trained(layers: Sequence[Layers]) -> str:
 
 def share_without_adapter(layers: Sequence[Layers]) -> float:
     """Return the share of a model's numbers that are in layers of which nothing is trained."""
-    total = sum(each.parameters for each in layers)
-    return sum(each.parameters for each in layers if not each.trained) / max(1, total)
+    total = sum(layer.parameters for layer in layers)
+    return sum(layer.parameters for layer in layers if not layer.trained) / max(1, total)
 
 
 def _last_name(layers: Layers) -> str:

@@ -1,39 +1,26 @@
-"""Prevents transformers from running Python from a model's folder in this process, whoever calls it.
+"""ms-swift's own template of a model, as the trainers make it, and what is changed in ms-swift 4.6 for it.
 
-ms-swift 4.6 passes trust_remote_code=True whenever it loads a model (swift/model/register.py, model_meta.py, and the
-loaders of some models). transformers then imports modules that a JSON file names (`auto_map`), and
-`custom_generate/generate.py` if the folder has it. The folders that stages see have no Python; this is a second
-safeguard.
-
-Makes ms-swift load and adapt models that are built like GPT-2.
-
-ms-swift 4.6 sets a model's `hidden_size` to null where its config.json has another name for it (`compat_zero3`,
-utils/hf_config.py), and does not count their layers, transformers' `Conv1D`, among the linear ones.
-
-Gives processors the picture limits of a run that ms-swift does not take from the environment itself.
-
-ms-swift 4.6 reads IMAGE_MAX_TOKEN_NUM for Qwen-VL alone, and leaves all other pictures to the processor.
-
-Gives templates of ms-swift that write today's date one date for all days: that of the model's own chat template.
-
-ms-swift 4.6 writes today's date into some templates when it is imported (templates/llama.py, mistral.py), and into rows
-as it encodes them (templates/llm.py), so a training that resumes tomorrow would go on with other tokens, and no digest
-would tell. The models' own chat templates take today's date too, but many have one of their own for programs that give
-none (Llama 3.2: 26 Jul 2024).
-
-Reads files of rows for ms-swift: only the columns that it trains on, each with its type.
-
-ms-swift 4.6 lets `datasets` guess all columns and their types from the first 10 MB of a file (packaged_modules/json): a
-text that looks like a date there is a time, and the load ends at a later text that does not; or at a column that is
-empty there, and filled later.
-
-Makes ms-swift encode rows as servers give them to a model, and train what was asked for.
-
-Its agent template for Qwen (4.6, agent_template/hermes.py) begins a system prompt with two line feeds where there are
-only tools, and puts none between a text and the calls behind it. It drops nulls of declarations: what Arrow adds, but
-ours are JSON texts until then. And an answer whose `loss` is true is trained although only last answers are to be.
-
-ms-swift's own template of a model, as the trainers make it.
+- No Python from a model's folder runs, whoever asks for it. ms-swift passes trust_remote_code=True whenever it loads a
+  model (swift/model/register.py, model_meta.py, and the loaders of some models). transformers then imports modules that
+  a JSON file names (`auto_map`), and `custom_generate/generate.py` if the folder has it. The folders that stages see
+  have no Python; this is a second safeguard.
+- Models that are built like GPT-2 are loaded and adapted. ms-swift sets a model's `hidden_size` to null where its
+  config.json has another name for it (`compat_zero3`, utils/hf_config.py), and does not count their layers,
+  transformers' `Conv1D`, among the linear ones.
+- Processors get all picture limits of a run. ms-swift reads IMAGE_MAX_TOKEN_NUM for Qwen-VL alone, and leaves all other
+  pictures to the processor.
+- Templates that write today's date write one date for all days: that of the model's own chat template. ms-swift writes
+  today's date into some templates when it is imported (templates/llama.py, mistral.py), and into rows as it encodes
+  them (templates/llm.py), so a training that resumes tomorrow would go on with other tokens, and no digest would tell.
+  The models' own chat templates take today's date too, but many have one of their own for programs that give none
+  (Llama 3.2: 26 Jul 2024).
+- Of files of rows only the columns that are trained on are read, each with its type. ms-swift lets `datasets` guess all
+  columns and their types from the first 10 MB of a file (packaged_modules/json): a text that looks like a date there is
+  a time, and the load ends at a later text that does not; or at a column that is empty there, and filled later.
+- Rows are encoded as servers give them to a model, and trained as the run says. The agent template for Qwen
+  (agent_template/hermes.py) begins a system prompt with two line feeds where there are only tools, and puts none
+  between a text and the calls behind it. It drops nulls of declarations: what Arrow adds, but ours are JSON texts until
+  then. And an answer whose `loss` is true is trained although only last answers are to be.
 """
 
 import os
@@ -51,6 +38,12 @@ from vlmflow.fetch.chat_templates import OTHERWISE, WRITTEN, date_in
 from vlmflow.pictures.budget import PictureBudget
 from vlmflow.rows.sharegpt import has_tools
 from vlmflow.swift.child_process import IMAGE_MAX_TOKENS
+
+HELD_IN = ("prefix", "system_prefix", "prompt", "chat_sep", "suffix", "default_system")
+"""The parts of a template (swift.template.TemplateMeta): texts, and lists of texts."""
+
+AGENT_TEMPLATE = "hermes"
+"""The name of ms-swift's template for Qwen's tools; rows without tools do not use it."""
 
 
 def refuse_remote_code() -> None:
@@ -110,10 +103,6 @@ def limit_pictures() -> None:
                 setattr(processor.image_processor, key, value)
 
     Template.__init__ = make
-
-
-HELD_IN = ("prefix", "system_prefix", "prompt", "chat_sep", "suffix", "default_system")
-"""The parts of a template (swift.template.TemplateMeta): texts, and lists of texts."""
 
 
 def hold_one_date() -> None:
@@ -202,10 +191,6 @@ def _rows(file: str, tools: bool = False) -> Iterator[dict[str, Any]]:
             row = decoder.decode(line)
             columns = {"conversations": bytes(row.conversations).decode(), "images": row.images}
             yield columns | {"tools": row.tools} if tools else columns
-
-
-AGENT_TEMPLATE = "hermes"
-"""The name of ms-swift's template for Qwen's tools; rows without tools do not use it."""
 
 
 def encode_rows_as_served() -> None:

@@ -1,14 +1,12 @@
-"""Attention that keeps the rows of one sequence apart, without a mask and without padding: also on the CPU.
+"""Rows as a model's inputs, and attention that keeps those of one sequence apart, without a mask and without padding.
+
+In a file of tensors `row.N.NAME` is an input of row N as the model's `forward` takes it, made by ms-swift's template
+and collator. Beside them may stand `row.N.logits`.
 
 ms-swift's `padding_free` puts the rows of a micro-batch into one sequence and tells attention where each begins
 (`cu_seq_lens_q`). In transformers 5.19 flash attention alone reads that. With sdpa each row of Qwen3-VL would see those
-before it, and train wrongly without an error; text models would get a mask of tokens × tokens.
-
-Rows as a model's inputs, in a file of tensors: `row.N.NAME` is an input of row N as the model's `forward` takes it.
-
-They are what ms-swift's template and collator make of a row. Beside them may stand `row.N.logits`.
-
-Whether the rows of a batch may stand in one sequence without padding, by ms-swift's template and the model.
+before it, and train wrongly without an error; text models would get a mask of tokens × tokens. Our attention works on
+the CPU, too; whether the rows of a batch may stand in one sequence depends on ms-swift's template and the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,6 +26,16 @@ ROWS = "cu_seq_lens_q"
 
 FOR_FLASH = ("cu_seq_lens_k", "max_length_q", "max_length_k")
 """What flash attention wants besides."""
+
+
+NOT_INPUTS = ("labels", "loss_scale", "channel", "text_position_ids")
+"""What a batch of ms-swift has besides the model's inputs."""
+
+NOT_STORED = ("position_ids", ROWS, *FOR_FLASH)
+"""The inputs that a model computes from the others for a single row: positions, and where the row begins and ends."""
+
+Inputs = dict[str, torch.Tensor]
+"""The inputs of a model for one row, by name."""
 
 
 def in_one_sequence(trainer: Any) -> None:
@@ -87,16 +95,6 @@ def keep_rows_apart() -> None:
 
     ALL_ATTENTION_FUNCTIONS.register(SDPA, attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(SDPA, mask_of_padding)
-
-
-NOT_INPUTS = ("labels", "loss_scale", "channel", "text_position_ids")
-"""What a batch of ms-swift has besides the model's inputs."""
-
-NOT_STORED = ("position_ids", ROWS, *FOR_FLASH)
-"""The inputs that a model computes from the others for a single row: positions, and where the row begins and ends."""
-
-Inputs = dict[str, torch.Tensor]
-"""The inputs of a model for one row, by name."""
 
 
 def row_tensors(number: int, batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -99,10 +99,10 @@ def _that_writes_the_same(folder: Path, candidates: list[tuple[str, str]]) -> tu
     write = f"write {KEYS}; candidates: {named}"
     if (own := chat_template_of(folder)) is None:
         raise VlmflowError(f"{folder}: nothing says of which kind it is: it has no single chat template", write)
-    found = limited(partial(_compare, folder, own, sorted({template for _, template in candidates})))
-    if "failed" in found:
-        raise VlmflowError(f"{folder}: the model's chat template fails: {found['failed']!r}", write)
-    fitting = [each for each in candidates if each[1] in found["same"]]
+    comparison = limited(partial(_compare, folder, own, sorted({template for _, template in candidates})))
+    if "failed" in comparison:
+        raise VlmflowError(f"{folder}: the model's chat template fails: {comparison['failed']!r}", write)
+    fitting = [each for each in candidates if each[1] in comparison["same"]]
     if len(fitting) == 1:
         return fitting[0]
     if fitting:
@@ -111,7 +111,7 @@ def _that_writes_the_same(folder: Path, candidates: list[tuple[str, str]]) -> tu
             f"{folder}: several of ms-swift's chat templates write what its own one does", f"write {KEYS}: {several}"
         )
     raise VlmflowError(
-        f"{folder}: none of ms-swift's chat templates writes what its own one does; {found['difference']}", write
+        f"{folder}: none of ms-swift's chat templates writes what its own one does; {comparison['difference']}", write
     )
 
 

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from made_inputs import ROWS, TEXT, settings_of, shape_8b, some_inputs, text_shape
+from made_inputs import ROWS, TEXT, changed, settings_of, shape_8b, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
+from vlmflow.config.strategies import DDP
 from vlmflow.estimate.changes import DATA, FITS, changes, longest_that_fits, parts_of, share
 from vlmflow.estimate.estimate import disk, estimate
-from vlmflow.estimate.estimate_input import EstimateInput, RowLengths
+from vlmflow.estimate.memory import base_bytes, memory, states, trained_of
+from vlmflow.estimate.run import EstimateInput, RowLengths
 from vlmflow.estimate.shape import PARTS, Files, ModelShape
-from vlmflow.estimate.states import Sharding, base_bytes, states, trained_of
-from vlmflow.estimate.step_cost import Work, amount, comparison_seconds, forward, memory, times, training
+from vlmflow.estimate.times import Work, amount, comparison_seconds, forward, times, training
 from vlmflow.lengths.steps import Steps
 
 SMALL_CARD, LARGE_CARD = GPUS["rtx-4090"], GPUS["h200"]
@@ -84,7 +85,7 @@ def test_only_trained_tokens_have_logits() -> None:
     inputs = replace(some_inputs(), train=lengths)
     assert [batch.logits for batch in inputs.batches()] == [1_000, 3_000]
     assert [batch.tokens for batch in inputs.batches()] == [4_500, 3_900]
-    padded = replace(inputs, settings=inputs.settings.model_copy(update={"per_device_batch_size": 2}))
+    padded = inputs.with_settings(per_device_batch_size=2)
     assert [batch.logits for batch in padded.batches()] == [8_000, 6_000]
 
 
@@ -157,7 +158,7 @@ def test_a_trained_weight_costs_six_operations_and_two_more_with_checkpointing()
     mode = some_inputs(tuner="full", shape=text_only).mode
     linear = 36 * (4_096 * 4_096 * 2 + 4_096 * 1_024 * 2 + 3 * 4_096 * 12_288)
     assert forward(text_only, mode).token == 2 * linear
-    assert training(text_only, replace(mode, gradient_checkpointing=False)).token == 6 * linear
+    assert training(text_only, changed(mode, gradient_checkpointing=False)).token == 6 * linear
     assert training(text_only, mode).token == 8 * linear
     assert training(text_only, mode).logit == 6 * TEXT["vocab_size"] * TEXT["hidden_size"]
 
@@ -264,7 +265,7 @@ def test_a_second_copy_of_the_weights_takes_memory() -> None:
     """DeepSpeed's hpZ: each GPU has one more share, of those of its group."""
     alone, shared = (states(shape_8b(), some_inputs(**with_hpz(size)).mode) for size in (1, 8))
     assert shared.weights - alone.weights == base_bytes(shape_8b(), some_inputs(**with_hpz(8)).mode) / 8
-    assert replace(shared, weights=alone.weights) == alone
+    assert structs.replace(shared, weights=alone.weights) == alone
     needed_more = needed(some_inputs(**with_hpz(8))) - needed(some_inputs(**with_hpz(1)))
     assert needed_more == shared.weights - alone.weights
     lora = states(shape_8b(), some_inputs(**with_hpz(8) | {"tuner": "lora"}).mode)
@@ -277,7 +278,7 @@ def test_a_second_copy_of_the_weights_takes_memory() -> None:
 
 def test_a_second_copy_needs_stage_3_and_a_number() -> None:
     for size, zero in ((8, {"stage": 2}), ("auto", {}), (1, {}), (None, {})):
-        assert some_inputs(**with_hpz(size, **zero)).mode.sharding.second_copy == 0
+        assert some_inputs(**with_hpz(size, **zero)).mode.strategy.second_copy == 0
 
 
 def test_weights_with_a_second_copy_do_not_cross_the_network_in_each_batch() -> None:
@@ -361,7 +362,7 @@ def test_sharded_gradients_are_exchanged_in_each_batch() -> None:
             some_inputs({"gradient_accumulation_steps": count}, processes=2, strategy=strategy) for count in (4, 8)
         )
         more = times(many, gpu, fast=False).step_seconds - times(few, gpu, fast=False).step_seconds
-        once = trained_of(shape_8b(), few.mode) * few.mode.gradient_bytes / 2 / gpu.link
+        once = trained_of(shape_8b(), few.mode) * few.mode.trained_bytes / 2 / gpu.link
         assert more == pytest.approx(exchanges * once)
         in_one = replace(many, micro_batch_tokens=10**6)
         fewer = times(many, gpu, fast=False).step_seconds - times(in_one, gpu, fast=False).step_seconds
@@ -552,5 +553,5 @@ def test_the_estimate_knows_every_part_that_can_be_frozen() -> None:
     """`train.freeze` and the estimate have the same names."""
     assert settings_of({"freeze": list(PARTS[1:])}).train.freeze == list(PARTS[1:])
     assert some_inputs({"freeze": [PARTS[0]]}).mode.trained == frozenset(PARTS[1:])
-    assert some_inputs().mode.sharding == Sharding()
+    assert some_inputs().mode.strategy is DDP
     assert np.array_equal(RowLengths.of(ROWS).tokens, np.array([sum(row) for row in ROWS]))

@@ -2,16 +2,16 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from made_inputs import text_shape
+from made_inputs import mode_of, text_shape
+from vlmflow.config.strategies import QLORA, ZERO2, ZERO3
 from vlmflow.core.errors import VlmflowError
-from vlmflow.estimate import pass_memory, shape
-from vlmflow.estimate.pass_memory import Batch, Moment, PassMemory
-from vlmflow.estimate.states import Adapter, Sharding, TrainingMode
+from vlmflow.estimate import memory, shape
+from vlmflow.estimate.memory import Moment, PassMemory
+from vlmflow.estimate.run import Batch
 from workflow_runs import ROOT
 
 TEXT = {
@@ -26,8 +26,8 @@ TEXT = {
 SOME = Batch(1, 1_000, 1_000, 100)
 
 
-def needed() -> pass_memory.Activations:
-    return pass_memory.language_activations(text_shape(**TEXT), TrainingMode(), SOME)
+def needed() -> memory.Activations:
+    return memory.language_activations(text_shape(**TEXT), mode_of(), SOME)
 
 
 @pytest.fixture
@@ -84,14 +84,14 @@ def test_sizes_that_do_not_fit_together_are_named() -> None:
 def test_an_adapter_of_a_hostile_size_takes_no_memory() -> None:
     """Its layers are so wide that no machine could hold the adapter: 2^48 bytes."""
     hostile = text_shape(**TEXT | {"intermediate_size": 1 << 42})
-    assert pass_memory.language_activations(hostile, TrainingMode(), SOME).kept > 1 << 42
+    assert memory.language_activations(hostile, mode_of(), SOME).kept > 1 << 42
 
 
 def test_layers_with_and_without_experts_add_up() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 512, "num_hidden_layers": 6}
-    mode = TrainingMode(gradient_checkpointing=False, adapter=Adapter(targets=("q_proj", "v_proj")))
+    mode = mode_of({"gradient_checkpointing": False, "lora": {"target_modules": ["q_proj", "v_proj"]}})
     all_sparse, half, dense = (
-        pass_memory.language_activations(text_shape("qwen3_moe", **TEXT | experts | more), mode, SOME).kept
+        memory.language_activations(text_shape("qwen3_moe", **TEXT | experts | more), mode, SOME).kept
         for more in ({}, {"decoder_sparse_step": 2}, {"mlp_only_layers": list(range(6))})
     )
     assert dense < half < all_sparse
@@ -101,11 +101,11 @@ def test_layers_with_and_without_experts_add_up() -> None:
 def test_strategies_that_compute_alike_share_a_measurement() -> None:
     shape = text_shape(**TEXT)
     one, zero2, zero3 = (
-        pass_memory.pass_of(shape, TrainingMode(sharding=sharding))
-        for sharding in (Sharding(), Sharding("deepspeed", weights=1), Sharding("deepspeed", weights=4))
+        memory.pass_of(shape, mode)
+        for mode in (mode_of(), mode_of(strategy=ZERO2, processes=4), mode_of(strategy=ZERO3, processes=4))
     )
     assert zero2 == zero3 != one
-    assert pass_memory.pass_of(shape, replace(TrainingMode(), tuner="qlora")) != one
+    assert memory.pass_of(shape, mode_of(tuner=QLORA)) != one
 
 
 def test_memory_is_that_of_the_highest_moment() -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from made_inputs import PROCESSOR, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
-from vlmflow.estimate.estimate_input import EstimateInput
+from vlmflow.estimate.memory import memory
+from vlmflow.estimate.run import EstimateInput
 from vlmflow.estimate.shape import FILES, Files, ModelShape, shape_of
-from vlmflow.estimate.step_cost import memory, times
+from vlmflow.estimate.times import times
 from workflow_runs import ROOT
 
 pytestmark = pytest.mark.lengthy

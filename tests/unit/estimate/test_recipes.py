@@ -13,7 +13,7 @@ from made_inputs import some_inputs
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.model import check_config
 from vlmflow.estimate.changes import FITS, share
-from vlmflow.estimate.step_cost import memory
+from vlmflow.estimate.memory import memory
 from workflow_runs import ROOT
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

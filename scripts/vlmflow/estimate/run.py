@@ -1,27 +1,92 @@
-"""The lengths of a split's rows in memory, as arrays: what memory, work and advice are computed from.
-
-A run as the estimate sees it, and the one place that maps a run's settings to it.
-"""
+"""A run as the estimate sees it: how it trains, its rows' lengths, and the batches that need the most memory."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
-from typing import Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from vlmflow.config.model_types import ModelPart
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.strategies import Strategy, strategy_of, tuner_of
-from vlmflow.estimate.pass_memory import Batch
+from vlmflow.config.strategies import DDP, LORA, Part, Strategy, Tuner, strategy_of, tuner_of
 from vlmflow.estimate.shape import PARTS, ModelShape
-from vlmflow.estimate.states import Adapter, Sharding, TrainingMode
 from vlmflow.rows.sharegpt import lines_of
 
 Numbers = NDArray[np.int64]
+
+BF16, FP32 = 2, 4
+"""Bytes of a number. float16 takes as many as bfloat16."""
+
+SDPA = "sdpa"
+
+
+@dataclass(frozen=True)
+class TrainingMode:
+    """How a model is trained, and in which types.
+
+    settings: the run's block `train`. processes: those of all nodes. nodes: machines, each with as many processes.
+    network: bytes per second that a node sends to the others, at most.
+    """
+
+    settings: TrainSettings
+    tuner: Tuner = LORA
+    strategy: Strategy = DDP
+    processes: int = 1
+    nodes: int = 1
+    network: float = 100e9 / 8
+
+    def shares(self, part: Part) -> int:
+        """Return into how many shares the processes cut a part; 1 means that every GPU holds all of it."""
+        return self.processes if part in self.strategy.shards else 1
+
+    @property
+    def trained(self) -> frozenset[ModelPart]:
+        """The parts of the model that are not frozen."""
+        return frozenset(PARTS) - set(self.settings.freeze)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether layers are computed again; also if the smoke run is to find out."""
+        return self.settings.gradient_checkpointing is not False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the base's own weights are trained."""
+        return not self.tuner.trains_adapter
+
+    @property
+    def half(self) -> bool:
+        """Whether matrix products are in 16 bits, as in every training but one with dtype float32."""
+        return self.settings.dtype != "float32"
+
+    @property
+    def autocast(self) -> bool:
+        """Whether torch.autocast chooses the types; DeepSpeed and FSDP2 cast the weights instead."""
+        return self.half and self.strategy.engine == "ddp"
+
+    @property
+    def base(self) -> int:
+        """Bytes of a weight of the base, unless it is quantised. Under ddp, full fine-tuning loads float32 weights."""
+        return BF16 if self.half and not (self.is_full and self.strategy.engine == "ddp") else FP32
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of a weight that is trained, without the optimizer's own copy, and of its gradient.
+
+        peft keeps adapters in float32; DeepSpeed casts them to the run's type (and gradients:
+        `gradient_accumulation_dtype`); FSDP2 keeps float32 shards.
+        """
+        return BF16 if self.half and self.strategy.engine == "deepspeed" else FP32
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """Bytes of AdamW's state for a weight: two moments, and DeepSpeed's float32 copy of a 16-bit weight."""
+        return (FP32 if self.trained_bytes < FP32 else 0) + 2 * FP32
 
 
 class Length(msgspec.Struct):
@@ -33,8 +98,7 @@ class Length(msgspec.Struct):
     pictures: int = 1
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The tokens of one row: text with the chat's marks, pictures, and how many of the text are trained."""
 
     text: int
@@ -49,7 +113,7 @@ class Row:
 
 @dataclass(frozen=True)
 class RowLengths:
-    """Text and picture tokens of each row, in the order of the file.
+    """Text and picture tokens of each row of a split, in the order of the file.
 
     trained: those of the text that are trained. shown: the number of pictures, at least 1.
     """
@@ -72,8 +136,8 @@ class RowLengths:
         The last two may be missing: 0 trained tokens mean that they are unknown, so that the whole text counts as
         trained; and there is one picture.
         """
-        found = np.array([(*row, *(0, 1)[len(row) - 2 :]) for row in rows], dtype=np.int64).reshape(-1, 4)
-        text, pictures, trained, shown = found.T
+        filled = np.array([(*row, *(0, 1)[len(row) - 2 :]) for row in rows], dtype=np.int64).reshape(-1, 4)
+        text, pictures, trained, shown = filled.T
         return cls(text, pictures, np.where(trained, trained, text), shown)
 
     def __len__(self) -> int:
@@ -89,10 +153,8 @@ class RowLengths:
         if shorten:
             text = np.minimum(self.text, np.maximum(max_length - self.pictures, 1))
             return replace(self, text=text, trained=np.minimum(self.trained, text))
-        return self._only(self.tokens <= max_length)
-
-    def _only(self, chosen: NDArray[np.bool_]) -> Self:
-        return type(self)(self.text[chosen], self.pictures[chosen], self.trained[chosen], self.shown[chosen])
+        fits = self.tokens <= max_length
+        return type(self)(self.text[fits], self.pictures[fits], self.trained[fits], self.shown[fits])
 
     def with_pictures_of(self, most: int) -> Self:
         """Return the rows with pictures of at most so many tokens; those of several sizes may have fewer."""
@@ -105,9 +167,9 @@ class RowLengths:
         more[:1] = True
         for numbers in (self.trained[order], self.pictures[order]):
             more[1:] |= numbers[1:] > np.maximum.accumulate(numbers)[:-1]
-        places = order[more]
-        each = (numbers[places].tolist() for numbers in (self.text, self.pictures, self.trained))
-        return [Row(*row) for row in zip(*each, strict=True)]
+        chosen = order[more]
+        columns = (numbers[chosen].tolist() for numbers in (self.text, self.pictures, self.trained))
+        return [Row(*row) for row in zip(*columns, strict=True)]
 
     def densest(self) -> tuple[float, float]:
         """Return the highest shares of a row's tokens that are trained, and that are pictures; 0 without rows."""
@@ -115,7 +177,7 @@ class RowLengths:
             return 0.0, 0.0
         return float((self.trained / self.tokens).max()), float((self.pictures / self.tokens).max())
 
-    def grouped(self, size: int) -> NDArray[np.int64]:
+    def grouped(self, size: int) -> Numbers:
         """Return rows in groups of `size`, as a training may draw them: groups × size places, the same each time.
 
         Rows that fill no group are left out, unless there is none.
@@ -125,12 +187,27 @@ class RowLengths:
         return drawn[: len(self) // size * size].reshape(-1, size)
 
 
-SDPA = "sdpa"
+@dataclass(frozen=True)
+class Batch:
+    """The rows that one GPU processes at a time.
+
+    rows: their number. tokens: of all rows, with padding. longest: of the longest row. logits: positions for which
+    logits are computed. padded: whether rows are padded to the longest, which sdpa needs a mask for. windowed: whether
+    a row is longer than a layer's window, for which that layer needs one. pictures: picture tokens of all rows.
+    """
+
+    rows: int
+    tokens: int
+    longest: int
+    logits: int
+    padded: bool = False
+    windowed: bool = False
+    pictures: int = 0
 
 
 @dataclass(frozen=True)
 class EstimateInput:
-    """What is estimated: a model, a training mode, the settings of a run, and its rows that fit max_length.
+    """What is estimated: a model, how it is trained, and the run's rows that fit max_length.
 
     train, val: the rows of each split. shortened: whether rows that are too long lose their oldest attempts instead of
     being left out. on_gpu: whether the run trains on GPUs. compared_rows: rows on which the tuned model is compared
@@ -140,13 +217,17 @@ class EstimateInput:
 
     shape: ModelShape
     mode: TrainingMode
-    settings: TrainSettings
     train: RowLengths
     val: RowLengths
     shortened: bool
     on_gpu: bool
     compared_rows: int = 0
     micro_batch_tokens: int | None = None
+
+    @property
+    def settings(self) -> TrainSettings:
+        """The run's block `train`."""
+        return self.mode.settings
 
     def batches(self) -> list[Batch]:
         """Return the batches that may need the most memory; [] without rows."""
@@ -161,21 +242,19 @@ class EstimateInput:
         `prepare_logits_to_keep`): of several for all columns from the earliest trained token on, here their text; with
         sequence_parallel for all tokens.
         """
-        rows, share = self.settings.per_device_batch_size, self.settings.sequence_parallel
+        settings, window = self.settings, self.shape.of.window
+        rows, share = settings.per_device_batch_size, settings.sequence_parallel
         text, pictures, trained = (ceil(count * rows / share) for count in (row.text, row.pictures, row.trained))
+        longest, masks = ceil((text + pictures) / rows), settings.attention == SDPA
         return Batch(
             rows=rows,
             tokens=text + pictures,
-            longest=ceil((text + pictures) / rows),
+            longest=longest,
             logits=text + pictures if share > 1 else text if rows > 1 else trained,
-            padded=rows > 1 and self.settings.attention == SDPA,
-            windowed=self._windowed(ceil((text + pictures) / rows)),
+            padded=rows > 1 and masks,
+            windowed=window is not None and longest > window and masks,
             pictures=pictures,
         )
-
-    def _windowed(self, longest: int) -> bool:
-        window = self.shape.of.window
-        return window is not None and longest > window and self.settings.attention == SDPA
 
     def _planned(self, most: int) -> list[Batch]:
         """Return the dearest micro-batches of at most `most` tokens: rows in one sequence, and longer rows alone.
@@ -201,9 +280,8 @@ class EstimateInput:
     def with_settings(self, **changes: object) -> Self:
         """Return the same run with other settings of `train`; rows longer than a lower max_length are left out."""
         settings = self.settings.model_copy(update=changes)
-        mode = replace(self.mode, gradient_checkpointing=settings.gradient_checkpointing is not False)
         train, val = self._fitted(self.train, settings), self._fitted(self.val, settings)
-        return replace(self, settings=settings, mode=mode, train=train, val=val)
+        return replace(self, mode=replace(self.mode, settings=settings), train=train, val=val)
 
     def _fitted(self, rows: RowLengths, settings: TrainSettings) -> RowLengths:
         if settings.image_max_tokens < self.settings.image_max_tokens:
@@ -211,28 +289,9 @@ class EstimateInput:
             rows = rows.with_pictures_of(most) if most else rows
         return rows.fitted(settings.max_length, shorten=self.shortened)
 
-    def with_sharding(self, sharding: Sharding) -> Self:
-        """Return the same run with another strategy."""
-        return replace(self, mode=replace(self.mode, sharding=sharding))
-
-    def on_gpus(self, nodes: int, processes: int, strategy: Strategy) -> Self:
-        """Return the same run on other GPUs, with another strategy. processes: of each node, as in a run's settings."""
-        ranks = nodes * processes
-        mode = replace(self.mode, nodes=nodes, processes=ranks, sharding=sharding_of(strategy, ranks))
-        return replace(self, mode=mode)
-
-
-def sharding_of(strategy: Strategy, processes: int) -> Sharding:
-    """Return what a strategy shares among `processes`."""
-    return Sharding(
-        engine=strategy.engine,
-        weights=processes if "weights" in strategy.shards else 1,
-        gradients=processes if "gradients" in strategy.shards else 1,
-        optimizer=processes if "optimizer" in strategy.shards else 1,
-        second_copy=strategy.second_copy,
-        optimizer_on_host="optimizer" in strategy.offloads,
-        weights_on_host="weights" in strategy.offloads,
-    )
+    def with_mode(self, **changes: Any) -> Self:
+        """Return the same run trained in another way. changes: of `TrainingMode`."""
+        return replace(self, mode=replace(self.mode, **changes))
 
 
 def inputs_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: RowLengths) -> EstimateInput:
@@ -240,24 +299,14 @@ def inputs_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val
 
     train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.
     """
-    training, strategy = settings.train, strategy_of(settings.strategy, settings.deepspeed)
-    ranks = settings.nodes * settings.processes
-    lora = training.lora
     mode = TrainingMode(
-        tuner=tuner_of(settings.tuner).name,
-        trained=frozenset(PARTS) - set(training.freeze),
-        adapter=Adapter(lora.rank, lora.dropout, tuple(lora.target_modules), lora.dora),
-        sharding=sharding_of(strategy, ranks),
-        processes=ranks,
+        settings=settings.train,
+        tuner=tuner_of(settings.tuner),
+        strategy=strategy_of(settings.strategy, settings.deepspeed),
+        processes=settings.nodes * settings.processes,
         nodes=settings.nodes,
         network=settings.network_gbit * 1e9 / 8,
-        half=training.dtype != "float32",
-        double_quant=training.quantisation.double,
-        gradient_checkpointing=training.gradient_checkpointing is not False,
-        eager=training.attention == "eager",
-        liger=training.liger,
     )
     shortened = settings.over_long == "shorten"
-    train, val = (rows.fitted(training.max_length, shorten=shortened) for rows in (train, val))
-    on_gpu = settings.device == "cuda"
-    return EstimateInput(shape, mode, training, train, val, shortened, on_gpu, settings.compared_rows)
+    train, val = (rows.fitted(settings.train.max_length, shorten=shortened) for rows in (train, val))
+    return EstimateInput(shape, mode, train, val, shortened, settings.device == "cuda", settings.compared_rows)

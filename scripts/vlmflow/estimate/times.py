@@ -1,21 +1,18 @@
-"""The memory of one GPU in a training step, by what takes it.
+"""How long a training takes on a GPU product, from its operations and the GPU's rates.
 
-The floating-point operations of rows in training and evaluation. A multiplication with its addition counts as two.
-
-A row has L tokens, T of them trained, and n pictures with P tokens together. For each, forward and backward:
+A multiplication with its addition counts as two operations. A row has L tokens, T of them trained, and n pictures with
+P tokens together. For each, forward and backward:
 
     decoder     (2 + 2) · D · L    D: weights of the matrices that a token goes through; backward to activations
     adapter     (2 + 4) · A · L    A: weights of the adapter; backward to activations and weights
     attention   (2 + 4) · H · L²   H: width of all queries, over all layers; queries by keys, and the result by values,
                                    each over the causal half; a window is not counted as less
     output      (2 + 2) · O · T    O: weights of the head; only trained tokens need logits
-    pictures    a · P + b · P² / n what PyTorch counts in a pass of the tower (`picture_pass`)
+    pictures    a · P + b · P² / n what PyTorch counts in a pass of the tower (`fake_pass`)
 
 A part that is trained needs 2 more for its weights, and 2 for the gradient that reaches it. Gradient checkpointing
 repeats the forward pass of all layers. Model FLOPs (arXiv:2204.02311, appendix B) leave out this repetition.
 `tests/stages/test_work_formula.py` compares the formula with what PyTorch counts.
-
-How long a training takes on a GPU product, from its operations and the GPU's rates.
 
 A batch takes max(a, b · tokens), and what it exchanges. a: the kernels that Python starts one by one, or reading all
 weights, whichever takes longer. b: the operations of a token at a share of the GPU's peak. The GPU computes while
@@ -25,57 +22,34 @@ link between them, or over the network between nodes, for each forward and each 
 and the weights in 4 bits are restored.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vlmflow.config.gpus import Gpu
-from vlmflow.estimate.account import Memory, Times
-from vlmflow.estimate.estimate_input import EstimateInput, RowLengths
-from vlmflow.estimate.pass_memory import Batch, Line, language_activations, picture_tower, pictures_of
+from vlmflow.estimate.account import Times
+from vlmflow.estimate.memory import Line, base_bytes, pictures_of, quantised_weights, states, trained_of
+from vlmflow.estimate.run import EstimateInput, RowLengths, TrainingMode
 from vlmflow.estimate.shape import LANGUAGE, ModelShape, adapted, adapter_weights
-from vlmflow.estimate.states import TrainingMode, base_bytes, quantised_weights, states, trained_of
 from vlmflow.lengths.steps import Steps, data_parallel_ranks, evaluations_of
 
-CONTEXT = 800_000_000
-"""Bytes of CUDA's context: what the driver shows more than PyTorch reserves (H100, driver 580)."""
+Floats = NDArray[np.float64]
 
-COMMUNICATION = 1_000_000_000
-"""Bytes of NCCL's buffers with several GPUs. An assumption, not measured."""
+KERNEL_SECONDS = 23e-6, 33e-6
+"""Seconds until Python has started a kernel, low and high: 10 to 14 ms for the 420 of a layer with adapters and
+gradient checkpointing (8B, 36 layers, H100: 0.35 s in a bare loop, 0.50 s through ms-swift)."""
 
-LEFT, CACHE = 1_600_000_000, 0.1
-"""What PyTorch reserves and does not use: bytes in any training, and a share of the bytes that come and go in a step.
+RESTORED_BYTES = 4.5
+"""Bytes that restoring a weight from 4 bits moves: it is read, written in 16 bits, and read again as such."""
 
-LEFT is what ms-swift's trainings with rows of 150 tokens need beside tensors and context. CACHE is between the 0.06 of
-ours on an H100, whose allocator has expandable segments, and the 0.35 of ms-swift's packs of 2,048 tokens. These
-trainings and others: tests/published/trainings.csv, compared with the estimate by test_published_trainings.py.
-"""
+KERNELS, ADAPTER_KERNELS = 45, 60
+"""Kernels of a layer's forward pass, and those that adapters add."""
 
 
-def memory(inputs: EstimateInput) -> Memory:
-    """Return the memory of the batch that needs the most; without rows, what the training keeps between steps."""
-    batches = inputs.batches() or [Batch(1, 0, 0, 0)]
-    return max((_of_batch(inputs, batch) for batch in batches), key=lambda one: one.total)
-
-
-def _of_batch(inputs: EstimateInput, batch: Batch) -> Memory:
-    kept = states(inputs.shape, inputs.mode)
-    language = language_activations(inputs.shape, inputs.mode, batch)
-    tower = picture_tower(inputs.shape, inputs.mode, batch)
-    at_once = language.kept + max(language.layer, language.logits)
-    pictures = tower.kept + max(0, tower.passing - tower.kept - at_once)
-    moving = max(at_once + pictures, kept.step)
-    communication = COMMUNICATION if inputs.mode.processes > 1 else 0
-    return Memory(
-        **asdict(kept),
-        activations=language.kept,
-        layer=language.layer,
-        logits=language.logits,
-        pictures=pictures,
-        cache=LEFT + round(CACHE * moving) if inputs.on_gpu else 0,
-        context=(CONTEXT + communication) if inputs.on_gpu else 0,
-    )
+PASSES = 16
+"""Forward passes that the rule `evaluate` makes for a row, at most: eight with each model, of a right and a wrong
+answer in four contexts (`evaluation.measure`)."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +66,13 @@ class Work:
         """Return the operations of all rows."""
         return float(self.of_each(rows).sum())
 
-    def of_each(self, rows: RowLengths) -> NDArray[np.float64]:
+    def of_each(self, rows: RowLengths) -> Floats:
         """Return the operations of each row, with its pictures as equally large.
 
         The tower's attention is within a picture.
         """
         tokens, pictures = rows.tokens.astype(float), rows.pictures.astype(float)
-        operations: NDArray[np.float64] = (
+        operations: Floats = (
             self.token * tokens
             + self.token_square * np.square(tokens)
             + self.logit * rows.trained.astype(float)
@@ -122,14 +96,15 @@ def _work(shape: ModelShape, mode: TrainingMode, passes: int, backward: bool) ->
     """Return the operations of a pass. passes: how often the layers are computed forward."""
     size = shape.of
     language = sum(
-        one.count * one.weights * one.active / one.experts
-        for one in size.matrices
-        if one.in_layers and one.part == LANGUAGE
+        matrix.count * matrix.weights * matrix.active / matrix.experts
+        for matrix in size.matrices
+        if matrix.in_layers and matrix.part == LANGUAGE
     )
     own_weights = 2 if mode.is_full and LANGUAGE in mode.trained else 0
     back = 2 + own_weights if backward else 0
-    matrices = [] if mode.is_full else adapted(shape, mode.trained, mode.adapter.targets)
-    adapter = adapter_weights((one for one in matrices if one.part == LANGUAGE), mode.adapter.rank)
+    lora = mode.settings.lora
+    matrices = [] if mode.is_full else adapted(shape, mode.trained, lora.target_modules)
+    adapter = adapter_weights((matrix for matrix in matrices if matrix.part == LANGUAGE), lora.rank)
     both = 4 if backward else 0
     token = (2 * passes + back) * language + (2 * passes + both) * adapter
     pictures = _pictures(shape, mode, backward)
@@ -143,31 +118,13 @@ def _work(shape: ModelShape, mode: TrainingMode, passes: int, backward: bool) ->
 
 
 def _pictures(shape: ModelShape, mode: TrainingMode, backward: bool) -> Line | None:
-    """Return the operations for pictures; None if they count as in the language model (`pass_memory.assumed`)."""
+    """Return the operations for pictures; None if they count as in the language model (`memory.assumed`)."""
     if not shape.of.sees:
         return Line(0, 0)
-    found = pictures_of(shape, mode)
-    if isinstance(found, str):
+    operations = pictures_of(shape, mode)
+    if isinstance(operations, str):
         return None
-    return found.training if backward else found.forward
-
-
-Numbers = NDArray[np.float64]
-
-KERNEL_SECONDS = 23e-6, 33e-6
-"""Seconds until Python has started a kernel, low and high: 10 to 14 ms for the 420 of a layer with adapters and
-gradient checkpointing (8B, 36 layers, H100: 0.35 s in a bare loop, 0.50 s through ms-swift)."""
-
-RESTORED_BYTES = 4.5
-"""Bytes that restoring a weight from 4 bits moves: it is read, written in 16 bits, and read again as such."""
-
-KERNELS, ADAPTER_KERNELS = 45, 60
-"""Kernels of a layer's forward pass, and those that adapters add."""
-
-
-PASSES = 16
-"""Forward passes that the rule `evaluate` makes for a row, at most: eight with each model, of a right and a wrong
-answer in four contexts (`evaluation.measure`)."""
+    return operations.training if backward else operations.forward
 
 
 @dataclass(frozen=True)
@@ -177,8 +134,8 @@ class Batches:
     flops: operations of one GPU, by group of rows. counts: into how many batches each group is cut.
     """
 
-    flops: Numbers
-    counts: Numbers
+    flops: Floats
+    counts: Floats
 
     @property
     def of_a_group(self) -> float:
@@ -192,8 +149,8 @@ class Batches:
         """
         if not len(self.flops):
             return 0.0
-        each = besides + np.maximum(least, self.flops / self.counts / rate)
-        return float((self.counts * each).mean())
+        seconds = besides + np.maximum(least, self.flops / self.counts / rate)
+        return float((self.counts * seconds).mean())
 
 
 @dataclass(frozen=True)
@@ -320,9 +277,8 @@ def _gathering(inputs: EstimateInput, gpu: Gpu) -> float:
     when it first releases a weight, and drops it after each optimizer step if the weight is trained (stage3.py,
     `invalidate_secondary_tensor`). So weights come from all GPUs once a step, which `_step` counts; frozen ones once.
     """
-    sharding = inputs.mode.sharding
-    within = sharding.second_copy
-    missing = 1.0 if sharding.weights_on_host else 1 - 1 / (within or sharding.weights)
+    strategy, within = inputs.mode.strategy, inputs.mode.strategy.second_copy
+    missing = 1.0 if "weights" in strategy.offloads else 1 - 1 / (within or inputs.mode.shares("weights"))
     rate = gpu.link if within else _exchange_rate(inputs.mode, gpu)
     return missing * base_bytes(inputs.shape, inputs.mode) / rate
 
@@ -347,7 +303,7 @@ def _step(inputs: EstimateInput, gpu: Gpu, batches: float) -> float:
     (stage_1_and_2.py, `reduce_independent_p_g_buckets_and_remove_grads`), and new weights come once.
     """
     mode, kept = inputs.mode, states(inputs.shape, inputs.mode)
-    in_each_batch = mode.sharding.engine == "deepspeed" and mode.sharding.gradients > 1
+    in_each_batch = mode.strategy.engine == "deepspeed" and mode.shares("gradients") > 1
     exchanges = 1 + (batches if in_each_batch else 1)
-    exchanged = exchanges * trained_of(inputs.shape, mode) * mode.gradient_bytes * (1 - 1 / mode.processes)
+    exchanged = exchanges * trained_of(inputs.shape, mode) * mode.trained_bytes * (1 - 1 / mode.processes)
     return exchanged / _exchange_rate(mode, gpu) + 2 * (kept.adapter + kept.gradients + kept.optimizer) / gpu.bandwidth
