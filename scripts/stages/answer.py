@@ -11,8 +11,8 @@ from vlmflow.core.child_programs import ANSWER_KEY, key_of
 from vlmflow.core.files import whole_folder
 from vlmflow.evaluation.answers import Asking, ask_both, figures, fitting_cases, sentence_of
 from vlmflow.evaluation.asking import Model, ModelAtUrl, OwnModel, versions
-from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
-from vlmflow.evaluation.evaluate import counts_of, write_lines
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, counts_of, refuse_none
+from vlmflow.evaluation.measure import write_lines
 from vlmflow.evaluation.report import AnswerReport, record_look
 from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage

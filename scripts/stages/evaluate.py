@@ -7,10 +7,9 @@ from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
-from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, refuse_none
-from vlmflow.evaluation.evaluate import counts_of, evaluated_rows, write_lines
+from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, counts_of, refuse_none
 from vlmflow.evaluation.margins import margin_report
-from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, versions
+from vlmflow.evaluation.measure import ModelScorer, ScoredModel, evaluated_rows, versions, write_lines
 from vlmflow.evaluation.report import EvaluatedModel, EvaluationReport, record_look
 from vlmflow.evaluation.verdict import REPORT, also_chose, judge, with_how_val_was_used
 from vlmflow.fetch.placed import read_model_manifest
@@ -74,18 +73,7 @@ def main(
         seed=settings.seed,
         part="judges" if split == "val" and halved else None,
     )
-    how = Measurement(
-        model_type=settings.model_type,
-        text_args=settings.text_args,
-        loss_scale=chosen.loss_scale,
-        pictures=chosen.pictures,
-        image_max_tokens=settings.image_max_tokens,
-        max_length=settings.max_length,
-        device=settings.device,
-        dtype=settings.dtype,
-        processes=processes,
-        threads=threads,
-    )
+    how = chosen.measurement(settings, settings.model_type, settings.device, processes, threads)
     tuned_digest = proven_digest(proof)
     of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
     of_tuned = ModelScorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)

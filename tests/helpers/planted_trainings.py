@@ -21,9 +21,9 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, FULL
 from vlmflow.core.files import sha256_of
 from vlmflow.demo.tiny_model import FIRST_SPECIAL_ID, write_tokenizer
-from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
+from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.margins import margin_figures
-from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
+from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, evaluated_rows
 from vlmflow.evaluation.report import MarginFigures
 from vlmflow.merging.merge import merge_weights
 from vlmflow.rows.chat import FIRST_LINE, Turn

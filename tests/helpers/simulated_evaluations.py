@@ -17,8 +17,7 @@ import numpy as np
 from scipy.special import log_expit, ndtri
 
 from made_cases import row
-from vlmflow.evaluation.choice import read_case
-from vlmflow.evaluation.donors import feedback_donors
+from vlmflow.evaluation.choice import feedback_donors, read_case
 from vlmflow.evaluation.margins import (
     Bounds,
     Groups,

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.core.processes import die_with_parent
-from vlmflow.evaluation.report import Loss
+from vlmflow.evaluation.report import Keyed, Loss
 from vlmflow.rows.chat import Turn, trained_messages_of
 from vlmflow.swift.child_process import quick_imports
 from vlmflow.swift.own_template import own_template
@@ -64,14 +64,13 @@ class HowToMeasure(msgspec.Struct, frozen=True):
     together: int
 
 
-class Measured(msgspec.Struct, frozen=True):
+class Measured(Keyed, frozen=True):
     """One row's losses. key: that of the work.
 
     losses: by pass; empty if the row is too long. inputs: a digest of the tokens of each pass, prompt and answer.
     answers: the same of the scored tokens alone. tokens: those of the longest pass.
     """
 
-    key: str
     losses: dict[str, Loss]
     inputs: dict[str, str]
     answers: dict[str, str]

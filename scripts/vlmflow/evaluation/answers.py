@@ -41,8 +41,7 @@ from vlmflow.evaluation.report import (
     ModelAnswer,
     ModelFigures,
 )
-from vlmflow.evaluation.scoring.judge import holds, judge, rule_of
-from vlmflow.evaluation.scoring.overlap import overlap
+from vlmflow.evaluation.scoring.judge import holds, judge, overlap, rule_of
 from vlmflow.evaluation.scoring.stated import Overlap, answer_in
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter

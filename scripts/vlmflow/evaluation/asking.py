@@ -22,7 +22,7 @@ import msgspec
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.evaluation.choice import Case
-from vlmflow.evaluation.report import KeptLines
+from vlmflow.evaluation.report import KeptLines, Keyed
 from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.pictures.budget import FEWEST_TOKENS, PictureBudget
 from vlmflow.rows.chat import Turn, as_written, messages_of, places_answered
@@ -195,10 +195,9 @@ ASKING = 1
 of `vlmflow.serving` may change the answer to the same question."""
 
 
-class KeptAnswer(msgspec.Struct, frozen=True):
+class KeptAnswer(Keyed, frozen=True):
     """A model's answer. key: that of the question. cut: whether it had not ended after the allowed tokens."""
 
-    key: str
     text: str
     cut: bool
 

@@ -1,14 +1,30 @@
-"""Reads a split of a data set, and chooses its rows to evaluate."""
+"""Reads a split of a data set, and chooses its rows to evaluate, each with its controls."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vlmflow.config.raw_forms import form_of, has_feedback
+from vlmflow.config.run_blocks import EvaluationBlock
+from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import read_account, refuse_other_rows
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of
+from vlmflow.evaluation.choice import (
+    Case,
+    draw,
+    feedback_donors,
+    last_attempts,
+    of_groups,
+    parted,
+    picture_donors,
+    read_case,
+    with_right_last,
+    without_donor,
+    without_single_turns,
+)
+from vlmflow.evaluation.measure import ChosenRow, Measurement, row_to_measure
 from vlmflow.evaluation.report import LeftOut
 from vlmflow.pictures.manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
@@ -32,21 +48,27 @@ class RawRows:
 class ChosenSplit:
     """The rows of a split that are evaluated. out: the others, with the reason.
 
-    dataset, kind: its name, and the kind of its raw rows, or `stats.MIXTURE`. rows_digest: SHA-256 of the split's file.
-    pictures: the store of its pictures. feedback: whether the human's later turns are feedback. last_answer_only:
-    whether only a row's last answer is trained. gold: the gold answers that raw rows have beside their turns, by the
-    ids of rows.
+    dataset: its name. rows_digest: SHA-256 of the split's file. pictures: the store of its pictures. feedback: whether
+    the human's later turns are feedback. last_answer_only: whether only a row's last answer is trained. gold: the gold
+    answers that raw rows have beside their turns, by the ids of rows.
     """
 
     rows: list[ChosenRow]
     out: list[LeftOut]
     dataset: str
-    kind: str
     rows_digest: str
     pictures: Path
     feedback: bool
     last_answer_only: bool
     gold: Mapping[str, str]
+
+    def measurement(
+        self, settings: EvaluationBlock | TrainSettings, model_type: str, device: str, processes: int, threads: int
+    ) -> Measurement:
+        """Return how models are measured on these rows. settings: of a run, or of its training."""
+        tokens, length = settings.image_max_tokens, settings.max_length
+        text, dtype, scale = settings.text_args, settings.dtype, self.loss_scale
+        return Measurement(model_type, text, scale, self.pictures, tokens, length, device, dtype, processes, threads)
 
     @property
     def loss_scale(self) -> str:
@@ -89,36 +111,32 @@ def choose_from_split(
         )
     refuse_changed_pictures(store, entries.values())
     has = any(map(has_feedback, account.kinds)) if feedback is None else feedback
-    last_answer_only = account.last_answer_only
     gold = _gold_answers(file, account, raw)
     digests = dict(map(name_and_digest, entries.values()))
     groups = (group_of(row, digests, account.one_prompt) for row in lines_of(file, ShareGptRow))
     half = half_of(groups, part) if part else None
-    without = {name for name, one in account.members.items() if has and not has_feedback(one.kind)}
-    asked, unasked = _with_feedback(lines_of(file, ShareGptRow), without if feedback is None else set())
-    rows, out = choose_rows(
-        asked,
-        digests,
-        gold,
+    members = account.members.items()
+    without = {name for name, member in members if feedback is None and has and not has_feedback(member.kind)}
+    rows, out = _with_feedback(lines_of(file, ShareGptRow), without)
+    chosen, others = choose_rows(
+        *(rows, digests, gold),
         feedback=has,
-        last_answer_only=last_answer_only or any(one.form == "timestep" for one in account.members.values()),
+        last_answer_only=account.last_answer_only or any(member.form == "timestep" for _, member in members),
         count=count,
         key=key,
         seed=seed,
         half=half,
         one_prompt=account.one_prompt,
     )
-    out = unasked + out
-    refuse_none(rows, file, out)
+    refuse_none(chosen, file, out + others)
     return ChosenSplit(
-        rows=rows,
-        out=out,
+        rows=chosen,
+        out=out + others,
         dataset=account.dataset,
-        kind=account.kind,
         rows_digest=account.digests[file.name],
         pictures=store,
         feedback=has,
-        last_answer_only=last_answer_only,
+        last_answer_only=account.last_answer_only,
         gold=gold,
     )
 
@@ -132,28 +150,80 @@ def _gold_answers(file: Path, account: Stats, raw: RawRows) -> dict[str, str]:
     if not account.members:
         read_gold = form_of(account.kind).gold
         return gold_answers(ids, raw.splits, raw.fixed_rows, read_gold) if read_gold else {}
-    found: dict[str, str] = {}
+    gold: dict[str, str] = {}
     for name, member in account.members.items():
         if read_gold := form_of(member.kind).gold:
-            splits = {split: [one for one in files if one.parent.name == name] for split, files in raw.splits.items()}
-            edited = {one.file for one in member.mended}
-            own_fixed = [one for one in raw.fixed_rows if str(one) in edited]
+            splits = {
+                split: [path for path in files if path.parent.name == name] for split, files in raw.splits.items()
+            }
+            edited = {fixed.file for fixed in member.mended}
+            fixed_rows = [path for path in raw.fixed_rows if str(path) in edited]
             own = {own_id(identity): identity for identity in ids if member_of(identity) == name}
-            gold = gold_answers(own, splits, own_fixed, read_gold)
-            found |= {own[identity]: answer for identity, answer in gold.items()}
-    return found
+            answers = gold_answers(own, splits, fixed_rows, read_gold)
+            gold |= {own[identity]: answer for identity, answer in answers.items()}
+    return gold
 
 
 def _with_feedback(rows: Iterable[ShareGptRow], without: set[str]) -> tuple[list[ShareGptRow], list[LeftOut]]:
     """Return the rows but those of some data sets of a mixture. without: these, whose later turns are no feedback."""
-    asked: list[ShareGptRow] = []
+    kept: list[ShareGptRow] = []
     out: list[LeftOut] = []
     for row in rows:
         if (member := member_of(row.id)) in without:
             out.append(LeftOut(row.id, "no_feedback", f"rows of data set {member} have none"))
         else:
-            asked.append(row)
-    return asked, out
+            kept.append(row)
+    return kept, out
+
+
+def choose_rows(
+    rows: Iterable[ShareGptRow],
+    pictures: Mapping[str, str],
+    gold: Mapping[str, str],
+    *,
+    feedback: bool,
+    last_answer_only: bool,
+    count: int,
+    key: str,
+    seed: int,
+    half: frozenset[str] | None = None,
+    one_prompt: bool = False,
+) -> tuple[list[ChosenRow], list[LeftOut]]:
+    """Choose the rows of a split; returns them in its order, and all others with the reason.
+
+    pictures: the SHA-256 of every picture, by its name in the store. gold: the gold answers that raw rows have beside
+    their turns, by the ids of rows. feedback: whether the human's later turns are feedback. last_answer_only: whether a
+    trajectory is one row per attempt. count: how many rows are wanted. key: the one of the configuration that says so.
+    seed: of the draw and of the donors. half: the groups of which rows are wanted; the others only give controls.
+    one_prompt: all questions are the same (`halves.group_of`).
+    """
+    cases = [read_case(row, pictures, one_prompt) for row in rows]
+    cases, out = without_single_turns(cases)
+    if last_answer_only:
+        cases, others = last_attempts(cases)
+        out += others
+    donors: dict[str, Case] = {}
+    if feedback:
+        why = "it has one answer, or calls functions"
+        cases, others = parted(cases, lambda case: bool(case.feedback), "no_feedback", why)
+        out += others
+        made = [with_right_last(case) for case in cases]
+        out += [left for left in made if isinstance(left, LeftOut)]
+        cases = [case for case in made if isinstance(case, Case)]
+        donors = feedback_donors(cases, gold, seed)
+        out += [without_donor(case) for case in cases if case.row.id not in donors]
+        cases = [case for case in cases if case.row.id in donors]
+    other_pictures = picture_donors(cases, gold, seed)
+    if half is not None:
+        cases, others = of_groups(cases, half)
+        out += others
+    cases, others = draw(cases, count, seed, key)
+    chosen = []
+    for case in cases:
+        identity = case.row.id
+        donor, other_picture = donors.get(identity), other_pictures.get(identity)
+        chosen.append(row_to_measure(case, donor, other_picture, gold.get(identity)))
+    return chosen, out + others
 
 
 def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None:
@@ -168,3 +238,8 @@ def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None
             "docs/evaluation.md says which rows can be: take more rows (val_share, test, test_share of datasets.NAME "
             "or what it mixes), or set runs.NAME.evaluate.feedback: false if the human's later turns are not feedback",
         )
+
+
+def counts_of(left_out: Iterable[LeftOut]) -> dict[str, int]:
+    """Return how many rows are out, by reason."""
+    return dict(sorted(Counter(row.reason for row in left_out).items()))

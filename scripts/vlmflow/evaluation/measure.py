@@ -1,15 +1,17 @@
-"""The conversations whose last answers are scored: what a row becomes for the models.
+"""Measures rows with the base and the tuned model: what a row becomes for them, and its losses in each context.
 
-Measures the losses of rows with one model: in several processes, each with its share of the rows and GPUs.
+Several processes measure side by side (`answer_losses`), each with its share of the rows and GPUs. What was measured
+once is kept.
 """
 
+import hashlib
 import importlib.metadata
 import logging
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,18 @@ from vlmflow.core.progress import Progress
 from vlmflow.evaluation import answer_losses
 from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Pass, Work
 from vlmflow.evaluation.choice import Case
-from vlmflow.evaluation.report import OTHER, OTHER_PICTURE, OWN, QUESTION, KeptLines, Loss, Margin
+from vlmflow.evaluation.report import (
+    OTHER,
+    OTHER_PICTURE,
+    OWN,
+    QUESTION,
+    EvaluatedRow,
+    KeptLines,
+    LeftOut,
+    Loss,
+    Margin,
+)
+from vlmflow.evaluation.scoring.judge import holds
 from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.pictures.budget import PictureBudget
@@ -33,11 +46,50 @@ from vlmflow.rows.chat import Turn, after_mark, tags_in, without_tags
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, failed, gpu_products, visible_gpus
 
+log = logging.getLogger("vlmflow")
+
 RIGHT, WRONG = "right", "wrong"
 
 BEGINNING = "Answer:"
 """Where answers have a thought before this mark, all that is scored begins with it: the thought was written after the
 feedback was read, and speaks of it."""
+
+PACKAGES = ("torch", "transformers", "ms-swift")
+"""Packages whose versions may change a loss."""
+
+MEASURING = 3
+"""The way in which losses are measured. Kept losses belong to it: raise it whenever a change of this code or of
+`answer_losses` may change a loss of the same conversation."""
+
+TOGETHER = {"cuda": 16_384, "cpu": 0}
+"""Tokens of a row's conversations in one forward pass (`HowToMeasure.together`)."""
+
+SPARE = 1.2
+"""A model on one GPU needs this much of the size of its weights: activations and logits of one row come on top."""
+
+
+@dataclass(frozen=True)
+class ChosenRow:
+    """A row to evaluate.
+
+    donor, picture_donor: the rows that give the controls; None in a data set without feedback, or if there is no such
+    picture. gold_in_feedback: whether its feedback contains the gold answer.
+    """
+
+    case: Case
+    donor: Case | None
+    picture_donor: Case | None
+    gold_in_feedback: bool
+    work: Work
+
+
+def row_to_measure(case: Case, donor: Case | None, picture_donor: Case | None, gold: str | None) -> ChosenRow:
+    """Return a row with its controls and its conversations. gold: the gold answer, if the raw row has it."""
+    passes = passes_of(case, donor, picture_donor)
+    content = msgspec.json.encode([passes, case.pictures, picture_donor.pictures if picture_donor else None])
+    work = Work(hashlib.sha256(content).hexdigest()[:32], passes)
+    answer = gold or answer_in(case.answer)
+    return ChosenRow(case, donor, picture_donor, any(holds(feedback, answer) for feedback in case.feedback), work)
 
 
 def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dict[str, Pass]:
@@ -57,12 +109,12 @@ def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dic
         contexts[OTHER_PICTURE] = contexts[QUESTION] if donor is None else contexts[OWN]
         pictures[OTHER_PICTURE] = picture_donor.row.images
     answers = {RIGHT: case.turns[-1]} if donor is None else scored_answers(case)
-    given = BEGINNING if donor is not None and answers[RIGHT].value.startswith(BEGINNING) else ""
+    begins = BEGINNING if donor is not None and answers[RIGHT].value.startswith(BEGINNING) else ""
     if donor is not None:  # what the training left out of the loss is history like all else
-        contexts = {each: [Turn(turn.speaker, turn.value) for turn in turns] for each, turns in contexts.items()}
+        contexts = {name: [Turn(turn.speaker, turn.value) for turn in turns] for name, turns in contexts.items()}
     return {
         f"{context} {which}": Pass(
-            [*case.system, *before, answer], pictures[context][: tags_in(before)], given, case.row.tools or UNSET
+            [*case.system, *before, answer], pictures[context][: tags_in(before)], begins, case.row.tools or UNSET
         )
         for context, before in contexts.items()
         for which, answer in answers.items()
@@ -77,26 +129,69 @@ def scored_answers(case: Case) -> dict[str, Turn]:
     return {which: Turn("gpt", begins + (answer_in(text) or text)) for which, text in texts.items()}
 
 
+Scorer = Callable[[Sequence[Work]], Mapping[str, Measured]]
+"""Measures rows with one model: returns the losses by the works' keys."""
+
+
+def evaluated_rows(
+    chosen: Sequence[ChosenRow], base: Scorer, tuned: Scorer
+) -> tuple[list[EvaluatedRow], list[LeftOut]]:
+    """Measure rows with both models; returns the results, and the rows that are too long for the run.
+
+    Raises VlmflowError if both models did not get the same tokens, or the scored answer of a row is not the same in all
+    passes.
+    """
+    work = [row.work for row in chosen]
+    of_base, of_tuned = base(work), tuned(work)
+    evaluated, too_long = [], []
+    for row in chosen:
+        identity = row.case.row.id
+        ours, theirs = of_tuned[row.work.key], of_base[row.work.key]
+        if ours.inputs != theirs.inputs:
+            raise VlmflowError(
+                f"row {identity}: the base and the tuned model get different tokens",
+                "the tuned folder has another tokenizer, chat template or picture rule than its base: remove verified/ "
+                "and merged/ of the run, and run the same command again",
+            )
+        if not ours.losses:
+            too_long.append(LeftOut(identity, "over_long", f"{ours.tokens} tokens, more than train.max_length"))
+            continue
+        _refuse_other_answers(identity, ours)
+        # Without feedback all answers are scored.
+        answers = {which: turn.value for which, turn in scored_answers(row.case).items()} if row.donor else {}
+        evaluated.append(
+            EvaluatedRow(
+                id=identity,
+                source=row.case.row.source,
+                images=row.case.row.images,
+                group=row.case.group,
+                right=answers.get(RIGHT),
+                wrong=answers.get(WRONG),
+                donor=row.donor.row.id if row.donor else None,
+                picture_donor=row.picture_donor.row.id if row.picture_donor else None,
+                gold_in_feedback=row.gold_in_feedback,
+                base=margins_of(theirs.losses),
+                tuned=margins_of(ours.losses),
+            )
+        )
+    return evaluated, too_long
+
+
+def _refuse_other_answers(identity: str, measured: Measured) -> None:
+    """Refuse a row of which an answer has other tokens in another context: the losses would not compare."""
+    for which in (RIGHT, WRONG):
+        tokens = {name: loss.tokens for name, loss in measured.losses.items() if name.endswith(which)}
+        if len({(measured.answers[name], count) for name, count in tokens.items()}) > 1:
+            raise VlmflowError(
+                f"row {identity}: its answer has different tokens in different contexts (their numbers: {tokens})",
+                "this is a bug; please report it with the row",
+            )
+
+
 def margins_of(losses: dict[str, Loss]) -> dict[str, Margin]:
     """Return the margins by context. losses: by the names of `passes_of`."""
     contexts = dict.fromkeys(name.split()[0] for name in losses)
-    return {each: Margin(losses[f"{each} {RIGHT}"], losses.get(f"{each} {WRONG}")) for each in contexts}
-
-
-log = logging.getLogger("vlmflow")
-
-PACKAGES = ("torch", "transformers", "ms-swift")
-"""Packages whose versions may change a loss."""
-
-MEASURING = 3
-"""The way in which losses are measured. Kept losses belong to it: raise it whenever a change of this code or of
-`answer_losses` may change a loss of the same conversation."""
-
-TOGETHER = {"cuda": 16_384, "cpu": 0}
-"""Tokens of a row's conversations in one forward pass (`HowToMeasure.together`)."""
-
-SPARE = 1.2
-"""A model on one GPU needs this much of the size of its weights: activations and logits of one row come on top."""
+    return {name: Margin(losses[f"{name} {RIGHT}"], losses.get(f"{name} {WRONG}")) for name in contexts}
 
 
 @dataclass(frozen=True)
@@ -153,17 +248,19 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
+@dataclass(frozen=True)
 class ModelScorer:
     """Measures rows with one model; logs how many of them were measured now, and not in the store."""
 
-    def __init__(self, model: ScoredModel, how: Measurement, store: Path) -> None:
-        self._model, self._how, self._store = model, how, store
+    model: ScoredModel
+    how: Measurement
+    store: Path
 
     def __call__(self, rows: Sequence[Work]) -> Mapping[str, Measured]:
         """Return the losses by the works' keys."""
-        found, new = measure(self._model, rows, self._how, self._store)
-        log.info(f"losses of {self._model.name}: {new} of {len(rows)} rows were measured now, the others before")
-        return found
+        losses, new = measure(self.model, rows, self.how, self.store)
+        log.info(f"losses of {self.model.name}: {new} of {len(rows)} rows were measured now, the others before")
+        return losses
 
 
 def measure(model: ScoredModel, rows: Sequence[Work], how: Measurement, store: Path) -> tuple[dict[str, Measured], int]:
@@ -188,74 +285,52 @@ def measure(model: ScoredModel, rows: Sequence[Work], how: Measurement, store: P
 
 
 def _measure_missing(model: ScoredModel, rows: Sequence[Work], how: Measurement, kept: KeptLines[Measured]) -> None:
-    what = f"losses of {model.name} ({how.device}, {how.dtype})"
-    places = _places(model, how) if how.device == "cuda" else [None] * how.processes
-    places = places[: len(rows)]
-    outputs = [kept.new_file() for _ in places]
+    label = f"losses of {model.name} ({how.device}, {how.dtype})"
+    gpus = (_gpus_of_processes(model, how) if how.device == "cuda" else [None] * how.processes)[: len(rows)]
+    outputs = [kept.new_file() for _ in gpus]
+    settings = HowToMeasure(how.device, how.dtype, how.max_length, TOGETHER[how.device])
+    words = as_words(template_arguments(model.folder, how.model_type, how.loss_scale, how.text_args))
     with (
         tempfile.TemporaryDirectory(prefix="vlmflow-evaluate-") as scratch,
-        Progress(what, len(rows), "rows") as progress,
+        Progress(label, len(rows), "rows") as progress,
         ExitStack() as ended,
     ):
         folder = Path(scratch)
-        logs = [folder / f"log-{number}" for number in range(len(places))]
-        processes = [
-            _start(model, rows[number :: len(places)], how, folder, number, outputs[number], gpus, len(places))
-            for number, gpus in enumerate(places)
-        ]
-        for process in processes:
-            ended.callback(_end, process)
-        while any(process.poll() is None for process in processes):
-            _raise_if_one_failed(what, processes, logs)
-            progress.advance(_written(outputs) - progress.count)
-            time.sleep(0.2)
-        _raise_if_one_failed(what, processes, logs)
-        progress.advance(_written(outputs) - progress.count)
+        threads = max(1, how.threads // len(gpus))
+        env = environment(how.pictures, how.image_max_tokens, folder / "cache", threads)
+
+        def start(number: int) -> subprocess.Popen[bytes]:
+            work = folder / f"work-{number}.jsonl"
+            write_lines(work, rows[number :: len(gpus)])
+            files = [str(work), str(outputs[number].absolute())]
+            command = [sys.executable, "-m", answer_losses.__name__, *files, msgspec.json.encode(settings).decode()]
+            gpu = gpus[number]
+            own = {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+            with (folder / f"log-{number}").open("wb") as output:
+                process = subprocess.Popen(
+                    [*command, *words],
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    cwd=folder,  # ms-swift searches for a picture in the working directory first
+                    env=env | own,
+                    preexec_fn=bound_to_this_process(),
+                )
+            ended.callback(process.wait)
+            ended.callback(process.kill)
+            return process
+
+        processes = [start(number) for number in range(len(gpus))]
+        running = True
+        while running:
+            running = any(process.poll() is None for process in processes)
+            for number, process in enumerate(processes):
+                if code := process.poll():
+                    raise failed(label, folder / f"log-{number}", code)
+            progress.advance(sum(count_lines(file) for file in outputs if file.exists()) - progress.count)
+            time.sleep(0.2 if running else 0)
 
 
-def _start(
-    model: ScoredModel,
-    rows: Sequence[Work],
-    how: Measurement,
-    folder: Path,
-    number: int,
-    output: Path,
-    gpus: str | None,
-    processes: int,
-) -> subprocess.Popen[bytes]:
-    work = folder / f"work-{number}.jsonl"
-    work.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    settings = msgspec.json.encode(HowToMeasure(how.device, how.dtype, how.max_length, TOGETHER[how.device])).decode()
-    arguments = template_arguments(model.folder, how.model_type, how.loss_scale, how.text_args)
-    env = environment(how.pictures, how.image_max_tokens, folder / "cache", max(1, how.threads // processes))
-    command = [sys.executable, "-m", answer_losses.__name__, str(work), str(output.absolute()), settings]
-    with (folder / f"log-{number}").open("wb") as log:
-        return subprocess.Popen(
-            [*command, *as_words(arguments)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=folder,  # ms-swift searches for a picture in the working directory first
-            env=env if gpus is None else env | {"CUDA_VISIBLE_DEVICES": gpus},
-            preexec_fn=bound_to_this_process(),
-        )
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
-def _raise_if_one_failed(what: str, processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path]) -> None:
-    for process, log in zip(processes, logs, strict=True):
-        if code := process.poll():
-            raise failed(what, log, code)
-
-
-def _written(outputs: Sequence[Path]) -> int:
-    return sum(count_lines(file) for file in outputs if file.exists())
-
-
-def _places(model: ScoredModel, how: Measurement) -> list[str | None]:
+def _gpus_of_processes(model: ScoredModel, how: Measurement) -> list[str | None]:
     """Return the GPUs of each process: one, or as many as the weights need.
 
     Raises VlmflowError if the machine has fewer GPUs than the run.
@@ -269,6 +344,11 @@ def _places(model: ScoredModel, how: Measurement) -> list[str | None]:
             "set runs.NAME.processes to the number of GPUs",
         )
     weights = sum(file.stat().st_size for file in model.folder.glob("*.safetensors"))
-    each = torch.cuda.get_device_properties(0).total_memory
-    together = min(how.processes, -(-int(weights * SPARE) // each))
+    memory = torch.cuda.get_device_properties(0).total_memory
+    together = min(how.processes, -(-int(weights * SPARE) // memory))
     return [",".join(names[first : first + together]) for first in range(0, how.processes - together + 1, together)]
+
+
+def write_lines(file: Path, lines: Sequence[msgspec.Struct]) -> None:
+    """Write accounts as JSON lines."""
+    file.write_bytes(msgspec.json.Encoder().encode_lines(lines))

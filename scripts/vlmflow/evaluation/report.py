@@ -1,18 +1,11 @@
-"""Results that are kept, a line each: nothing is computed twice, after a kill or for the base of another run.
+"""What evaluations keep: their results, and what was computed for them, so that nothing is computed twice.
 
-    <stores.evaluations>/<kind>/<digest of a model and how it is asked>/<time>-<random>.jsonl
+    <stores.evaluations>/<work>/<digest of a model and how it is computed>/<time>-<random>.jsonl
 
-Each computing process writes a file of its own, so writers need no lock. A line that a kill cut is left out when the
-files are read.
-
-The files in which an evaluation records its results: `rows.jsonl`, `left_out.jsonl` and `report.json`.
-
-The files of `answers/RUN/SPLIT`: `rows.jsonl` and `report.json`; `left_out.jsonl` is as in `eval/RUN/SPLIT`.
-
-The log of looks at test splits: `stores.evaluations/looks.jsonl`, a line per evaluation of one.
-
-Who looks at the test split again and again, and keeps the run with the best figure, has trained on it. Nobody can
-prevent that, so every look is counted.
+Each computing process writes a file of its own there, a line for each result, so writers need no lock; a line that a
+kill cut is left out when the files are read. `eval/RUN/SPLIT` has `rows.jsonl`, `left_out.jsonl` and `report.json`;
+`answers/RUN/SPLIT` has the same for answers. `stores.evaluations/looks.jsonl` counts each evaluation of a test split:
+who looks at it again and again, and keeps the run with the best figure, has trained on it, and nobody can prevent that.
 """
 
 import fcntl
@@ -25,21 +18,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 
 from vlmflow.core.errors import counted
-from vlmflow.evaluation.scoring.stated import Overlap, Rule
+from vlmflow.evaluation.scoring.stated import Judgement, Overlap, Rule
 
 
-class Keyed(Protocol):
-    """A line, which belongs to one key."""
+class Keyed(msgspec.Struct, frozen=True):
+    """A line that is kept. key: what it is the result of."""
 
-    @property
-    def key(self) -> str:
-        """What it is the result of."""
-        ...
+    key: str
 
 
 Line = TypeVar("Line", bound=Keyed)
@@ -49,13 +39,13 @@ Form = TypeVar("Form")
 class KeptLines(Generic[Line]):
     """The results of one model, computed in one way.
 
-    folder: `stores.evaluations`. kind: the name of its folder there. meaning: everything but the key that determines a
+    store: `stores.evaluations`. work: the name of a folder there. meaning: everything but the key that determines a
     result, as JSON: the model's digest, types, limits, versions. form: the type of a line.
     """
 
-    def __init__(self, folder: Path, kind: str, meaning: dict[str, Any], form: type[Line]) -> None:
+    def __init__(self, store: Path, work: str, meaning: dict[str, Any], form: type[Line]) -> None:
         digest = hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:32]
-        self._folder = folder / kind / digest
+        self._folder = store / work / digest
         self._form = form
 
     def new_file(self) -> Path:
@@ -235,7 +225,7 @@ class MarginFigures(msgspec.Struct, frozen=True):
     @property
     def shares(self) -> dict[str, Compared]:
         """The shares that the rows can tell, by name."""
-        return {name: found for name in SHARES if (found := getattr(self, name)) is not None}
+        return {name: share for name in SHARES if (share := getattr(self, name)) is not None}
 
 
 class MarginReport(msgspec.Struct, frozen=True):
@@ -312,20 +302,15 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     also_chose: AlsoChose | None = None
 
 
-class ModelAnswer(msgspec.Struct, frozen=True):
-    """A model's answer. text: all that it said. answer: the answer in it. cut: whether it had not ended at max_tokens.
+class ModelAnswer(Judgement, frozen=True):
+    """A model's answer, with its scores against the gold answer.
 
-    The others are scores against the gold answer (`scoring.judge.Judgement`).
+    text: all that it said. answer: the answer in it. cut: whether it had not ended at max_tokens.
     """
 
     text: str
     answer: str
     cut: bool
-    right: bool
-    exact_match: bool
-    token_f1: float
-    anls: float
-    relaxed_accuracy: bool
 
 
 class AnsweredTurn(msgspec.Struct, frozen=True):
@@ -374,7 +359,7 @@ class Change(msgspec.Struct, frozen=True):
 class ModelFigures(msgspec.Struct, frozen=True):
     """A model's answers after k rounds. cut: answers that did not end. words: how many an answer has, on average.
 
-    right, exact_match, token_f1, anls, relaxed_accuracy: means over rows, 0 to 1 (`scoring.judge.Judgement`).
+    right, exact_match, token_f1, anls, relaxed_accuracy: means over rows, 0 to 1 (`scoring.stated.Judgement`).
     corrected: first answers that were wrong, and are right after k rounds. spoiled: the other way round. Both are null
     at k = 0 and without feedback. The history is the row's own, so they are no dialogue of the model's.
     """
@@ -481,20 +466,14 @@ def record_look(store: Path, what: str, run: str, dataset: str, rows_digest: str
     store.mkdir(parents=True, exist_ok=True)
     with (store / LOG).open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        if _last_line_is_cut(store / LOG):
+        if not (b"\n" + (store / LOG).read_bytes()).endswith(b"\n"):  # a kill cut the last line
             log.write(b"\n")
         log.write(msgspec.json.encode(look) + b"\n")
         log.flush()
         os.fsync(log.fileno())
-        return sum(each.rows_digest == rows_digest for each in read_looks(store))
+        return sum(look.rows_digest == rows_digest for look in read_looks(store))
 
 
 def read_looks(store: Path) -> list[Look]:
     """Return all looks; lines that a kill cut are left out."""
     return list(whole_lines(store / LOG, Look)) if (store / LOG).exists() else []
-
-
-def _last_line_is_cut(file: Path) -> bool:
-    """Return whether the last line was cut."""
-    content = file.read_bytes()
-    return bool(content) and not content.endswith(b"\n")

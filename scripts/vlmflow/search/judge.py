@@ -16,9 +16,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.chosen_split import ChosenSplit, RawRows, choose_from_split, refuse_none
-from vlmflow.evaluation.evaluate import Scorer, evaluated_rows
 from vlmflow.evaluation.margins import margin_figures
-from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel
+from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, Scorer, evaluated_rows
 from vlmflow.evaluation.report import MarginFigures
 from vlmflow.fetch.placed import ModelManifest, read_model_manifest
 from vlmflow.merging.merge import merge_weights
@@ -77,19 +76,8 @@ class Judgement:
 
     def measurement(self, training: Training, chosen: ChosenSplit) -> Measurement:
         """Return how the models are measured. training: of any trial; no search changes what this depends on."""
-        settings = training.settings
-        return Measurement(
-            model_type=training.model.model_type,
-            text_args=settings.text_args,
-            loss_scale=chosen.loss_scale,
-            pictures=chosen.pictures,
-            image_max_tokens=settings.image_max_tokens,
-            max_length=settings.max_length,
-            device=training.device,
-            dtype=settings.dtype,
-            processes=training.processes,
-            threads=self.threads,
-        )
+        of_run = (training.settings, training.model.model_type, training.device, training.processes)
+        return chosen.measurement(*of_run, self.threads)
 
 
 def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: Judgement) -> TrialResult:

@@ -17,7 +17,7 @@ from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import FAULTS, PATHS, TEST_FAULTS, Site, write_sample
 from vlmflow.demo.sample_scenes import shapes_scene
-from vlmflow.evaluation.evaluate import choose_rows
+from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.report import FEWEST_GROUPS
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt

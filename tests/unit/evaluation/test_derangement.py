@@ -10,8 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from made_cases import row
-from vlmflow.evaluation.choice import Case, read_case
-from vlmflow.evaluation.donors import Item, derange, feedback_donors, picture_donors, without_donor, words_of
+from vlmflow.evaluation.choice import (
+    Case,
+    Item,
+    derange,
+    feedback_donors,
+    picture_donors,
+    read_case,
+    without_donor,
+    words_of,
+)
 from vlmflow.rows.chat import Turn
 
 

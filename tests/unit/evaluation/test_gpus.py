@@ -9,7 +9,7 @@ import torch
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.asking import OwnModel
-from vlmflow.evaluation.measure import Measurement, ScoredModel, _places
+from vlmflow.evaluation.measure import Measurement, ScoredModel, _gpus_of_processes
 
 
 def how(folder: Path, processes: int = 1, device: str = "cuda") -> Measurement:
@@ -17,7 +17,7 @@ def how(folder: Path, processes: int = 1, device: str = "cuda") -> Measurement:
 
 
 def places(folder: Path, processes: int) -> list[str | None]:
-    return _places(ScoredModel("it", folder, "digest"), how(folder, processes))
+    return _gpus_of_processes(ScoredModel("it", folder, "digest"), how(folder, processes))
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from made_cases import ROWS, Judge, ignores, noise, reacts_to_presence, rows, sc
 from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.evaluate import ChosenRow, choose_rows, counts_of, evaluated_rows
+from vlmflow.evaluation.chosen_split import choose_rows, counts_of
 from vlmflow.evaluation.margins import margin_figures
+from vlmflow.evaluation.measure import ChosenRow, evaluated_rows
 from vlmflow.evaluation.report import OTHER, OWN, QUESTION, EvaluatedRow, LeftOut
 from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge
 from vlmflow.rows.sharegpt import ShareGptRow

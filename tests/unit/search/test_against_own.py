@@ -9,8 +9,9 @@ from msgspec import structs
 from made_cases import Judge, ignores, rows, scorer, unlike, uses
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.evaluate import choose_rows, evaluated_rows
+from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.margins import Groups, compare_losses, margin_figures
+from vlmflow.evaluation.measure import evaluated_rows
 from vlmflow.evaluation.report import MarginFigures
 from vlmflow.rows.holdout import half_of
 from vlmflow.search.best import Compare, against_own, decisive, is_better

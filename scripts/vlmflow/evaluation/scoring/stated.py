@@ -30,6 +30,20 @@ class Overlap(msgspec.Struct, frozen=True):
     cider: float | None
 
 
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer against the gold answer.
+
+    right: by our own rule for the gold answer. The others have names: SQuAD's exact match and F1, DocVQA's ANLS,
+    ChartQA's relaxed accuracy.
+    """
+
+    right: bool
+    exact_match: bool
+    token_f1: float
+    anls: float
+    relaxed_accuracy: bool
+
+
 DECORATION = "*_`#"
 """Marks of Markdown around an answer."""
 
@@ -94,7 +108,9 @@ def tokens_of(text: str) -> list[str]:
 
 def _folded(text: str) -> str:
     """Return a text in one case and form, without apostrophes and characters that are not seen."""
-    visible = "".join(one for one in text if one not in APOSTROPHES and unicodedata.category(one) != "Cf")
+    visible = "".join(
+        character for character in text if character not in APOSTROPHES and unicodedata.category(character) != "Cf"
+    )
     for _ in range(2):
         visible = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", visible).casefold())
     return visible

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.evaluation.scoring.overlap import cider, overlap, words_of
+from vlmflow.evaluation.scoring.judge import cider, overlap, words_of
 
 TEXTS = [
     "there are 6 horses in the scene",
