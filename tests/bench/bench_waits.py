@@ -59,7 +59,7 @@ def seconds_per_look(cluster: Cluster) -> dict[str, float]:
     names = [f"waits-{number}" for number in range(WAITING)]
     os.environ["KUBECONFIG"] = str(cluster.kubeconfig)
     now, said = 1_000.0, []
-    watch = Watch(Namespace(NAMESPACE, connect(print)), f"{INVOCATION}=bench", said.append, lambda: now)
+    watch = Watch(Namespace(connect(print), NAMESPACE), f"{INVOCATION}=bench", said.append, lambda: now)
     for name in names:
         watch.follow(name, RuleJob("train_model", {"run": name}), None)
     costs: dict[str, list[float]] = {"reads all": [], "between": []}

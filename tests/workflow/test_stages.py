@@ -10,7 +10,7 @@ from snakemake.io import strip_wildcard_constraints
 from rules import read_rules
 from vlmflow.config.model import TARGETS
 from vlmflow.harness.plan import LOOKING, TRAINING
-from vlmflow.remote.job import ASKED_BY
+from vlmflow.remote.job import DECIDED_BY
 from workflow_runs import ROOT
 
 
@@ -45,7 +45,7 @@ def test_every_rule_file_is_read_and_holds_the_rule_of_its_name(rules: list[Any]
 
 def test_rules_that_code_and_pages_name_exist(rules: list[Any]) -> None:
     """Those in checks before a run, in the doctor's advice, and in the commands of messages and pages."""
-    named = {*TRAINING, *LOOKING, *ASKED_BY}
+    named = {*TRAINING, *LOOKING, *DECIDED_BY}
     for file in [*ROOT.glob("scripts/**/*.py"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), ROOT / "Makefile"]:
         named |= set(re.findall(r"--(?:forcerun|set-resources|allowed-rules) ([a-z]\w+)", file.read_text()))
     assert {"resolve_images", "fit_rows"} < named

@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TypeVar
 
-from huggingface_hub.utils import parse_ratelimit_headers
-
 from vlmflow.core.errors import PassingError
 
 logger = logging.getLogger(__name__)
@@ -103,6 +101,8 @@ def patiently(
 
 def asked_wait(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that a server asks to wait, by the hub's RateLimit or by Retry-After; None if it does not."""
+    from huggingface_hub.utils import parse_ratelimit_headers  # it takes a tenth of a second
+
     try:
         limit = parse_ratelimit_headers(headers)
         if limit is not None and limit.remaining == 0:

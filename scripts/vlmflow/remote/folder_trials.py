@@ -55,51 +55,50 @@ def hard_link(folder: Path) -> None:
 
 def flock(folder: Path) -> None:
     """Lock a file, and check that a second lock fails: it keeps two trainers out of one run folder."""
-    with (folder / "lock").open("w") as one, (folder / "lock").open("w") as other:
-        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with (folder / "lock").open("w") as first, (folder / "lock").open("w") as second:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
             raise OSError("two processes hold one lock")
 
 
 TRIALS: tuple[Callable[[Path], None], ...] = (write, rename, symlink, hard_link, flock)
 
 
-def tried(folder: str, name: str) -> dict[str, str]:
+def leave(folder: str, name: str) -> dict[str, str]:
     """Try in `folder` what stages do there, and leave the folder `name`; returns the errors by the trials' names."""
     for left in Path(folder).glob(".doctor-*"):
         with contextlib.suppress(OSError):
             if time.time() - left.stat().st_mtime > OLD:
                 shutil.rmtree(left)
-    place = Path(folder, name)
-    wrong = {}
+    errors, tried = {}, Path(folder, name)
     try:
-        place.mkdir()
+        tried.mkdir()
     except OSError as error:
         return {"write": str(error)}
     for trial in TRIALS:
         try:
-            trial(place)
+            trial(tried)
         except OSError as error:
-            wrong[trial.__name__] = str(error)
-    return wrong
+            errors[trial.__name__] = str(error)
+    return errors
 
 
-def found(folder: str, name: str) -> dict[str, str]:
+def find(folder: str, name: str) -> dict[str, str]:
     """Look in `folder` for what another left under `name`, and remove it; returns {"see": error} if it is not there."""
-    place = Path(folder, name)
+    left = Path(folder, name)
     try:
-        (place / "file").read_text()
-        (place / "target" / "file").read_text()
+        (left / "file").read_text()
+        (left / "target" / "file").read_text()
         return {}
     except OSError as error:
         return {"see": str(error)}
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(left, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    act = {"leave": tried, "find": found}[sys.argv[1]]
+    act = {"leave": leave, "find": find}[sys.argv[1]]
     print(
         json.dumps(
             {
@@ -107,7 +106,7 @@ if __name__ == "__main__":
                 "time": time.time(),
                 "python": platform.python_version(),
                 "folders": {folder: act(folder, sys.argv[2]) for folder in sys.argv[3:]},
-                "packages": {one.name: one.version for one in importlib.metadata.distributions()},
+                "packages": {package.name: package.version for package in importlib.metadata.distributions()},
             }
         )
     )

@@ -1,32 +1,28 @@
-"""A job of Snakemake, as its rule declares it; every executor reads jobs by this.
-
-The ways in which a job elsewhere can end. Every executor uses these words; each has a reader of its own.
-
-Reads a job's log for its stage's progress, or the cause of its failure.
-"""
+"""A job of Snakemake as every executor sees it: what its rule declares, how a try of it ends, and what its log says."""
 
 import re
+import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from vlmflow.core.errors import FAILURE, plain
+from vlmflow.remote.library import FAILURE, plain
 
-ASKED_BY = {
+DECIDED_BY = {
     **dict.fromkeys(
         ("train_smoke", "train_model"),
         "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
     ),
     "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
 }
-OTHERS_ASK = "the rule's own threads and resources (set-threads, set-resources), and runs.{run}.resources"
+OTHERS_DECIDED_BY = "the rule's own threads and resources (set-threads, set-resources), and runs.{run}.resources"
 """The keys that decide what a rule requests, by rules."""
 
 
 def deciding_keys(rule: str, run: str) -> str:
     """Return the keys that decide what the jobs of a rule request, for people. run: "" if unknown."""
-    return ASKED_BY.get(rule, OTHERS_ASK).format(run=run or "NAME")
+    return DECIDED_BY.get(rule, OTHERS_DECIDED_BY).format(run=run or "NAME")
 
 
 @dataclass(frozen=True)
@@ -74,6 +70,16 @@ class RuleJob:
         return " ".join([self.rule, *(f"{name}={value}" for name, value in self.wildcards.items())])
 
 
+def interrupt_when_told_to_end() -> None:
+    """Make SIGTERM and SIGHUP interrupt Snakemake, as Ctrl-C does, so that it ends its jobs.
+
+    On SIGTERM Snakemake would wait until all jobs end. A closed terminal would kill it and leave its jobs.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
+
+
 MORE_MEMORY = 1.5
 """The memory of the next attempt, relative to one that was killed for its memory."""
 
@@ -107,16 +113,19 @@ class Attempts:
         self._most = most_mem_mb
         self._mem_mb: dict[str, int] = {}
 
-    def mem_mb(self, words: str, asked: int) -> int:
-        """Return the memory, in MB, of the next attempt of a job. words: its rule and wildcards. asked: by its rule."""
-        return self._mem_mb.get(words, asked)
+    def mem_mb(self, words: str, declared: int) -> int:
+        """Return the memory, in MB, of the next attempt of a job.
 
-    def after(self, job: Any, words: str, asked: int, ended: Ended) -> str:
+        words: its rule and wildcards. declared: the memory that its rule declares.
+        """
+        return self._mem_mb.get(words, declared)
+
+    def after(self, job: Any, words: str, declared: int, ended: Ended) -> str:
         """Decide whether Snakemake tries a job again, and with how much memory; returns the cause, and what follows.
 
-        job: Snakemake's. words, asked: as for `mem_mb`.
+        job: Snakemake's. words, declared: as for `mem_mb`.
         """
-        cause, again, before = ended.cause, ended.again, self.mem_mb(words, asked)
+        cause, again, before = ended.cause, ended.again, self.mem_mb(words, declared)
         if ended.how == "out of memory":
             more = min(int(before * MORE_MEMORY), self._most)
             again, self._mem_mb[words] = more > before, more
@@ -172,10 +181,8 @@ def cause(log: str) -> str:
     """Return the failure that the stage reports, or else the log's last lines."""
     log = plain(log)
     if FAILURE in log:
-        said = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # Snakemake's own text in the pod
-        return _cut(said.strip().splitlines()[:12])
-    return _cut(log.strip().splitlines()[-8:])
-
-
-def _cut(lines: list[str]) -> str:
+        failure = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # Snakemake's own text in the pod
+        lines = failure.strip().splitlines()[:12]
+    else:
+        lines = log.strip().splitlines()[-8:]
     return "\n".join(line if len(line) <= LONGEST else f"{line[:LONGEST]} …" for line in lines)

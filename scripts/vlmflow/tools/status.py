@@ -16,10 +16,7 @@ from typing import Protocol
 
 from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.core.progress import clock
-from vlmflow.remote.cluster.group_kinds import KINDS
-from vlmflow.remote.findings import in_columns
-from vlmflow.remote.kubernetes import status as kubernetes
-from vlmflow.remote.slurm import waiting as slurm
+from vlmflow.remote.status import has_slurm, in_columns, of_kubernetes, of_slurm
 from vlmflow.supervisor.progress import local_runs
 
 
@@ -73,10 +70,10 @@ def main(local_runs: Callable[[Path], Sequence[Training]]) -> None:
         settings = settings_of(given.configfile)
     store = given.directory / settings.stores.runs
     _show(lines(local_runs(store)) or [f"this machine trains nothing in {store.absolute()}"])
-    with_slurm = slurm.is_here()
+    with_slurm = has_slurm()
     if with_slurm:
-        _show(slurm.lines(given.directory))
-    _show(kubernetes.lines(given.namespace, KINDS[settings.cluster.multi_node], optional=with_slurm))
+        _show(of_slurm(given.directory))
+    _show(of_kubernetes(given.namespace, settings.cluster.multi_node, optional=with_slurm))
 
 
 def _show(lines: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from cluster.jobs import job
 from cluster.node import Node
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.pods import template_in
 from workflow_runs import ROOT
 
 NAMESPACE = "vlmflow-faults"
@@ -143,16 +142,13 @@ class FaultWorkflow:
 
 @contextmanager
 def fault_workflow(cluster: Cluster) -> Iterator[FaultWorkflow]:
-    """Create the namespace with the project's objects and the small workflow, and delete it at the end.
-
-    One template is a PodTemplate, as in older overlays; a test checks the executor's warning.
-    """
+    """Create the namespace with the project's objects and the small workflow, and delete it at the end."""
     volumes = STATE / "volumes" / NAMESPACE
     with deployed_on_first_node(cluster, NAMESPACE, volumes, images=["data"]) as objects:
         templates = [_quick(found) for found in objects if found["kind"] == "CronJob"]
         cluster.apply([_rather_on(template, cluster.node) for template in templates])
         default = next(found for found in objects if found["metadata"]["name"] == "default")
-        unpulled = _of_an_older_overlay(_with_image(default, "unpulled", "none.invalid/vlmflow/data:0"))
+        unpulled = _with_image(default, "unpulled", "none.invalid/vlmflow/data:0")
         cluster.apply([unpulled, _soon_given_up(_rather_on(_renamed(default, "second-node"), cluster.second_node))])
         workflow = FaultWorkflow(cluster, volumes)
         shutil.rmtree(workflow.folder, ignore_errors=True)
@@ -197,10 +193,6 @@ def _with_image(template: dict, name: str, image: str) -> dict:
     copied = _renamed(template, name)
     _pod_of(copied)["containers"][0] |= {"image": image, "imagePullPolicy": "Never"}
     return copied
-
-
-def _of_an_older_overlay(template: dict) -> dict:
-    return {"apiVersion": "v1", "kind": "PodTemplate", **template_in(template)}
 
 
 def _renamed(template: dict, name: str) -> dict:

@@ -17,12 +17,12 @@ from cluster.deployment import deployed, having_given
 from cluster.kubectl import Kubectl, client_of
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.api import Api
-from vlmflow.remote.cluster.pods import pod_templates, template_in
 from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes import inside
+from vlmflow.remote.kubernetes.namespace import Namespace
 from vlmflow.remote.kubernetes.needs import Need
 from vlmflow.remote.kubernetes.objects import EXECUTOR
+from vlmflow.remote.kubernetes.templates import templates_of
 
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "vlmflow-doctor"
@@ -107,11 +107,10 @@ def test_the_trial_runs_on_as_many_nodes_as_a_run(cluster: Cluster, ready: Kubec
     start_dns(cluster)
     cluster.add_node()
     cluster.carry_in(images.project_image("train"))
-    api = Api(client_of(cluster.kubeconfig), NAMESPACE)
-    found = pod_templates(lambda kind: api.list(kind))
-    templates = {template["metadata"]["name"]: template for template in found.templates}
+    namespace = Namespace(client_of(cluster.kubeconfig), NAMESPACE)
+    templates = {template["metadata"]["name"]: template for template in templates_of(namespace)}
     need = Need("r", 1, 0, (RuleJob("train_model", mem_mb=2000, disk_mb=1000, template="train", nodes=2),), 2)
-    check = inside.check_training(inside.train_together(api, templates, [need], 0).answer(180))
+    check = inside.check_training(inside.train_together(namespace, templates, [need], 0).answer(180))
     assert check.state == "ok", check
     assert check.found.startswith("2 nodes, 2 processes on CPU over gloo: ")
     assert check.found.endswith(" GB/s between nodes")
@@ -120,7 +119,7 @@ def test_the_trial_runs_on_as_many_nodes_as_a_run(cluster: Cluster, ready: Kubec
 def test_a_namespace_administrator_is_ready_too(
     any_cluster: Kubectl, cpu_run: Path, volumes: Path, tmp_path: Path
 ) -> None:
-    """With Kubernetes' own ClusterRole `admin` there, without a right to nodes or PodTemplates."""
+    """With Kubernetes' own ClusterRole `admin` there, without a right to nodes."""
     namespace = f"{NAMESPACE}-admin"
     with having_given(any_cluster, namespace, volumes.with_name(namespace)) as objects:
         any_cluster.apply([one for one in objects if one["kind"] in GIVEN])
@@ -140,20 +139,13 @@ def test_a_namespace_administrator_is_ready_too(
     assert "2 processes on CPU over gloo" in checks["training together"]["found"]
 
 
-def left_of_an_older_overlay(cluster: Kubectl, name: str) -> dict:
-    template = template_in(cluster.get("cronjob", name, namespace=NAMESPACE))
-    metadata = {key: template["metadata"][key] for key in ("name", "labels")}
-    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": metadata, "template": template["template"]}
-
-
 def test_broken_parts_are_named(ready: Kubectl, volumes: Path, cluster: Cluster) -> None:
-    """A node without GPUs, a volume of another owner, an image of another lock, no quota left, an old PodTemplate."""
+    """A node without GPUs, a volume of another owner, an image of another lock, no quota left."""
     os.chown(volumes / "cache", 0, 0)
     quota = {"spec": {"hard": {"requests.memory": "4Gi"}}}
     ready.kubectl("patch", "resourcequota", "vlmflow", f"--namespace={NAMESPACE}", f"--patch={json.dumps(quota)}")
     path = "/spec/jobTemplate/spec/template/spec/containers/0/image"
     patch = f"--patch={json.dumps([{'op': 'replace', 'path': path, 'value': images.image_name('data')}])}"
-    ready.apply(left_of_an_older_overlay(ready, "gpu"), NAMESPACE)
     ready.kubectl("patch", "cronjob", "train", f"--namespace={NAMESPACE}", "--type=json", patch)
     try:
         code, checks = doctor(ready, "--run", "qwen3vl-fire")
@@ -166,8 +158,7 @@ def test_broken_parts_are_named(ready: Kubectl, volumes: Path, cluster: Cluster)
     assert "chown" in checks["volume /cache"]["next_step"]
     assert "was built from another envs/train.lock" in checks["image train"]["found"]
     assert checks["training together"]["state"] == "fail"
-    assert checks["hub token"]["state"] == checks["pod templates"]["state"] == "warn"
-    assert checks["pod templates"]["found"].endswith("that are ignored, since CronJobs have their names: gpu")
+    assert checks["hub token"]["state"] == "warn"
     assert checks["volume /outputs"]["state"] == "ok"
 
 

@@ -144,12 +144,6 @@ def test_an_image_that_cannot_be_pulled_is_one_error(storm: Call) -> None:
     assert "image none.invalid/vlmflow/data:0 cannot be pulled" in reports[0]
 
 
-def test_a_pod_template_of_an_older_overlay_is_used_and_named(storm: Call) -> None:
-    """The template of the rule whose image cannot be pulled."""
-    words = f"namespace {NAMESPACE} has PodTemplates, which the next release will not read: unpulled\n"
-    assert storm.said.count(words) == 1
-
-
 def test_a_missing_template_is_one_error(storm: Call) -> None:
     reports = errors_of(storm, "refused")
     assert len(reports) == 1

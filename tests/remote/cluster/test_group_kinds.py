@@ -14,11 +14,9 @@ from cluster.kubectl import a_namespace, client_of
 from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
 from vlmflow.remote.cluster.api import Api
-from vlmflow.remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, check_served
-from vlmflow.remote.cluster.pods import named, node_of, with_pods
+from vlmflow.remote.cluster.groups import PYTORCHJOB, TRAINJOB, as_attempt, check_served, node_of, with_pods
 from vlmflow.remote.job import RuleJob
-from vlmflow.remote.kubernetes.disruptions import end_all
-from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.namespace import Namespace, end_all
 from vlmflow.remote.kubernetes.outcome import Outcome
 from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 from vlmflow.remote.kubernetes.watch import Watch
@@ -41,7 +39,7 @@ def namespace(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Name
     client = client_of(cluster.kubeconfig)
     check_served(Api(client, NAMESPACE), request.param)
     with cluster.having(a_namespace(NAMESPACE, labels)):
-        yield Namespace(NAMESPACE, client, request.param)
+        yield Namespace(client, NAMESPACE, request.param)
 
 
 def create(namespace: Namespace, command: str, resources: dict[str, str], **container: object) -> Watch:
@@ -58,7 +56,7 @@ def create(namespace: Namespace, command: str, resources: dict[str, str], **cont
     job["metadata"]["labels"] = {key: value}
     job["spec"]["template"]["metadata"] = {"labels": {key: value}}
     job["spec"]["template"]["spec"]["containers"][0] |= {"name": "snakemake", **container}
-    namespace.create_job(named(with_pods(job, 2), NAME))
+    namespace.create_job(as_attempt(with_pods(job, 2), NAME))
     watch = Watch(namespace, OURS, print)
     watch.follow(NAME, RuleJob("train_model", {}, nodes=2), None)
     return watch
@@ -118,7 +116,7 @@ def test_a_deleted_pod_disrupts_the_group(cluster: Cluster, namespace: Namespace
     if resources == SMALL:
         look_for(watch, "running")
     watch.look([NAME])
-    namespace.delete_pod(next(pod["metadata"]["name"] for pod in namespace.pods(OURS) if node_of(pod) == 1))
+    namespace.delete("pods", next(pod["metadata"]["name"] for pod in namespace.pods(OURS) if node_of(pod) == 1))
     if resources != SMALL and namespace.groups is PYTORCHJOB:
         wait_for("the new pod is seen", lambda: watch.look([NAME])[NAME].runs_on)
         namespace.delete_job(NAME)  # as the executor does

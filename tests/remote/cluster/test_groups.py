@@ -17,10 +17,10 @@ from cluster.images import project_image
 from cluster.kubectl import a_namespace
 from cluster.policies import End, allowed
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.pods import named, service_of, template_in
+from vlmflow.remote.cluster.groups import as_attempt, service_of
 from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import shape
-from vlmflow.remote.kubernetes.templates import read_template
+from vlmflow.remote.kubernetes.templates import read_template, template_in
 
 NAMESPACE, GROUP, PORT = "vlmflow-groups", "attempt-1", 29500
 PODS = 2
@@ -157,7 +157,7 @@ def test_a_group_in_a_queue_is_one_that_the_api_server_takes(cluster: Cluster) -
     }
     plugins = {"metadata": {}, "spec": {"template": {"spec": {"containers": [container]}}}}
     rule_job = RuleJob("train_model", {"run": "r"}, gpus=8, mem_mb=1_000, nodes=4, runs="/outputs/runs/r")
-    job = named(shape(plugins, read_template(template), rule_job, {}, {}), "queued")
+    job = as_attempt(shape(plugins, read_template(template), rule_job, {}, {}), "queued")
     job |= {"apiVersion": "batch/v1", "kind": "Job"}
     job["spec"]["suspend"] = True
     service = service_of({**job, "metadata": {**job["metadata"], "uid": "0"}})

@@ -11,8 +11,7 @@ import yaml
 from cluster.deployment import K8S, OVERLAYS, rendered, with_instance
 from cluster.kubectl import Kubectl, a_namespace
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.pods import template_in
-from vlmflow.remote.kubernetes.templates import refuse_reach
+from vlmflow.remote.kubernetes.templates import refuse_reach, template_in
 from workflow_runs import VERSION
 
 WORKLOADS = {"Deployment", "CronJob"}

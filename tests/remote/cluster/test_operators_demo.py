@@ -15,7 +15,7 @@ from cluster.nodes_workflow import STEPS, TWO_NODES, steps
 from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
 from vlmflow.core.files import sha256_of
-from vlmflow.remote.cluster.group_kinds import PYTORCHJOB, TRAINJOB, IndexedJob
+from vlmflow.remote.cluster.groups import PYTORCHJOB, TRAINJOB, IndexedJob
 from workflow_runs import RUN
 
 pytestmark = pytest.mark.slow

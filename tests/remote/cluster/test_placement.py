@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -15,10 +14,10 @@ from cluster.jobs import shared_volume
 from cluster.kubectl import a_namespace
 from cluster.paths import STATE
 from cluster.shell import wait_for
-from vlmflow.remote.cluster.pods import GROUP, named, pod_templates
+from vlmflow.remote.cluster.groups import GROUP, as_attempt
 from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import shape
-from vlmflow.remote.kubernetes.templates import Template, read_template
+from vlmflow.remote.kubernetes.templates import Template, read_template, template_in
 from vlmflow.remote.kubernetes.waiting import ClusterState, explain
 
 NAMESPACE = "vlmflow-placement"
@@ -73,8 +72,8 @@ def template(cluster: Cluster) -> Iterator[Template]:
     stored = [shared_volume(name, STATE / "volumes" / NAMESPACE / name, NAMESPACE) for name in ("cache", "outputs")]
     with cluster.having(a_namespace(NAMESPACE), *(volume for volume, _ in stored)):
         cluster.apply([account, *rendered_templates(), *(claim for _, claim in stored)], NAMESPACE)
-        found = pod_templates(lambda kind: cluster.get(Path(kind).name, namespace=NAMESPACE)["items"])
-        yield next(template for template in map(read_template, found.templates) if template.name == "gpu")
+        templates = map(template_in, cluster.get("cronjobs", namespace=NAMESPACE)["items"])
+        yield next(template for template in map(read_template, templates) if template.name == "gpu")
 
 
 def rendered_templates() -> list[dict]:
@@ -94,7 +93,7 @@ def gpu_pod(name: str, template: Template) -> dict:
         "spec": {"template": {"spec": {"containers": [container]}}},
     }
     rule_job = RuleJob("train_model", {"run": name}, threads=8, mem_mb=200_000, gpus=GPUS_PER_JOB)
-    job = named(shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {}), name)
+    job = as_attempt(shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {}), name)
     return pod_of(job, name)
 
 
@@ -118,7 +117,7 @@ def group_pods(name: str, template: Template) -> list[dict]:
     rule_job = RuleJob(
         "train_model", {"run": name}, 8, 200_000, gpus=GPUS_PER_NODE, nodes=NODES, runs="/outputs/runs/r"
     )
-    job = named(shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {}), name)
+    job = as_attempt(shape(plugins, template, rule_job, {"vlmflow/invocation": "placement"}, {}), name)
     return [pod_of(job, f"{name}-{number}") for number in range(NODES)]
 
 

@@ -8,8 +8,8 @@ import pytest
 from cluster import jobs
 from cluster.kubectl import Kubectl, a_namespace, client_of
 from cluster.shell import wait_for
-from vlmflow.remote.kubernetes import disruptions
-from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes import namespace as namespace_calls
+from vlmflow.remote.kubernetes.namespace import Namespace, end_all
 
 NAMESPACE = "test-clean-end"
 FINALIZER = "tests.vlmflow/kept"
@@ -17,7 +17,7 @@ FINALIZER = "tests.vlmflow/kept"
 
 def test_jobs_of_which_nothing_runs_are_not_waited_for(any_cluster: Kubectl, monkeypatch: pytest.MonkeyPatch) -> None:
     """A finalizer that nobody removes simulates a controller manager that is far behind."""
-    monkeypatch.setattr(disruptions, "IDLE_SECONDS", 2.0)
+    monkeypatch.setattr(namespace_calls, "IDLE_SECONDS", 2.0)
     job = jobs.job("kept", ["true"], "unknown.invalid/image")
     job["metadata"] |= {"finalizers": [FINALIZER], "labels": {"test": "kept"}}
     job["spec"]["template"]["metadata"] = {"labels": {"test": "kept"}}
@@ -25,9 +25,9 @@ def test_jobs_of_which_nothing_runs_are_not_waited_for(any_cluster: Kubectl, mon
     with any_cluster.having(a_namespace(NAMESPACE)):
         any_cluster.apply(job, NAMESPACE)
         pod = jobs.pod_of(any_cluster, "kept", NAMESPACE)
-        namespace = Namespace(NAMESPACE, client_of(any_cluster.kubeconfig))
+        namespace = Namespace(client_of(any_cluster.kubeconfig), NAMESPACE)
         begun = time.monotonic()
-        assert disruptions.end_all(namespace, "test=kept", "Ctrl-C.", said.append) == {pod["metadata"]["name"]}
+        assert end_all(namespace, "test=kept", "Ctrl-C.", said.append) == {pod["metadata"]["name"]}
         assert 2 <= time.monotonic() - begun < 120
         assert "Ending 1 Job" in said[0]
         assert said[1] == "The cluster has not removed these Jobs yet, but no pod runs: kept."

@@ -14,10 +14,9 @@ from cluster.cluster import Cluster
 from cluster.cluster_workflow import ClusterWorkflow
 from cluster.deployment import PODS_USER, deployed
 from cluster.paths import STATE
-from vlmflow.remote.cluster.pods import template_in
 from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import shape
-from vlmflow.remote.kubernetes.templates import read_templates
+from vlmflow.remote.kubernetes.templates import read_templates, template_in
 from workflow_runs import checkout
 
 NAMESPACE = "vlmflow-takeover"

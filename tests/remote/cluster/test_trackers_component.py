@@ -9,7 +9,7 @@ from cluster.component import accepted
 from cluster.deployment import K8S, OVERLAYS, rendered, with_component, with_instance
 from cluster.kubectl import Kubectl
 from cluster.policies import allowed
-from vlmflow.remote.cluster.pods import template_in
+from vlmflow.remote.kubernetes.templates import template_in
 
 OWN_IMAGES = [name for name in OVERLAYS if "\nimages:" in (K8S / f"overlays/{name}/kustomization.yaml").read_text()]
 """The overlays that name the images; the component belongs in such a one."""

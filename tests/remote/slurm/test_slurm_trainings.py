@@ -12,7 +12,7 @@ from slurm.slurm_calls import Call
 from slurm.slurm_cluster import NODES, SlurmCluster
 from slurm.slurm_workflow import call
 from vlmflow.core.child_programs import OTHER_NODE, PORT
-from vlmflow.remote.slurm.node import PORTS
+from vlmflow.remote.slurm.in_job import PORTS
 from vlmflow.remote.slurm.queue import QueuedJob
 from workflow_runs import RUN, copy_folder, snakemake, words_of
 

@@ -1,8 +1,6 @@
-"""The connection to the API server: which cluster, how long to retry, and after which answers.
+"""The API server: which cluster, how long to try again and after which answers, and its objects as plain JSON.
 
-The executor, `make status` and `make doctor` all use it; they differ only in how long they retry.
-
-The API server as plain JSON: takes kinds and names, returns objects as dictionaries in the API's own form.
+The executor, `make status` and `make doctor` all use it; they differ only in how long they try again.
 """
 
 import json
@@ -19,7 +17,10 @@ import msgspec
 import urllib3
 from kubernetes.client.rest import ApiException, RESTClientObject
 
-from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.library import VlmflowError
+
+Object = dict[str, Any]
+"""A Kubernetes object as in its JSON."""
 
 PATIENCE = 600.0
 """Seconds for which a call is retried while the server is unreachable or refuses temporarily."""
@@ -38,6 +39,12 @@ TOLD_AFTER = 3
 
 TIMEOUT = (5, 60)
 """Seconds to connect, and to wait for an answer: a server that hangs counts as unreachable."""
+
+LOG_TIMEOUT = (5, 10)
+"""The same for a log: the API server asks the pod's node, which may be lost."""
+
+LOG_READ, LOG_KEPT = 32 << 20, 1 << 20
+"""The most bytes of a log that are read, and that are kept of their end: a line may have any length."""
 
 FOR_NOW = {408, 429, 500, 502, 503, 504}
 """Status codes of a temporary refusal."""
@@ -73,18 +80,18 @@ class Refused(ApiException):
             return cls(0, f"no answer from the API server: {type(error).__name__}: {error}", for_now=True)
         if not error.status:  # the client reports a TLS failure without a status
             for_now = "CERTIFICATE_VERIFY_FAILED" not in str(error.reason)
-            said = " ".join(str(error.reason).split())
-            return cls(0, f"no answer from the API server: TLS failed: {said}", for_now=for_now)
-        status = _status_of(error)
+            reason = " ".join(str(error.reason).split())
+            return cls(0, f"no answer from the API server: TLS failed: {reason}", for_now=for_now)
+        try:
+            status = json.loads(error.body)  # the API's Status object, or a proxy's page
+        except (TypeError, ValueError, RecursionError):
+            status = {}
+        status = status if isinstance(status, dict) else {}
         word = str(status.get("reason", ""))
         # A Conflict on a request that names no version of its object comes from another request: both changed one
         # quota, and the server refused this one without doing anything.
-        refused = cls(
-            error.status,
-            str(status.get("message") or error.reason),
-            word,
-            error.status in FOR_NOW or word == "Conflict",
-        )
+        for_now = error.status in FOR_NOW or word == "Conflict"
+        refused = cls(error.status, str(status.get("message") or error.reason), word, for_now)
         refused.reason, refused.body, refused.headers = error.reason, error.body, error.headers
         return refused
 
@@ -156,8 +163,11 @@ class PatientRest(RESTClientObject):
                 failures += 1
                 if failures == TOLD_AFTER:
                     self._say(f"The API server fails ({_short(error)}); trying again.")
-                asked = _retry_after(refused)
-                time.sleep(asked if asked is not None else pause * random.uniform(0.8, 1.2))  # noqa: S311
+                seconds = (refused.headers or {}).get("Retry-After", "")
+                if seconds.isdecimal():
+                    time.sleep(min(max(float(seconds), FIRST_PAUSE), 60.0))
+                else:
+                    time.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311
                 pause = min(pause * 2, LONGEST_PAUSE)
                 self._well_since = time.monotonic()
             else:
@@ -178,41 +188,17 @@ class PatientRest(RESTClientObject):
         return refused.for_now
 
 
-def _retry_after(refused: Refused) -> float | None:
-    seconds = (refused.headers or {}).get("Retry-After", "")
-    return min(max(float(seconds), FIRST_PAUSE), 60.0) if seconds.isdecimal() else None
-
-
 def _short(error: Exception) -> str:
     if isinstance(error, ApiException):
         return f"{error.status} {error.reason}" if error.status else "TLS failed"
     return type(error).__name__
 
 
-def _status_of(error: ApiException) -> dict[str, Any]:
-    """Return the API's Status object; {} for another answer, such as a proxy's."""
-    try:
-        status = json.loads(error.body)
-    except (TypeError, ValueError, RecursionError):
-        return {}
-    return status if isinstance(status, dict) else {}
-
-
-Object = dict[str, Any]
-"""A Kubernetes object as in its JSON."""
-
-LOG_TIMEOUT = (5, 10)
-"""Seconds to connect, and to wait for a log: the API server asks the pod's node, which may be lost."""
-
-LOG_READ, LOG_KEPT = 32 << 20, 1 << 20
-"""The most bytes of a log that are read, and that are kept of their end: a line may have any length."""
-
-
 class Api:
     """The cluster's API and one of its namespaces. Every call raises Refused if it fails.
 
-    client: from `remote.cluster.api`; it decides on cluster, rights and retries.
-    kind: for example `secrets`, `apps/v1/deployments`.
+    client: from `connect`; it decides on cluster, rights and retries.
+    resource: for example `secrets`, `apps/v1/deployments`.
     """
 
     def __init__(self, client: kubernetes.client.ApiClient, namespace: str) -> None:
@@ -224,54 +210,59 @@ class Api:
         now: datetime = self.client.rest_client.now()
         return now
 
-    def call(self, method: str, path: str, body: Object | None = None, answer: Any = None, **query: str) -> Any:
+    def call(self, method: str, path: str, body: Object | None = None, form: Any = None, **query: str) -> Any:
         """Make one call and return the parsed answer. path: below the server's address.
 
-        answer: a msgspec type; only its keys are read, or all if the answer has another form.
+        form: a msgspec type of the answer; only its keys are read, or all if the answer has another form.
         """
         text = self._send(method, path, body, query).data
-        if answer is not None:
+        if form is not None:
             with suppress(msgspec.DecodeError, RecursionError):
-                return msgspec.json.decode(text, type=answer)
+                return msgspec.json.decode(text, type=form)
         try:
             return msgspec.json.decode(text)
         except (msgspec.DecodeError, RecursionError) as error:
             raise Refused(0, f"the answer to {method} {path} is not JSON ({error}): {text[:200]!r}") from None
 
-    def get(self, kind: str, name: str) -> Object | None:
-        """Return an object of the namespace, or None if it does not exist."""
+    def get_path(self, path: str) -> Any:
+        """Return what is at a path below the server's address, or None if there is nothing."""
         try:
-            found: Object = self.call("GET", f"{self._path(kind)}/{name}")
-            return found
+            return self.call("GET", path)
         except Refused as refused:
             if refused.status != 404:
                 raise
             return None
 
-    def list(self, kind: str, selector: str = "", fields: str = "", answer: Any = None) -> list[Object]:
-        """Return the objects of a kind. selector: by labels. fields: a field selector. answer: as in `call`."""
+    def get(self, resource: str, name: str) -> Object | None:
+        """Return an object of the namespace, or None if it does not exist."""
+        stored: Object | None = self.get_path(f"{self._path(resource)}/{name}")
+        return stored
+
+    def list(self, resource: str, selector: str = "", fields: str = "", form: Any = None) -> list[Object]:
+        """Return the objects of a resource. selector: by labels. fields: a field selector. form: as in `call`."""
         query = {name: words for name, words in (("labelSelector", selector), ("fieldSelector", fields)) if words}
-        found: Object = self.call("GET", self._path(kind), None, answer, **query)
-        items = found.get("items") if isinstance(found, dict) else None
+        path = self._path(resource)
+        answer: Object = self.call("GET", path, None, form, **query)
+        items = answer.get("items") if isinstance(answer, dict) else None
         if not isinstance(items, list):
-            raise Refused(0, f"the answer to GET {self._path(kind)} is no list of objects: {str(found)[:200]}")
+            raise Refused(0, f"the answer to GET {path} is no list of objects: {str(answer)[:200]}")
         return items
 
-    def create(self, kind: str, body: Object) -> None:
+    def create(self, resource: str, body: Object) -> None:
         """Create an object. An existing one of its name is the same object, created by a try whose answer was lost."""
         try:
-            self.call("POST", self._path(kind), body)
+            self.call("POST", self._path(resource), body)
         except Refused as refused:
             if refused.word != "AlreadyExists":
                 raise
 
-    def delete(self, kind: str, name: str, propagation: str = "Background") -> None:
+    def delete(self, resource: str, name: str, propagation: str = "Background") -> None:
         """Delete an object and its dependents, if it exists.
 
         propagation: Foreground to keep the object until its dependents are gone.
         """
         try:
-            self.call("DELETE", f"{self._path(kind)}/{name}", {"propagationPolicy": propagation})
+            self.call("DELETE", f"{self._path(resource)}/{name}", {"propagationPolicy": propagation})
         except Refused as refused:
             if refused.status != 404:
                 raise
@@ -279,30 +270,30 @@ class Api:
     def log(self, pod: str, container: str, lines: int | None = None) -> str:
         """Return the end of a pod's log, at most LOG_KEPT bytes. lines: only so many of its last lines."""
         query = {"container": container, "limitBytes": str(LOG_READ)} | ({"tailLines": str(lines)} if lines else {})
-        found = self._send("GET", f"{self._path('pods')}/{pod}/log", None, query, stream=True)
+        answer = self._send("GET", f"{self._path('pods')}/{pod}/log", None, query, stream=True)
         kept = bytearray()
         try:
-            for part in found.stream(1 << 16):
+            for part in answer.stream(1 << 16):
                 kept += part
                 del kept[:-LOG_KEPT]
         except urllib3.exceptions.HTTPError as error:
             raise Refused.of(error) from error
         return kept.decode(errors="replace")
 
-    def _path(self, kind: str) -> str:
-        group, _, plural = kind.rpartition("/")
+    def _path(self, resource: str) -> str:
+        group, _, plural = resource.rpartition("/")
         return f"/{'apis/' + group if group else 'api/v1'}/namespaces/{self.namespace}/{plural}"
 
     def _send(self, method: str, path: str, body: Object | None, query: dict[str, str], stream: bool = False) -> Any:
         """Send one request without the client's own methods, which would parse a log that happens to be JSON."""
         headers = {**self.client.default_headers, "Content-Type": "application/json"}
         headers["Accept"] = "*/*" if stream else "application/json"
-        words = list(query.items())
-        self.client.update_params_for_auth(headers, words, ["BearerToken"])
+        parameters = list(query.items())
+        self.client.update_params_for_auth(headers, parameters, ["BearerToken"])
         return self.client.request(
             method,
             self.client.configuration.host + path,
-            query_params=words,
+            query_params=parameters,
             headers=headers,
             body=body,
             _preload_content=not stream,

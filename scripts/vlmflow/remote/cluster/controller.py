@@ -1,10 +1,4 @@
-"""Packs the checkout for the controller: its last commit, and the files as they are.
-
-Copies the hub's token from a file that git ignores into a Secret, only over standard input.
-
-Follows the output of the run in the controller, over connections that break.
-
-Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
+"""Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
 
 usage: python -m vlmflow.remote.cluster.controller [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
                                                              get -- TARGET TO | put -- FROM TO
@@ -20,13 +14,33 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from vlmflow import CHECKOUT
-from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster import copying
-from vlmflow.remote.cluster.copying import Kubectl, labels, named, pipe
+from vlmflow.remote.cluster import kubectl
+from vlmflow.remote.cluster.kubectl import FILE_STREAM, Kubectl, own_labels, own_name, pipe
+from vlmflow.remote.library import CHECKOUT, VlmflowError
+
+CONTROLLERS_CHECKOUT = "/controller/vlmflow"
+CONTROLLER = ("python", "/opt/controller/controller.py")
+
+PATIENCE = 600.0
+"""Seconds to wait for a controller that does not answer: its pod may have to move to another node."""
+PAUSE = 2.0
+
+SECRET = "hf-token"  # noqa: S105 - the name of the object
+KEY = "HF_TOKEN"
+
+
+def push(cluster: Kubectl) -> int:
+    """Replace the controller's checkout with this one: its last commit and the files as they are; not during a run."""
+    if busy := cluster.in_controller(*CONTROLLER, "status"):
+        return busy
+    with cluster.into_controller("python", "-c", FILE_STREAM, "unpack", CONTROLLERS_CHECKOUT) as stream:
+        count = pack(CHECKOUT, stream)
+    print(f"{count} files are in the controller, {CONTROLLERS_CHECKOUT}")
+    return 0
 
 
 def pack(checkout: Path, stream: IO[bytes]) -> int:
@@ -36,7 +50,8 @@ def pack(checkout: Path, stream: IO[bytes]) -> int:
 
     Raises VlmflowError if the folder is not a git checkout with a commit.
     """
-    names = files_of(checkout)
+    listed = _git(checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    names = sorted(name for name in listed.split("\0") if name and (checkout / name).is_file())
     with tempfile.TemporaryDirectory() as folder, tarfile.open(fileobj=stream, mode="w|") as archive:
         # From a local path git would hard-link everything; from an address it copies one commit.
         _git(checkout, "clone", "--quiet", "--no-checkout", "--depth=1", checkout.resolve().as_uri(), folder)
@@ -44,12 +59,6 @@ def pack(checkout: Path, stream: IO[bytes]) -> int:
         for name in names:
             archive.add(checkout / name, name, recursive=False, filter=_nobodys)
     return len(names)
-
-
-def files_of(checkout: Path) -> list[str]:
-    """Return the existing files of the checkout that git tracks or would add, sorted."""
-    listed = _git(checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    return sorted(name for name in listed.split("\0") if name and (checkout / name).is_file())
 
 
 def _nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -65,8 +74,94 @@ def _git(checkout: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-SECRET = "hf-token"  # noqa: S105 - the name of the object
-KEY = "HF_TOKEN"
+def run(cluster: Kubectl, *arguments: str) -> int:
+    """Push, start `snakemake --executor kubernetes ARGUMENTS`, and follow it."""
+    return push(cluster) or cluster.in_controller(*CONTROLLER, "start", "--", *arguments) or log(cluster)
+
+
+def log(cluster: Kubectl) -> int:
+    """Show the output of the run from its beginning to its end; reconnects as often as needed."""
+    try:
+        return follow(cluster, CONTROLLER)
+    except KeyboardInterrupt:
+        print(
+            "\nThe run continues in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it.",
+            file=sys.stderr,
+        )
+        return 130
+
+
+def follow(cluster: Kubectl, controller: tuple[str, ...], patience: float = PATIENCE) -> int:
+    """Show the output until the run has ended; returns Snakemake's exit code.
+
+    controller: the command of the controller's process. patience: seconds to wait if the controller does not answer.
+
+    Both a broken connection and a failed run end `kubectl exec` with an exit code. So this function asks the controller
+    how the run ended; if it has not, the output continues from the byte at which it broke off.
+    Raises VlmflowError if the controller does not answer for `patience`.
+    """
+    shown, told, answered = 0, -1, time.monotonic()
+    while True:
+        process = cluster.talk_to_controller(*controller, "follow", "--from", str(shown))
+        stdout = process.stdout
+        assert isinstance(stdout, io.BufferedReader), "Popen buffers it"
+        try:
+            while block := stdout.read1(1 << 16):
+                sys.stdout.buffer.write(block)
+                sys.stdout.buffer.flush()
+                shown += len(block)
+                answered = time.monotonic()
+            process.wait()
+        except KeyboardInterrupt:
+            process.kill()
+            raise
+        finally:
+            pipe(process.stdin).close()
+        question = cluster.talk_to_controller(*controller, "code")
+        answer = question.communicate()[0].decode().strip()
+        if question.returncode == 0:
+            answered = time.monotonic()
+            if answer != "on":  # the run has ended: with a code, or there was "none"
+                return 0 if answer == "none" else int(answer)
+        if time.monotonic() - answered > patience:
+            raise VlmflowError(
+                f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
+                "the run continues; `kubectl get pods` shows the controller, `make cluster-log` follows it",
+            )
+        if told != shown:  # print it once, however long the controller does not answer
+            told = shown
+            print(
+                "\nThe connection to the controller broke; trying again. The run continues.\n",
+                file=sys.stderr,
+                flush=True,
+            )
+        time.sleep(PAUSE)
+
+
+def stop(cluster: Kubectl) -> int:
+    """Interrupt the run; its Jobs save what they can and end."""
+    return cluster.in_controller(*CONTROLLER, "stop")
+
+
+def get(cluster: Kubectl, target: str, to: str) -> int:
+    """Copy a target here."""
+    kubectl.get(cluster, target, Path(to))
+    return 0
+
+
+def put(cluster: Kubectl, source: str, to: str) -> int:
+    """Copy a file or folder to the controller."""
+    kubectl.put(cluster, Path(source), to)
+    return 0
+
+
+def store_token(cluster: Kubectl) -> int:
+    """Create the Secret with the hub's token from the line HF_TOKEN=… of .env; it passes only over standard input."""
+    token = secret(read_token(CHECKOUT / ".env"))
+    # Server-side: a client-side apply would keep a second copy of the value in an annotation.
+    cluster.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=token)
+    print(f"Secret {own_name(SECRET)} is in namespace {cluster.namespace}")
+    return 0
 
 
 def read_token(file: Path) -> str:
@@ -99,130 +194,22 @@ def secret(token: str) -> str:
         {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": named(SECRET), "labels": {"app.kubernetes.io/part-of": "vlmflow", **labels()}},
+            "metadata": {"name": own_name(SECRET), "labels": {"app.kubernetes.io/part-of": "vlmflow", **own_labels()}},
             "type": "Opaque",
             "data": {KEY: base64.b64encode(token.encode()).decode()},
         }
     )
 
 
-PATIENCE = 600.0
-"""Seconds to wait for a controller that does not answer: its pod may have to move to another node."""
-PAUSE = 2.0
-
-
-def follow(kubectl: Kubectl, controller: tuple[str, ...], patience: float = PATIENCE) -> int:
-    """Show the output until the run has ended; returns Snakemake's exit code.
-
-    controller: the command of the controller's process. patience: seconds to wait if the controller does not answer.
-
-    Both a broken connection and a failed run end `kubectl exec` with an exit code. So this function asks the controller
-    how the run ended; if it has not, the output continues from the byte at which it broke off.
-    Raises VlmflowError if the controller does not answer for `patience`.
-    """
-    shown, told, answered = 0, -1, time.monotonic()
-    while True:
-        process = kubectl.talk_to_controller(*controller, "follow", "--from", str(shown))
-        stdout = process.stdout
-        assert isinstance(stdout, io.BufferedReader), "Popen buffers it"
-        try:
-            while block := stdout.read1(1 << 16):
-                sys.stdout.buffer.write(block)
-                sys.stdout.buffer.flush()
-                shown += len(block)
-                answered = time.monotonic()
-            process.wait()
-        except KeyboardInterrupt:
-            process.kill()
-            raise
-        finally:
-            pipe(process.stdin).close()
-        said = _code(kubectl, controller)
-        if said is not None:
-            answered = time.monotonic()
-            if said != "on":
-                return 0 if said == "none" else int(said)
-        if time.monotonic() - answered > patience:
-            raise VlmflowError(
-                f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
-                "the run continues; `kubectl get pods` shows the controller, `make cluster-log` follows it",
-            )
-        if told != shown:  # print it once, however long the controller does not answer
-            told = shown
-            print(
-                "\nThe connection to the controller broke; trying again. The run continues.\n",
-                file=sys.stderr,
-                flush=True,
-            )
-        time.sleep(PAUSE)
-
-
-def _code(kubectl: Kubectl, controller: tuple[str, ...]) -> str | None:
-    """Return the state of the run: its exit code, "on" or "none"; None if the controller does not answer."""
-    process = kubectl.talk_to_controller(*controller, "code")
-    said = process.communicate()[0].decode().strip()
-    return said if process.returncode == 0 else None
-
-
-CONTROLLERS_CHECKOUT = "/controller/vlmflow"
-CONTROLLER = ("python", "/opt/controller/controller.py")
-GOES_ON = "\nThe run continues in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it."
-
-
-def push(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Replace the controller's checkout with this one: its last commit and the files as they are; not during a run."""
-    if busy := kubectl.in_controller(*CONTROLLER, "status"):
-        return busy
-    unpack = Path(__file__).with_name("unpack.py").read_text()
-    with kubectl.into_controller("python", "-c", unpack, CONTROLLERS_CHECKOUT) as stream:
-        count = pack(CHECKOUT, stream)
-    print(f"{count} files are in the controller, {CONTROLLERS_CHECKOUT}")
-    return 0
-
-
-def run(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Push, start `snakemake --executor kubernetes ARGUMENTS`, and follow it."""
-    return push(kubectl, []) or kubectl.in_controller(*CONTROLLER, "start", "--", *arguments) or log(kubectl, [])
-
-
-def log(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Show the output of the run from its beginning to its end; reconnects as often as needed."""
-    try:
-        return follow(kubectl, CONTROLLER)
-    except KeyboardInterrupt:
-        print(GOES_ON, file=sys.stderr)
-        return 130
-
-
-def get(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Copy a target here."""
-    target, to = arguments
-    copying.get(kubectl, target, Path(to))
-    return 0
-
-
-def put(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Copy a file or folder to the controller."""
-    source, to = arguments
-    copying.put(kubectl, Path(source), to)
-    return 0
-
-
-def stop(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Interrupt the run; its Jobs save what they can and end."""
-    return kubectl.in_controller(*CONTROLLER, "stop")
-
-
-def make_token(kubectl: Kubectl, arguments: list[str]) -> int:
-    """Create the Secret with the hub's token from the line HF_TOKEN=… of .env."""
-    token = secret(read_token(CHECKOUT / ".env"))
-    # Server-side: a client-side apply would keep a second copy of the value in an annotation.
-    kubectl.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=token)
-    print(f"Secret {named(SECRET)} is in namespace {kubectl.namespace}")
-    return 0
-
-
-ACTIONS = {"push": push, "run": run, "log": log, "stop": stop, "token": make_token, "get": get, "put": put}
+ACTIONS: dict[str, Callable[..., int]] = {
+    "push": push,
+    "run": run,
+    "log": log,
+    "stop": stop,
+    "token": store_token,
+    "get": get,
+    "put": put,
+}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -235,6 +222,6 @@ if __name__ == "__main__":
     given = parser.parse_args(own)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        sys.exit(ACTIONS[given.action](Kubectl(given.namespace), arguments))
+        sys.exit(ACTIONS[given.action](Kubectl(given.namespace), *arguments))
     except VlmflowError as error:
         sys.exit(str(error))

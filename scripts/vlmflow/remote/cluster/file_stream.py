@@ -1,9 +1,10 @@
-"""Sends files over one stream, each with its digest; resumes where an earlier stream broke.
+"""Sends files over one stream, each with its digest, and resumes where an earlier stream broke; unpacks a checkout.
 
 Runs on both sides: imported here, and as text in the controller's Python; uses only the standard library.
 
-usage: file_stream.py send PATH      send PATH to standard output
-       file_stream.py receive PATH   write what arrives on standard input to PATH
+usage: file_stream.py send PATH            send PATH to standard output
+       file_stream.py receive PATH         write what arrives on standard input to PATH
+       file_stream.py unpack FOLDER <TAR   replace the checkout in FOLDER
 
 The receiver starts with a line of JSON: the bytes that it has of each file, finished or not (`NAME.part`). The sender
 answers with the number of files and bytes. For each file it then sends a line of JSON (name, size, mtime in ns,
@@ -20,7 +21,9 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -47,6 +50,13 @@ class Refused(Exception):
     """The path may not be copied, or does not exist."""
 
 
+class Sink(Protocol):
+    """What takes a stream."""
+
+    def write(self, block: bytes, /) -> object: ...  # noqa: D102
+    def flush(self) -> object: ...  # noqa: D102
+
+
 def files_at(path: Path) -> dict[str, Path]:
     """Return the regular files below a path by their names in it; a single file has the name "".
 
@@ -58,18 +68,18 @@ def files_at(path: Path) -> dict[str, Path]:
         return {SINGLE: path}
     if not path.is_dir():
         raise Refused(f"{path} does not exist")
-    root, found = path, {}
-    for folder, folders, names in os.walk(root):
+    files = {}
+    for folder, folders, names in os.walk(path):
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             file = Path(folder, name)
             real = Path(os.path.realpath(file)) if file.is_symlink() else file  # resolve() raises for a link to itself
-            if not real.is_relative_to(root):
+            if not real.is_relative_to(path):
                 raise Refused(f"{file} is a link to {real}, outside of {path}")
             if not real.is_file():
                 raise Refused(f"{file} is neither a file nor a folder")
             if name != ".snakemake_timestamp":
-                found[file.relative_to(root).as_posix()] = real
-    return dict(sorted(found.items()))
+                files[file.relative_to(path).as_posix()] = real
+    return dict(sorted(files.items()))
 
 
 def sizes_at(path: Path) -> dict[str, int]:
@@ -77,16 +87,9 @@ def sizes_at(path: Path) -> dict[str, int]:
     if path.is_file() or (not path.exists() and _part(path).is_file()):
         return {SINGLE: (path if path.is_file() else _part(path)).stat().st_size}
     root = _root(path)
-    found = [place for place in root.rglob("*") if place.is_file() and not place.is_symlink()]
-    found.sort(key=lambda place: place.suffix != PART)  # if both exist, the finished file counts
-    return {place.relative_to(root).as_posix().removesuffix(PART): place.stat().st_size for place in found}
-
-
-class Sink(Protocol):
-    """What takes a stream."""
-
-    def write(self, block: bytes, /) -> object: ...  # noqa: D102
-    def flush(self) -> object: ...  # noqa: D102
+    files = [file for file in root.rglob("*") if file.is_file() and not file.is_symlink()]
+    files.sort(key=lambda file: file.suffix != PART)  # if both exist, the finished file counts
+    return {file.relative_to(root).as_posix().removesuffix(PART): file.stat().st_size for file in files}
 
 
 def send(path: Path, there: dict[str, int], stream: Sink) -> None:
@@ -124,20 +127,20 @@ def receive(path: Path, stream: IO[bytes], seen: Callable[[int, int], None]) -> 
     root = _root(path)
     done = wrong = files = 0
     while (about := heard(stream)) is not None:
-        place = inside(root, about["name"]) if about["name"] != SINGLE else path
+        file = inside(root, about["name"]) if about["name"] != SINGLE else path
 
         def seen_of_file(count: int, before: int = done) -> None:
             seen(before + count, head["bytes"])
 
-        with reached(place, make=True) as there:
-            wrong += not _receive_one(stream, there, about, seen_of_file)
+        with reached(file, make=True) as target:
+            wrong += not _receive_file(stream, target, about, seen_of_file)
         done += about["size"]
         files += 1
     if files != head["files"]:
         raise Broken(f"{files} of {head['files']} files arrived")
     if not wrong and root != path and root.is_dir():
-        with reached(path) as there:
-            _part(there).rename(there)
+        with reached(path) as target:
+            _part(target).rename(target)
     return wrong
 
 
@@ -146,20 +149,20 @@ def _root(path: Path) -> Path:
     return path if path.exists() else _part(path)
 
 
-def _receive_one(stream: IO[bytes], place: Path, about: dict[str, Any], seen: Callable[[int], None]) -> bool:
+def _receive_file(stream: IO[bytes], target: Path, about: dict[str, Any], seen: Callable[[int], None]) -> bool:
     """Receive one file, and return whether its digest is right: then it has its name; otherwise it is deleted.
 
-    place: from `reached`.
+    target: from `reached`.
     """
-    part, count, digest = _part(place), about["offset"], hashlib.sha256()
-    whole = place.is_file() and not place.is_symlink() and place.stat().st_size == count == about["size"]
+    part, count, digest = _part(target), about["offset"], hashlib.sha256()
+    whole = target.is_file() and not target.is_symlink() and target.stat().st_size == count == about["size"]
     if not whole and count and not os.path.lexists(part):  # the sender's file has grown
         with (
-            os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb") as old,
+            os.fdopen(os.open(target, os.O_RDONLY | FILE), "rb") as old,
             os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | FILE, 0o644), "wb") as new,
         ):
             shutil.copyfileobj(old, new)
-    mine = place if whole else part
+    mine = target if whole else part
     with os.fdopen(os.open(mine, os.O_RDWR | os.O_CREAT | FILE, 0o644), "r+b") as content:
         for block in _blocks(content, count, Broken):
             digest.update(block)
@@ -175,7 +178,7 @@ def _receive_one(stream: IO[bytes], place: Path, about: dict[str, Any], seen: Ca
         mine.unlink()
         return False
     os.utime(mine, ns=(about["mtime"], about["mtime"]))
-    mine.replace(place)
+    mine.replace(target)
     return True
 
 
@@ -188,29 +191,28 @@ def inside(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def reached(place: Path, make: bool = False) -> Iterator[Path]:
-    """Yield another path to an absolute one during the block; it leads there whatever folder above is renamed.
+def opened_folder(folder: Path, make: bool = False) -> Iterator[int]:
+    """Yield a descriptor of a folder during the block, for calls that take a `dir_fd`.
 
-    Like remote.storage.pod_folder, which cannot be imported in the controller. The last name may be a link: the caller
-    must not follow it. make: whether to make missing folders above it.
+    Each folder of its path is opened relative to the one before it. Calls relative to the open folder cannot be
+    redirected, whatever is renamed meanwhile. Linux only: `reached` uses /proc.
 
-    Raises Refused if a folder above it is a link, or the block meets one.
+    folder: absolute. make: whether to make it, and folders above it, if they are missing.
+
+    Raises OSError with the path of the first that cannot be opened: ENOTDIR for a link or a file.
     """
-    way, descriptor = Path("/"), os.open("/", FOLDER)
+    path, descriptor = Path("/"), os.open("/", FOLDER)
     try:
-        for name in place.parts[1:-1]:
-            way /= name
-            inner = _folder_in(descriptor, name, make)
+        for name in folder.parts[1:]:
+            path /= name
+            try:
+                inner = _folder_in(descriptor, name, make)
+            except OSError as error:
+                error.filename = str(path)
+                raise
             os.close(descriptor)
             descriptor = inner
-        way = place
-        yield Path(f"/proc/self/fd/{descriptor}", place.name)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            way = _part(way) if str(error.filename).endswith(PART) and way.suffix != PART else way
-            raise Refused(f"{way} is a link or not the expected kind of file; it is not followed") from None
-        error.filename, error.filename2 = str(way), None
-        raise
+        yield descriptor
     finally:
         os.close(descriptor)
 
@@ -227,10 +229,32 @@ def _folder_in(descriptor: int, name: str, make: bool) -> int:
 
 
 @contextmanager
+def reached(path: Path, make: bool = False) -> Iterator[Path]:
+    """Yield another path to an absolute one during the block; it leads there whatever folder above is renamed.
+
+    The last name may be a link: the caller must not follow it. make: whether to make missing folders above it.
+
+    Raises Refused if a folder above it is a link, or the block meets one.
+    """
+    way = ""
+    try:
+        with opened_folder(path.parent, make) as descriptor:
+            way = f"/proc/self/fd/{descriptor}"
+            yield Path(way, path.name)
+    except OSError as error:
+        failed = Path(str(error.filename))
+        shown = path.with_name(failed.name) if str(failed.parent) == way else path if way else failed
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise Refused(f"{shown} is a link or not the expected kind of file; it is not followed") from None
+        error.filename, error.filename2 = str(shown), None
+        raise
+
+
+@contextmanager
 def opened(file: Path) -> Iterator[IO[bytes]]:
     """Open a regular file during the block. Raises Refused if it is something else, or its path has a link."""
-    with reached(file) as place:
-        content = os.fdopen(os.open(place, os.O_RDONLY | FILE), "rb")
+    with reached(file) as way:
+        content = os.fdopen(os.open(way, os.O_RDONLY | FILE), "rb")
     with content:
         if not stat.S_ISREG(os.fstat(content.fileno()).st_mode):
             raise Refused(f"{file} is not a regular file")
@@ -239,9 +263,9 @@ def opened(file: Path) -> Iterator[IO[bytes]]:
 
 def refuse_links_to(path: Path) -> None:
     """Refuse a path with a link, before any message shows where it leads."""
-    for place in [path, *path.parents]:
-        if place.is_symlink():
-            raise Refused(f"{place} is a link to {place.readlink()}")
+    for part in [path, *path.parents]:
+        if part.is_symlink():
+            raise Refused(f"{part} is a link to {part.readlink()}")
 
 
 def _part(path: Path) -> Path:
@@ -276,15 +300,57 @@ def heard(stream: IO[bytes]) -> Any:
     raise Broken(f"the stream broke off: {line[:200]!r}" if line else "the stream broke off")
 
 
+def unpack(folder: Path) -> None:
+    """Replace `folder` by the checkout on standard input; files that git does not track (of a run) stay.
+
+    The checkout is unpacked beside it first: a stream that breaks changes nothing.
+    """
+    new = folder / ".arriving"
+    shutil.rmtree(new, ignore_errors=True)
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+        # Python 3.11.2 of Debian 12 has no filters yet: https://docs.python.org/3/library/tarfile.html
+        archive.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        archive.extractall(new)  # noqa: S202
+    subprocess.run(["git", "add", "--all"], cwd=new, check=True)
+    for name in _tracked(folder) - _tracked(new):
+        (folder / name).unlink(missing_ok=True)
+    for name in _tracked(new):
+        _clear_the_way(folder, name)
+        (new / name).replace(folder / name)
+    shutil.rmtree(folder / ".git", ignore_errors=True)
+    (new / ".git").rename(folder / ".git")
+    shutil.rmtree(new)
+
+
+def _tracked(folder: Path) -> set[str]:
+    """Return the files that git tracks; none if there is no checkout, or an incomplete one."""
+    own = ["git", f"--git-dir={folder / '.git'}", f"--work-tree={folder}", "ls-files", "-z"]
+    listed = subprocess.run(own, check=False, capture_output=True, text=True)
+    return set(filter(None, listed.stdout.split("\0")))
+
+
+def _clear_the_way(folder: Path, name: str) -> None:
+    """Make room for a file: remove a folder of its name, and files in the place of its folders."""
+    for above in reversed(Path(name).parents):
+        if (folder / above).is_file() or (folder / above).is_symlink():
+            (folder / above).unlink()
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    if (folder / name).is_dir() and not (folder / name).is_symlink():
+        shutil.rmtree(folder / name)
+
+
 if __name__ == "__main__":
-    place = Path(sys.argv[2])
+    action, path = sys.argv[1], Path(sys.argv[2])
+    if action == "unpack":
+        unpack(path)
+        sys.exit()
     try:
-        refuse_links_to(place)
-        if sys.argv[1] == "send":
-            send(place, heard(sys.stdin.buffer), sys.stdout.buffer)
+        refuse_links_to(path)
+        if action == "send":
+            send(path, heard(sys.stdin.buffer), sys.stdout.buffer)
         else:
-            say(sys.stdout.buffer, sizes_at(place))
-            say(sys.stdout.buffer, {"wrong": receive(place, sys.stdin.buffer, lambda done, total: None)})
+            say(sys.stdout.buffer, sizes_at(path))
+            say(sys.stdout.buffer, {"wrong": receive(path, sys.stdin.buffer, lambda done, total: None)})
     except (Refused, OSError) as error:
         sys.exit(f"refused: {error}")
     except Broken as error:

@@ -4,7 +4,6 @@ Upstream builds the Job and formats its command. This class adds the pod templat
 each Job's outcome, and the clean end.
 """
 
-import signal
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
@@ -21,17 +20,16 @@ from snakemake_executor_plugin_kubernetes import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.api import Api, Refused, connect
-from vlmflow.remote.cluster.copying import named
-from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
-from vlmflow.remote.job import Attempts, Ended, RuleJob, cause
+from vlmflow.remote.cluster.api import Refused, connect
+from vlmflow.remote.cluster.groups import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
+from vlmflow.remote.cluster.kubectl import own_name
+from vlmflow.remote.job import Attempts, Ended, RuleJob, cause, interrupt_when_told_to_end
 from vlmflow.remote.kubernetes import templates
-from vlmflow.remote.kubernetes.disruptions import Disruptions, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.job_shape import commit_of, owner_of, shape
-from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.namespace import Namespace, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.outcome import Outcome, not_created
-from vlmflow.remote.kubernetes.watch import PatientWatch, Watch
+from vlmflow.remote.kubernetes.watch import Disruptions, Watch
+from vlmflow.remote.library import VlmflowError
 from vlmflow.remote.storage import pod_folder
 
 POLL_SECONDS = 2
@@ -73,12 +71,13 @@ class HardenedExecutor(Executor):
         try:
             self._api = connect(self.logger.info)
             super().__post_init__()
-            self._templates = templates.of_namespace(self.cluster, self.logger.warning)
+            self._templates = templates.read_templates(templates.templates_of(self.cluster), self.namespace)
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
         except Refused as error:
-            what = f"namespace {self.namespace}: {error}"
-            raise WorkflowError(f"{what}\n  what to do: `make doctor` shows what the cluster lacks") from None
+            raise WorkflowError(
+                f"namespace {self.namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks"
+            ) from None
         self.next_seconds_between_status_checks = POLL_SECONDS
         # The controller's cores do not limit what a pod may have.
         self.workflow.register_resource("_cores", None)
@@ -88,34 +87,36 @@ class HardenedExecutor(Executor):
         """Set up the API clients and end earlier work: upstream's first API call is in this method."""
         self.kubeapi = CoreV1Api(self._api)
         self.batchapi = SimpleNamespace(create_namespaced_job=self._create)
-        self._groups = KINDS[self.config.multi_node]
-        self.cluster = Namespace(self.namespace, self._api, self._groups)
-        check_served(Api(self._api, self.namespace), self._groups)
+        self.cluster = Namespace(self._api, self.namespace, KINDS[self.config.multi_node])
+        check_served(self.cluster, self.cluster.groups)
         kept = self.workflow.persistence.aux_path
         kept.mkdir(parents=True, exist_ok=True)
-        targets = f"{named(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
+        targets = f"{own_name(self.namespace)} {self.workflow.storage_settings.default_storage_prefix}"
         self._owner = owner_of(self.run_namespace, kept, targets)
-        watch = Watch(self.cluster, self._owner.ours, self.logger.info, gang_timeout=self.config.gang_timeout)
-        self._watcher = PatientWatch(watch, self.logger.warning)
-        self._disruptions = Disruptions(self.cluster, watch)
+        self._watch = Watch(self.cluster, self._owner.ours, self.logger.info, gang_timeout=self.config.gang_timeout)
+        self._disruptions = Disruptions(self.cluster, self._watch)
+        self._local_prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
         for kind in (PYTORCHJOB, TRAINJOB, INDEXED_JOB):
             self._end_earlier(kind)
-        prefix = self.workflow.storage_settings.remote_job_local_storage_prefix
-        pod_folder.sweep(prefix, self.cluster.pod_names, self.logger.info)
+        pod_folder.sweep(self._local_prefix, self._pod_names, self.logger.info)
         self._secret_record = kept / "kubernetes-secret"
         self.unregister_secret()  # that of an earlier, killed invocation
+
+    def _pod_names(self) -> set[str]:
+        """Return the names of all pods of the namespace, also of those that no Job made."""
+        return {pod["metadata"]["name"] for pod in self.cluster.pods()}
 
     def _end_earlier(self, kind: IndexedJob) -> None:
         """End what earlier invocations left, also as another kind of groups, if the cluster shows that kind.
 
         Before Jobs and their pods: the Training Operator may make a pod again whose PyTorchJob exists.
         """
-        cluster = Namespace(self.namespace, self._api, kind)
+        cluster = Namespace(self._api, self.namespace, kind)
         try:
             refuse_strangers(cluster, self._owner.strangers)
             self._end(cluster, self._owner.earlier, "An earlier run left Jobs.")
         except Refused as refused:
-            if kind in (self._groups, INDEXED_JOB):
+            if kind in (self.cluster.groups, INDEXED_JOB):
                 raise
             if refused.status not in (403, 404):
                 self.logger.warning(f"{kind.kind}s of an earlier run, if there are any, remain: {refused}")
@@ -124,7 +125,7 @@ class HardenedExecutor(Executor):
         """Delete the Secret with the storage's keys, if it exists."""
         if self._secret_record.is_file():
             name = self._secret_record.read_text()
-            if self._try(lambda: self.cluster.delete_secret(name), f"Secret {name} remains until the next run"):
+            if self._try(lambda: self.cluster.delete("secrets", name), f"Secret {name} remains until the next run"):
                 self._secret_record.unlink()
 
     def envvars(self) -> dict[str, str]:
@@ -146,10 +147,7 @@ class HardenedExecutor(Executor):
 
     def run_job(self, job: Any) -> None:
         """Create the Job of one job; if the API refuses it, only this job fails."""
-        # On SIGTERM Snakemake would wait until all jobs end. A closed terminal would kill it and leave its Jobs.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, signal.default_int_handler)
+        interrupt_when_told_to_end()
         self._rule_job = self._rule_job_of(job)
         try:
             self._make_secret()
@@ -161,12 +159,23 @@ class HardenedExecutor(Executor):
         """Add --keep-incomplete: a pod whose job fails has stored no target; one with its name is another attempt's."""
         return f"{super().get_job_args(job)} --keep-incomplete"
 
+    def _create(self, namespace: str, body: Any) -> None:
+        """Create upstream's Job, merged with its pod template."""
+        template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
+        plain = self._api.sanitize_for_serialization(body)
+        job = shape(plain, template, self._rule_job, self._owner.labels, self._env)
+        self._disruptions.create(job, self._rule_job, template.pending_limit)
+
+    def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
+        """Call without upstream's retry, which waits five minutes under a lock; our client retries by itself."""
+        return func()
+
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Report jobs that have ended, and yield all others, also those of unknown state or to be recreated."""
         active = active_jobs if self._ending else self._make_again(active_jobs)
         there = [name for info in active if not self._disruptions.resting(name := info.external_jobid)]
         try:
-            outcomes = self._watcher.look(there) if there and not self._ending else {}
+            outcomes = self._watch.look_patiently(there, self.logger.warning) if there and not self._ending else {}
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
         for info in active:
@@ -188,29 +197,6 @@ class HardenedExecutor(Executor):
                     self._disruptions.forget(info.external_jobid)
             else:
                 self._report_failure(info, outcome)
-
-    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
-        """End all Jobs of this invocation, also one whose creation was interrupted and that no list here has."""
-        self._ending = True
-        self._try(lambda: self._end(self.cluster, self._owner.ours, "Stopping."), "Jobs may still run")
-
-    def shutdown(self) -> None:
-        """Remove the Secret and all Jobs; --kubernetes-omit-job-cleanup keeps the Jobs."""
-        self._ending = True
-        if not self.workflow.executor_settings.omit_job_cleanup:
-            self.cancel_jobs([])
-        super().shutdown()
-
-    def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
-        """Call without upstream's retry, which waits five minutes under a lock; our client retries by itself."""
-        return func()
-
-    def _create(self, namespace: str, body: Any) -> None:
-        """Create upstream's Job, merged with its pod template."""
-        template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
-        plain = self._api.sanitize_for_serialization(body)
-        job = shape(plain, template, self._rule_job, self._owner.labels, self._env)
-        self._disruptions.create(job, self._rule_job, template.pending_limit)
 
     def _make_again(self, infos: list[SubmittedJobInfo]) -> list[SubmittedJobInfo]:
         """Recreate removed Jobs whose pause is over; returns all jobs but those that the API refuses."""
@@ -236,22 +222,6 @@ class HardenedExecutor(Executor):
             self._remove_folders_of((outcome.pod, *outcome.others))
         return planned
 
-    def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
-        """Save the ends of the logs of a failed Job's pods; returns the text and file of the one that failed."""
-        files = {outcome.pod: self.log_path / f"{info.external_jobid}.log"}
-        files |= {pod: self.log_path / f"{pod}.log" for pod in outcome.others}
-        nodes = self._rule_job_of(info.job).nodes
-        logs = {pod: self.cluster.log_end(pod, LOG_LINES, nodes) for pod in files if pod}
-        for pod, log in logs.items():
-            if log:
-                with suppress(OSError):  # a full disk here must not fail the jobs that still run
-                    files[pod].write_text(log, encoding="utf-8")
-        return logs.get(outcome.pod or "", ""), files[outcome.pod]
-
-    def _rule_job_of(self, job: Any) -> RuleJob:
-        rule_job = RuleJob.of(job)
-        return replace(rule_job, mem_mb=self._attempts.mem_mb(rule_job.words, rule_job.mem_mb))
-
     async def _missing_targets(self, job: Any) -> str:
         """Return which targets of a job are missing, "" if none; Snakemake itself would end the whole run for one."""
         try:
@@ -273,6 +243,34 @@ class HardenedExecutor(Executor):
         self._disruptions.forget(info.external_jobid)
         self._remove_folders_of((outcome.pod, *outcome.others))
 
+    def _save_log(self, info: SubmittedJobInfo, outcome: Outcome) -> tuple[str, Path]:
+        """Save the ends of the logs of a failed Job's pods; returns the text and file of the one that failed."""
+        files = {outcome.pod: self.log_path / f"{info.external_jobid}.log"}
+        files |= {pod: self.log_path / f"{pod}.log" for pod in outcome.others}
+        nodes = self._rule_job_of(info.job).nodes
+        logs = {pod: self.cluster.log_end(pod, LOG_LINES, nodes) for pod in files if pod}
+        for pod, log in logs.items():
+            if log:
+                with suppress(OSError):  # a full disk here must not fail the jobs that still run
+                    files[pod].write_text(log, encoding="utf-8")
+        return logs.get(outcome.pod or "", ""), files[outcome.pod]
+
+    def _rule_job_of(self, job: Any) -> RuleJob:
+        rule_job = RuleJob.of(job)
+        return replace(rule_job, mem_mb=self._attempts.mem_mb(rule_job.words, rule_job.mem_mb))
+
+    def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
+        """End all Jobs of this invocation, also one whose creation was interrupted and that no list here has."""
+        self._ending = True
+        self._try(lambda: self._end(self.cluster, self._owner.ours, "Stopping."), "Jobs may still run")
+
+    def shutdown(self) -> None:
+        """Remove the Secret and all Jobs; --kubernetes-omit-job-cleanup keeps the Jobs."""
+        self._ending = True
+        if not self.workflow.executor_settings.omit_job_cleanup:
+            self.cancel_jobs([])
+        super().shutdown()
+
     def _clean_up(self, info: SubmittedJobInfo) -> None:
         name = info.external_jobid
         if name and not self.workflow.executor_settings.omit_job_cleanup:
@@ -283,7 +281,7 @@ class HardenedExecutor(Executor):
 
     def _remove_folders_of(self, pods: Iterable[str | None]) -> None:
         for pod in filter(None, pods):
-            pod_folder.remove_of(self.workflow.storage_settings.remote_job_local_storage_prefix, pod)
+            pod_folder.remove_of(self._local_prefix, pod)
 
     def _try(self, call: Callable[[], None], else_: str) -> bool:
         try:

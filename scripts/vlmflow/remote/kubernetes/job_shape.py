@@ -1,9 +1,7 @@
-"""Turns the Job that the plugin builds into the Job that is created.
+"""Turns the Job that the plugin builds into the Job that is created: with its pod template, its owner and its commit.
 
 Precedence: the rule (command, cpu, memory, disk, GPUs, runtime) over the template, and the template over the plugin's
 defaults.
-
-The owner of each Job, as labels, and the commit that it runs.
 """
 
 import hashlib
@@ -18,17 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.child_programs import ATTEMPT, OTHER_NODE
-from vlmflow.core.errors import VERDICT, VlmflowError
 from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.copying import labels
-from vlmflow.remote.cluster.pods import NODE, main_container, with_pods
+from vlmflow.remote.cluster.groups import NODE, main_container, with_pods
+from vlmflow.remote.cluster.kubectl import own_labels
 from vlmflow.remote.job import RuleJob
-from vlmflow.remote.kubernetes.templates import DEPLOYS, Template, merge, refuse_reach, with_private_sources
+from vlmflow.remote.kubernetes.templates import Template, merge, refuse_reach
+from vlmflow.remote.library import ATTEMPT, OTHER_NODE, VERDICT, VlmflowError
 from vlmflow.remote.storage import pod_folder
 
-WEEK = 7 * 24 * 3600
-KEPT_SECONDS = WEEK
+KEPT_SECONDS = 7 * 24 * 3600
 """How long a finished Job is kept for a controller that does not run now."""
 
 INVOCATION, WORKDIR, TARGETS = "vlmflow/invocation", "vlmflow/workdir", "vlmflow/targets"
@@ -45,6 +41,11 @@ OUTLIVE_SIGTERM = "trap : TERM; "
 """tini sends SIGTERM to all processes; without the trap the shell, and the pod, would end before the rule has saved its
 work."""
 
+SOURCES = "/workdir/.sources"
+"""Where a pod puts the archive of the workflow's sources: on a volume of its own."""
+
+DEPLOYS = re.compile(r"-m snakemake --deploy-sources [^&;|]+")
+
 OWN_GPU_NAMES = {"nvidia.com/gpu", "amd.com/gpu"}
 """The plugin's resource names of GPUs."""
 
@@ -52,7 +53,7 @@ OWN_GPU_NAMES = {"nvidia.com/gpu", "amd.com/gpu"}
 def shape(
     job: Object, template: Template, rule_job: RuleJob, owner: Mapping[str, str], env: Mapping[str, str]
 ) -> Object:
-    """Return the final Job, but for what follows from its name (`pod_group.named`).
+    """Return the final Job, but for what follows from its name (`groups.as_attempt`).
 
     job: as the plugin built it. owner: labels of its owner (INVOCATION, WORKDIR, TARGETS). env: environment variables
     for the rule.
@@ -68,21 +69,18 @@ def shape(
     if rule_job.runtime:
         # In the pod's spec: the deadline of a Job also counts the time in which its pod waits for GPUs.
         pod["activeDeadlineSeconds"] = rule_job.runtime * 60 + PULL_SECONDS
-    labels, annotations = _said(rule_job)
-    labels |= owner
-    job["metadata"] = merge(
-        merge(job["metadata"], template.job_metadata), {"labels": labels, "annotations": annotations}
-    )
+    labels = {"app.kubernetes.io/part-of": "vlmflow", RULE: label_value(rule_job.rule)}
+    labels |= {f"vlmflow/{label_value(name)}": label_value(value) for name, value in rule_job.wildcards.items()}
+    wildcards = " ".join(f"{name}={value}" for name, value in rule_job.wildcards.items())
+    metadata = {"labels": {**labels, **owner}, "annotations": {WILDCARDS: wildcards}}
+    job["metadata"] = merge(merge(job["metadata"], template.job_metadata), metadata)
     job["spec"] = {
         "backoffLimit": 0,
         "ttlSecondsAfterFinished": KEPT_SECONDS,
-        "template": {
-            "metadata": merge(template.pod_metadata, {"labels": labels, "annotations": annotations}),
-            "spec": pod,
-        },
+        "template": {"metadata": merge(template.pod_metadata, metadata), "spec": pod},
     }
     container = main_container(job)
-    command = OUTLIVE_SIGTERM + with_private_sources(command)
+    command = OUTLIVE_SIGTERM + _with_private_sources(command)
     container["args"] = [shell, command if rule_job.nodes == 1 else _on_nodes(command, rule_job)]
     container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
     ours = {**env, VERDICT: VERDICT_FILE}
@@ -90,6 +88,30 @@ def shape(
     container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
     container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
     return with_pods(job, rule_job.nodes) if rule_job.nodes > 1 else job
+
+
+def words_of(job: Object) -> str:
+    """Return what a Job runs, for people: rule name=value."""
+    metadata = job["metadata"]
+    rule = (metadata.get("labels") or {}).get(RULE, metadata["name"])
+    return f"{rule} {(metadata.get('annotations') or {}).get(WILDCARDS, '')}".strip()
+
+
+def label_value(text: Any) -> str:
+    """Turn any text into a label value: at most 63 letters, digits, '-', '_' and '.'; both ends a letter or digit.
+
+    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text))[:63].strip("._-")
+
+
+def _with_private_sources(command: str) -> str:
+    """Return the command with the archive of the sources in a folder that the pod alone can write.
+
+    Snakemake compares the archive with the sha256 in the command, and then opens it again to unpack it. In the folder
+    for outputs, on the volume of all jobs, another pod could replace it in between.
+    """
+    return DEPLOYS.sub(lambda deploys: f"{deploys[0].rstrip()} --local-storage-prefix {SOURCES} ", command, count=1)
 
 
 def _on_nodes(command: str, rule_job: RuleJob) -> str:
@@ -110,7 +132,7 @@ def _on_nodes(command: str, rule_job: RuleJob) -> str:
     return f'if [ "${NODE}" = 0 ]; then {command}; else {other}; fi'
 
 
-def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:
+def _resources(of_template: Object, gpu_resource: str, rule_job: RuleJob) -> Object:
     """Set requests and limits to what the rule declares; other resources of the template stay."""
     declared = {"cpu": str(rule_job.threads)}
     if rule_job.mem_mb:
@@ -120,25 +142,11 @@ def _resources(found: Object, gpu_resource: str, rule_job: RuleJob) -> Object:
     if rule_job.gpus:
         declared[gpu_resource] = str(rule_job.gpus)
     rules_matter = {"cpu", "memory", "ephemeral-storage", gpu_resource, *OWN_GPU_NAMES}
-    return {
-        kind: {name: amount for name, amount in (found.get(kind) or {}).items() if name not in rules_matter} | declared
-        for kind in ("requests", "limits")
-    }
-
-
-def _said(rule_job: RuleJob) -> tuple[dict[str, str], dict[str, str]]:
-    labels = {"app.kubernetes.io/part-of": "vlmflow", RULE: label_value(rule_job.rule)}
-    labels |= {f"vlmflow/{label_value(name)}": label_value(value) for name, value in rule_job.wildcards.items()}
-    annotations = {WILDCARDS: " ".join(f"{name}={value}" for name, value in rule_job.wildcards.items())}
-    return labels, annotations
-
-
-def label_value(text: Any) -> str:
-    """Turn any text into a label value: at most 63 letters, digits, '-', '_' and '.'; both ends a letter or digit.
-
-    https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text))[:63].strip("._-")
+    resources = {}
+    for part in ("requests", "limits"):
+        others = {name: amount for name, amount in (of_template.get(part) or {}).items() if name not in rules_matter}
+        resources[part] = others | declared
+    return resources
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class Owner:
     @property
     def labels(self) -> dict[str, str]:
         """The labels of each Job and pod of this invocation."""
-        return {INVOCATION: self.invocation, WORKDIR: self.workdir, TARGETS: self.targets, **labels()}
+        return {INVOCATION: self.invocation, WORKDIR: self.workdir, TARGETS: self.targets, **own_labels()}
 
     @property
     def ours(self) -> str:

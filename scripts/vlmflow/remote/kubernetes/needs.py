@@ -11,14 +11,11 @@ from pathlib import Path
 from kubernetes.utils.quantity import parse_quantity
 from snakemake.settings.types import ResourceSettings, StorageSettings
 
-from vlmflow.config.model import Config
-from vlmflow.config.strategies import strategy_of
-from vlmflow.core.errors import counted
 from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.pods import GPU_RESOURCE
-from vlmflow.remote.findings import Finding
+from vlmflow.remote.doctor import MANY, Finding, planned_jobs
 from vlmflow.remote.job import RuleJob, deciding_keys
-from vlmflow.remote.planned_jobs import MANY, planned_jobs
+from vlmflow.remote.kubernetes.templates import GPU_RESOURCE
+from vlmflow.remote.library import Config, counted, strategy_of
 
 MB = 1_000_000
 
@@ -43,8 +40,15 @@ class Need:
         return max(job.gpus for job in self.jobs)
 
 
-def jobs_of(snakefile: Path, files: Iterable[Path], target: str, max_threads: int | None = None) -> list[RuleJob]:
-    """Return the jobs that make `target` from nothing.
+def need_of(settings: Config, name: str, jobs: list[RuleJob]) -> Need:
+    """Return what a run of the configuration requests. jobs: all that it takes."""
+    run = settings.runs[name]
+    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
+    return Need(name, run.processes, weights_mb, tuple(jobs), run.nodes)
+
+
+def jobs_of(run: str, files: Iterable[Path], max_threads: int | None = None) -> list[RuleJob]:
+    """Return the jobs that make a run from nothing.
 
     files: configuration files over config.yaml, in their order. max_threads: as Snakemake's --max-threads.
 
@@ -58,15 +62,8 @@ def jobs_of(snakefile: Path, files: Iterable[Path], target: str, max_threads: in
             remote_job_local_storage_prefix=Path(empty),
         )
         resources = ResourceSettings(cores=MANY, nodes=1, max_threads=max_threads)
-        jobs = planned_jobs(snakefile, files, target, Path(empty), resources, storage, RuleJob.of)
+        jobs = planned_jobs(run, files, Path(empty), resources, storage, RuleJob.of)
         return sorted(jobs, key=lambda job: (job.rule, job.mem_mb))
-
-
-def need_of(settings: Config, name: str, jobs: list[RuleJob]) -> Need:
-    """Return what a run of the configuration requests. jobs: all that it takes."""
-    run = settings.runs[name]
-    weights_mb = strategy_of(run.strategy, run.deepspeed).weights_of_each(run.resources.weights_mb, run.ranks)
-    return Need(name, run.processes, weights_mb, tuple(jobs), run.nodes)
 
 
 def gpu_resource(template: Object) -> str:
@@ -80,32 +77,34 @@ def most_gpus(nodes: list[Object], resource: str) -> int:
     return max((int(_allocatable(node, resource)) for node in nodes), default=0)
 
 
+def _allocatable(node: Object, resource: str) -> Decimal:
+    amount: Decimal = parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
+    return amount
+
+
 def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Finding]:
     """Check every job of each run against the nodes that its pods may use. templates: pod templates by name.
 
     The capacity of an empty node counts: what runs there now will end.
     """
     resource = gpu_resource(templates["gpu"])
-    checks = [Finding("GPUs", "ok", _inventory(nodes, resource))]
+
+    def faults_of(need: Need, job: RuleJob) -> list[str | None]:
+        """Return for each node why a job's pod cannot run there, even if it is empty; None if it can."""
+        spec = templates.get(job.template or "default", templates["default"])["template"]["spec"]
+        return [barred(node, spec) or _lacking(node, resource, job, need.weights_mb) for node in nodes]
+
+    findings = [Finding("GPUs", "ok", _inventory(nodes, resource))]
     for need in needs:
-        looked_at = [(job, _faults(nodes, templates, need, job)) for job in need.jobs]
+        looked_at = [(job, faults_of(need, job)) for job in need.jobs]
         unfit = [(job, faults) for job, faults in looked_at if faults.count(None) < job.nodes]
-        checks += dict.fromkeys(_no_node(need, job, faults, resource) for job, faults in unfit)
+        findings += dict.fromkeys(_no_node(need, job, faults, resource) for job, faults in unfit)
         if not unfit:
-            largest = max(need.jobs, key=lambda job: (job.gpus, job.mem_mb, job.nodes))
-            fitting = _faults(nodes, templates, need, largest).count(None)
+            largest, faults = max(looked_at, key=lambda pair: (pair[0].gpus, pair[0].mem_mb, pair[0].nodes))
             rules = f"each of its {len({job.rule for job in need.jobs})} rules fits on a node"
-            words = _in_words(largest, resource)
-            found = f"{rules}; {largest.rule} ({words}) fits on {fitting}"
-            checks.append(Finding(f"run {need.run}", "ok", found))
-    return checks
-
-
-def _faults(nodes: list[Object], templates: dict[str, Object], need: Need, job: RuleJob) -> list[str | None]:
-    """Return for each node why a job's pod cannot run there; None if it can."""
-    resource = gpu_resource(templates["gpu"])
-    spec = templates.get(job.template or "default", templates["default"])["template"]["spec"]
-    return [_fault(node, spec, resource, job, need.weights_mb) for node in nodes]
+            found = f"{rules}; {largest.rule} ({_in_words(largest, resource)}) fits on {faults.count(None)}"
+            findings.append(Finding(f"run {need.run}", "ok", found))
+    return findings
 
 
 def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) -> Finding:
@@ -125,8 +124,8 @@ def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) 
 
 def _amounts(job: RuleJob, gpu_resource: str) -> dict[str, int]:
     """Return what a job's pod requests, by Kubernetes' names, in cores and bytes."""
-    asked = {"cpu": job.threads, "memory": job.mem_mb * MB, "ephemeral-storage": job.disk_mb * MB}
-    return asked | {gpu_resource: job.gpus, "pods": 1}
+    amounts = {"cpu": job.threads, "memory": job.mem_mb * MB, "ephemeral-storage": job.disk_mb * MB}
+    return amounts | {gpu_resource: job.gpus, "pods": 1}
 
 
 def _in_words(job: RuleJob, resource: str) -> str:
@@ -141,29 +140,27 @@ def _amount(name: str, amount: Decimal | int) -> str:
 
 
 def _inventory(nodes: list[Object], resource: str) -> str:
-    kinds: Counter[str] = Counter()
+    cards: Counter[str] = Counter()
     for node in nodes:
         count = int(_allocatable(node, resource))
         labels = node["metadata"].get("labels") or {}
         if count:
             memory = labels.get("nvidia.com/gpu.memory")
             size = f" with {int(memory) / 1024:.0f} GiB" if memory and memory.isdigit() else ""
-            kinds[f"{count} × {labels.get('nvidia.com/gpu.product', 'product not labelled')}{size}"] += 1
-    found = [f"{counted(count, 'node')} of {kind}" for kind, count in kinds.items()]
-    return "; ".join(found) or f"no node has {resource}"
+            cards[f"{count} × {labels.get('nvidia.com/gpu.product', 'product not labelled')}{size}"] += 1
+    return (
+        "; ".join(f"{counted(count, 'node')} of {card}" for card, count in cards.items()) or f"no node has {resource}"
+    )
 
 
-def _fault(node: Object, spec: Object, resource: str, job: RuleJob, weights_mb: int) -> str | None:
-    """Return why a job's pod cannot run on a node, even an empty one; None if it can. spec: the template's."""
-    labels = node["metadata"].get("labels") or {}
-    if why := barred(node, spec):
-        return why
+def _lacking(node: Object, resource: str, job: RuleJob, weights_mb: int) -> str | None:
+    """Return what an empty node lacks for a job's pod; None if nothing."""
     for name, amount in _amounts(job, resource).items():
         there = _allocatable(node, name)
         if there < amount:
             tenths = math.floor((there / MB / 1000 if amount > MB else there) * 10)  # rounded up it might seem enough
             return f"{tenths / 10:,g} of {_amount(name, amount)}"
-    memory = labels.get("nvidia.com/gpu.memory", "")
+    memory = (node["metadata"].get("labels") or {}).get("nvidia.com/gpu.memory", "")
     if job.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:
         return f"each GPU needs {weights_mb / 1000:,.0f} GB for weights and has {int(memory) / 954:,.0f} GB"
     return None
@@ -183,11 +180,6 @@ def barred(node: Object, spec: Object) -> str | None:
     return None
 
 
-def _allocatable(node: Object, resource: str) -> Decimal:
-    amount: Decimal = parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
-    return amount
-
-
 def _tolerates(toleration: Object, taint: Object) -> bool:
     return (
         toleration.get("key", taint["key"]) == taint["key"]
@@ -199,10 +191,11 @@ def _tolerates(toleration: Object, taint: Object) -> bool:
 def _selected(labels: dict[str, str], spec: Object) -> bool:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     terms = (affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}).get("nodeSelectorTerms")
-    wanted = (spec.get("nodeSelector") or {}).items()
-    return all(labels.get(key) == value for key, value in wanted) and (
-        terms is None or any(all(_matches(labels, one) for one in term.get("matchExpressions") or []) for term in terms)
-    )
+    matches = [
+        all(_matches(labels, expression) for expression in term.get("matchExpressions") or []) for term in terms or []
+    ]
+    selector = (spec.get("nodeSelector") or {}).items()
+    return all(labels.get(key) == value for key, value in selector) and (terms is None or any(matches))
 
 
 def _matches(labels: dict[str, str], expression: Object) -> bool:

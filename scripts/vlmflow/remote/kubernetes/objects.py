@@ -1,36 +1,37 @@
-"""RBAC: the executor's rights, one list for the controller's Role, the doctor and the tests.
+"""Checks of what a namespace has: the objects that `kubectl apply -k` makes, and the rights of accounts (RBAC).
 
-Checks of the objects that `kubectl apply -k` makes.
+The executor's rights are one list for the controller's Role, the doctor and the tests.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vlmflow.remote.cluster.api import Api, Object
-from vlmflow.remote.cluster.group_kinds import KINDS
-from vlmflow.remote.cluster.pods import CONTAINER, NAMES, TemplatesFound
-from vlmflow.remote.findings import Finding
+from vlmflow.remote.cluster.groups import CONTAINER, KINDS, IndexedJob, check_served
+from vlmflow.remote.doctor import Finding
+from vlmflow.remote.kubernetes.templates import NAMES, STATE_CLAIM
+from vlmflow.remote.library import VlmflowError
+
+APPLY = "kubectl apply -k k8s/overlays/NAME"
+OLDEST = (1, 25)
+"""The first minor version of Kubernetes whose Pod Security admission is stable."""
 
 
 @dataclass(frozen=True)
 class Right:
-    """One verb on one resource. purpose: what fails without it. instead: a right that serves as well."""
+    """One verb on one resource. purpose: what fails without it."""
 
     group: str
     resource: str
     verb: str
     purpose: str
-    instead: "Right | None" = None
 
     def __str__(self) -> str:
         return f"{self.verb} {self.resource}"
 
 
-POD_TEMPLATES = Right("", "podtemplates", "list", "reading the pod templates of older overlays")
-"""For this release alone: the Role grants it, and nothing fails without it if the overlay made CronJobs."""
-
 EXECUTOR = (
-    Right("batch", "cronjobs", "list", "reading the pod templates", instead=POD_TEMPLATES),
+    Right("batch", "cronjobs", "list", "reading the pod templates"),
     Right("batch", "jobs", "create", "starting a job"),
     Right("batch", "jobs", "list", "the state of jobs, also those of an earlier Snakemake"),
     Right("batch", "jobs", "delete", "removing ended or interrupted jobs"),
@@ -64,11 +65,6 @@ GROUPS = {
 NODES = Right("", "nodes", "list", "which node lacks what; cluster-wide")
 
 
-def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
-    """Return the rights that the API's user lacks (SelfSubjectAccessReview)."""
-    return [right for right in rights if not _may(api, right) and not (right.instead and _may(api, right.instead))]
-
-
 def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]:
     """Check the executor's rights. who: whose they are, for the table. rights: those that they should have."""
     lacking = missing(api, rights)
@@ -87,44 +83,35 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]
 
 def check_job_service_account(api: Api) -> Finding:
     """Check that jobs' pods have none of the rights. api: calls with their account."""
-    groups = [right for rights in GROUPS.values() for right in rights]
-    present = [right for right in (*EXECUTOR, *STORAGE_KEYS, *groups, POD_TEMPLATES) if _may(api, right)]
-    if present:
-        return Finding(
-            "rights, job pods",
-            "fail",
-            "too many: " + ", ".join(map(str, present)),
-            "remove the role bindings of service account vlmflow-job",
-        )
+    rights = (*EXECUTOR, *STORAGE_KEYS, *(right for rights in GROUPS.values() for right in rights))
+    lacking = missing(api, rights)
+    if present := [right for right in rights if right not in lacking]:
+        found = "too many: " + ", ".join(map(str, present))
+        return Finding("rights, job pods", "fail", found, "remove the role bindings of service account vlmflow-job")
     return Finding("rights, job pods", "ok", "none")
 
 
-def _may(api: Api, right: Right) -> bool:
-    resource, _, subresource = right.resource.partition("/")
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {
-            "resourceAttributes": {
-                "namespace": "" if right == NODES else api.namespace,
-                "group": right.group,
-                "resource": resource,
-                "subresource": subresource,
-                "verb": right.verb,
-            }
-        },
-    }
-    answer: Object = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
-    allowed: bool = answer["status"]["allowed"]
-    return allowed
-
-
-APPLY = "kubectl apply -k k8s/overlays/NAME"
-STATE_CLAIM = "controller-state"
-"""The claim with what the controller executes: its checkout, .snakemake, the requested run. An overlay may add to this
-name."""
-OLDEST = (1, 25)
-"""The first minor version of Kubernetes whose Pod Security admission is stable."""
+def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
+    """Return the rights that the API's user lacks (SelfSubjectAccessReview)."""
+    lacking = []
+    for right in rights:
+        resource, _, subresource = right.resource.partition("/")
+        attributes = {
+            "namespace": "" if right == NODES else api.namespace,
+            "group": right.group,
+            "resource": resource,
+            "subresource": subresource,
+            "verb": right.verb,
+        }
+        review = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        answer = api.call("POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", review)
+        if not answer["status"]["allowed"]:
+            lacking.append(right)
+    return lacking
 
 
 def check_version(version: Mapping[str, str]) -> Finding:
@@ -146,37 +133,43 @@ def check_namespace(namespace: Object | None, name: str) -> Finding:
     return Finding("namespace", "ok", f"{name} enforces Pod Security level restricted")
 
 
+def check_several_nodes(api: Api, kind: IndexedJob) -> list[Finding]:
+    """Check that the cluster serves the objects that a training on several nodes is made of."""
+    try:
+        check_served(api, kind)
+    except VlmflowError as error:
+        return [Finding("several nodes", "fail", error.cause, error.next_step)]
+    return [Finding("several nodes", "ok", f"the cluster serves {kind.name}")] if kind.plurals else []
+
+
 def check_claim(claim: Object | None, name: str) -> Finding:
     """Check that a claim is bound, and that pods on several nodes can use its volume."""
+    row = f"claim {name}"
     if claim is None:
-        return Finding(f"claim {name}", "fail", "it does not exist", APPLY)
+        return Finding(row, "fail", "it does not exist", APPLY)
     phase = claim["status"].get("phase", "Pending")
-    wanted = claim["spec"].get("storageClassName", "the default storage class")
+    storage_class = claim["spec"].get("storageClassName", "the default storage class")
     if phase != "Bound":
         step = f"kubectl describe pvc {name} says why; storage class and size are set in the overlay"
-        return Finding(f"claim {name}", "fail", f"{phase}, storage class: {wanted}", step)
+        return Finding(row, "fail", f"{phase}, storage class: {storage_class}", step)
     modes = claim["status"].get("accessModes") or []
-    found = f"{claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}, {wanted}"
+    found = f"{claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}, {storage_class}"
     if "ReadWriteMany" not in modes:
         step = "all pods must run on one node: see docs/kubernetes.md, Volumes; or use a class with ReadWriteMany"
-        return Finding(f"claim {name}", "warn", found, step)
-    return Finding(f"claim {name}", "ok", found)
+        return Finding(row, "warn", found, step)
+    return Finding(row, "ok", found)
 
 
-def check_templates(found: TemplatesFound) -> Finding:
-    """Check that the pod templates exist, as CronJobs, with the container that runs the rule."""
-    present = {template["metadata"]["name"]: template for template in found.templates}
-    faults = [f"{name} does not exist" for name in NAMES if name not in present]
-    for name, template in sorted(present.items()):
+def check_templates(templates: dict[str, Object]) -> Finding:
+    """Check that the pod templates exist, with the container that runs the rule. templates: by name."""
+    faults = [f"{name} does not exist" for name in NAMES if name not in templates]
+    for name, template in sorted(templates.items()):
         containers = template["template"]["spec"].get("containers") or []
         if not any(container["name"] == CONTAINER for container in containers):
             faults.append(f"{name} has no container named {CONTAINER}")
     if faults:
         return Finding("pod templates", "fail", "; ".join(faults), f"fix k8s/templates; {APPLY}")
-    names = ", ".join(sorted(present))
-    if found.warning():
-        return Finding("pod templates", "warn", f"{names}; {found.warning()}", found.next_step())
-    return Finding("pod templates", "ok", names)
+    return Finding("pod templates", "ok", ", ".join(sorted(templates)))
 
 
 def check_secret(secret: Object | None, hub_sources: list[str]) -> Finding:

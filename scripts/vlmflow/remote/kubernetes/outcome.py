@@ -1,19 +1,18 @@
-"""Judges the outcome of a Job from the Job and its pods as the API shows them.
+"""Judges how a Job goes and ends, from the Job, its pods and their events as the API shows them.
 
-Judges the outcome of a Job of several pods: success is that of node 0, and the failure of any pod ends all.
+Of a Job of several pods the success is that of node 0, and the failure of any pod ends all.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
 
-from vlmflow.core.errors import NOT_AGAIN
 from vlmflow.remote.cluster.api import Object, Refused
-from vlmflow.remote.cluster.pods import node_of, nodes_of, rule_container
+from vlmflow.remote.cluster.groups import node_of, nodes_of, rule_container
 from vlmflow.remote.job import Ended
-from vlmflow.remote.kubernetes.namespace import by_object, message_of, newest_of
+from vlmflow.remote.library import NOT_AGAIN
 
 LOST_SECONDS = 30.0
 """How long after its grace period a pod that remains counts as lost with its node."""
@@ -41,7 +40,6 @@ EVENTS = {"Preempted": "PreemptionByScheduler", "TaintManagerEviction": "Deletio
 """The scheduler's and the taint manager's event reasons for the same. A pod that a kubelet ends needs no event: it
 stays until it is deleted, with the reason in its status."""
 
-
 FAILED = ("Failed", "FailureTarget")
 """Conditions of a Job that has failed; with the second alone, its pods still end."""
 
@@ -66,8 +64,28 @@ class Outcome:
     runs_on: bool = False
 
 
+def not_created(error: Exception) -> Outcome:
+    """Return the outcome of a Job that could not be created."""
+    away = isinstance(error, Refused) and (error.status or 500) >= 500
+    return Outcome("failed", ended=Ended("refused", f"its Job could not be created: {error}", again=away))
+
+
+def judge_pods(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
+    """Judge one Job, of one pod or of several.
+
+    job: None if it no longer exists. pods: its existing pods. last_seen: its newest pods as last seen, by number.
+    now: the API server's time.
+    """
+    several = nodes_of(job) > 1 or any(node_of(pod) for pod in [*pods, *last_seen.values()])
+    if not several:
+        return judge(job, pods, last_seen.get(0), now)
+    outcome = _judge_group(job, pods, last_seen, now)
+    names = sorted({_name(pod) for pod in [*pods, *last_seen.values()]} - {outcome.pod})
+    return replace(outcome, others=tuple(names))
+
+
 def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now: datetime) -> Outcome:
-    """Judge one Job.
+    """Judge one Job of one pod.
 
     job: None if it no longer exists. pods: the Job's existing pods. last_seen: its newest pod as last seen. now: the
     API server's time. A Job has failed only when none of its pods runs, so that a new attempt never meets the old one.
@@ -75,7 +93,7 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
     admits it.
     """
     pod = newest(pods) or last_seen
-    name = pod["metadata"]["name"] if pod else None
+    name = _name(pod) if pod else None
     if is_true(job, "Complete") or (pod and succeeded(pod)):
         return Outcome("succeeded", name)
     alive = [pod for pod in pods if not is_over(pod, now)]
@@ -85,21 +103,24 @@ def judge(job: Object | None, pods: list[Object], last_seen: Object | None, now:
         return Outcome("waiting")
     if not alive and (over or pod is not None):
         if job is not None and pod is not None and not pods and not is_over(pod, now):
-            taken = how_taken(pod)
-            return Outcome("failed", name, taken or TAKEN, unseen=taken is None)
-        return failure(job, pod, now)
+            return _gone(pod)
+        return _failure(job, pod, now)
     if alive and alive[0]["metadata"].get("deletionTimestamp"):
         taken = how_taken(alive[0]) or Ended(cause="its Job is suspended" if suspended else "deleted")
         # It is taken away when it has ended: until then its Job stays, and its place in a queue.
         return Outcome("ending", name, Ended(cause=taken.cause))
-    if pod and pod.get("status", {}).get("phase") == "Running":
-        return Outcome("running", name)
-    return Outcome("waiting", name)
+    return Outcome("running" if pod and _phase(pod) == "Running" else "waiting", name)
 
 
-def failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
+def _gone(pod: Object) -> Outcome:
+    """Return the outcome of a Job whose pod no longer exists, and was not seen to end. pod: as last seen."""
+    taken = how_taken(pod)
+    return Outcome("failed", _name(pod), taken or TAKEN, unseen=taken is None)
+
+
+def _failure(job: Object | None, pod: Object | None, now: datetime) -> Outcome:
     """Return the outcome of a failed Job, with the reason. pod: its newest, or None."""
-    return Outcome("failed", pod["metadata"]["name"] if pod else None, _how_failed(job, pod, now))
+    return Outcome("failed", _name(pod) if pod else None, _how_failed(job, pod, now))
 
 
 def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
@@ -139,103 +160,13 @@ def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
     return Ended("lost" if refused else "failed", why)
 
 
-def not_created(error: Exception) -> Outcome:
-    """Return the outcome of a Job that could not be created."""
-    away = isinstance(error, Refused) and (error.status or 500) >= 500
-    return Outcome("failed", ended=Ended("refused", f"its Job could not be created: {error}", again=away))
-
-
-def taken_by(pod: str, events: list[Object]) -> Ended | None:
-    """Return from the namespace's events how a pod was removed; None if they do not show it."""
-    # The taint manager uses one reason for deletions and for cancelled ones.
-    carried_out = [event for event in events if not (event.get("message") or "").startswith("Cancelling deletion")]
-    event = newest_of(by_object(carried_out).get(("Pod", pod), []), EVENTS)
-    return _with(DISRUPTIONS[EVENTS[event["reason"]]], message_of(event)) if event else None
-
-
-def newest(pods: list[Object]) -> Object | None:
-    """Return the pod that was created last, or None."""
-    return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", default=None)
-
-
-def terminated(pod: Object) -> Object | None:
-    """Return the terminated state of the rule's container, or None if it has not ended."""
-    name = rule_container(pod)
-    for container in pod.get("status", {}).get("containerStatuses") or []:
-        if container["name"] == name:
-            ended: Object | None = container.get("state", {}).get("terminated")
-            return ended
-    return None
-
-
-def is_over(pod: Object, now: datetime) -> bool:
-    """Return whether the pod's rule has ended, as far as is known."""
-    return has_ended(pod) or is_lost(pod, now)
-
-
-def has_ended(pod: Object) -> bool:
-    """Return whether the pod's rule has certainly ended."""
-    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed") or terminated(pod) is not None
-
-
-def is_lost(pod: Object, now: datetime) -> bool:
-    """Return whether the pod should have ended long ago (deletionTimestamp is when its grace period ends)."""
-    ends = pod["metadata"].get("deletionTimestamp")
-    return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
-
-
-def condition(found: Object | None, *types: str) -> Object:
-    """Return the first condition of a Job or pod that is true and of one of these types; {} if there is none."""
-    conditions: list[Object] = (found or {}).get("status", {}).get("conditions") or []
-    return next((each for each in conditions if each["type"] in types and each["status"] == "True"), {})
-
-
-def is_true(found: Object | None, *types: str) -> bool:
-    """Return whether a condition of one of these types is true."""
-    return bool(condition(found, *types))
-
-
-def condition_time(found: Object | None, kind: str) -> datetime | None:
-    """Return since when a condition of a Job or pod is true; None if it is not, or if nobody said it."""
-    since = condition(found, kind).get("lastTransitionTime")
-    return read_time(since) if since else None
-
-
-def succeeded(pod: Object) -> bool:
-    """Return whether the pod's rule has ended well."""
-    ended = terminated(pod)
-    return pod.get("status", {}).get("phase") == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
-
-
-def was_suspended(job: Object, pod: Object | None) -> bool:
-    """Return whether a Job is suspended, or was since its newest pod was created: the suspension removed that pod."""
-    if job.get("spec", {}).get("suspend"):
-        return True
-    made = pod["metadata"].get("creationTimestamp") if pod else None
-    return made is not None and any(
-        each["type"] == "Suspended" and (each.get("lastTransitionTime") or "") > made
-        for each in job.get("status", {}).get("conditions") or []
-    )
-
-
 def _says_not_again(ended: Object) -> bool:
-    """Return whether a stage reported core.errors.NOT_AGAIN as its termination message."""
+    """Return whether a stage reported NOT_AGAIN as its termination message."""
     message = ended.get("message") or ""
     try:
         return len(message) <= VERDICT_BYTES and json.loads(message) == NOT_AGAIN
     except (ValueError, RecursionError):
         return False
-
-
-def how_taken(pod: Object) -> Ended | None:
-    """Return how the cluster removed a pod, from its conditions; None if they do not say it."""
-    taken = condition(pod, "DisruptionTarget")
-    reason = taken.get("reason", "")
-    return _with(DISRUPTIONS.get(reason, Ended("lost", reason)), taken.get("message", "")) if taken else None
-
-
-def _with(ended: Ended, message: str) -> Ended:
-    return replace(ended, cause=f"{ended.cause}: {message}".strip(": "))
 
 
 def _words_of(job: Object) -> str:
@@ -244,31 +175,55 @@ def _words_of(job: Object) -> str:
     return words if failed else "its pod no longer exists"
 
 
-def read_time(text: str) -> datetime:
-    """Parse a time as the API writes it."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+def how_taken(pod: Object) -> Ended | None:
+    """Return how the cluster removed a pod, from its conditions; None if they do not say it."""
+    taken = condition(pod, "DisruptionTarget")
+    reason = taken.get("reason", "")
+    return _because(DISRUPTIONS.get(reason, Ended("lost", reason)), taken.get("message", "")) if taken else None
 
 
-def judge_pods(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
-    """Judge one Job, of one pod or of several.
+def taken_by(pod: str, events: list[Object]) -> Ended | None:
+    """Return from the namespace's events how a pod was removed; None if they do not show it."""
+    # The taint manager uses one reason for deletions and for cancelled ones.
+    carried_out = [event for event in events if not (event.get("message") or "").startswith("Cancelling deletion")]
+    event = newest_of(by_object(carried_out).get(("Pod", pod), []), EVENTS)
+    return _because(DISRUPTIONS[EVENTS[event["reason"]]], message_of(event)) if event else None
 
-    job: None if it no longer exists. pods: its existing pods. last_seen: its newest pods as last seen, by number.
-    now: the API server's time.
-    """
-    several = nodes_of(job) > 1 or any(node_of(pod) for pod in [*pods, *last_seen.values()])
-    if not several:
-        return judge(job, pods, last_seen.get(0), now)
-    outcome = _judge_group(job, pods, last_seen, now)
-    names = sorted(pod["metadata"]["name"] for pod in [*pods, *last_seen.values()])
-    return replace(outcome, others=tuple(name for name in dict.fromkeys(names) if name != outcome.pod))
+
+def _because(ended: Ended, message: str) -> Ended:
+    return replace(ended, cause=f"{ended.cause}: {message}".strip(": "))
+
+
+def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
+    existing = by_node(pods)
+    over = job is None or is_true(job, *FAILED)
+    gone = {
+        node: pod
+        for node, pod in last_seen.items()
+        if node not in existing and not has_ended(pod) and (job is None or over or not was_suspended(job, pod))
+    }
+    first = {**last_seen, **existing}.get(0)
+    name = _name(first) if first else None
+    if is_true(job, "Complete") or (first and succeeded(first)):
+        return Outcome("succeeded", name)
+    alive = [pod for pod in pods if not is_over(pod, now)]
+    if job is not None and not over and was_suspended(job, newest(list(existing.values()))):
+        return Outcome("ending", name, Ended(cause="its Job is suspended")) if alive else Outcome("waiting")
+    again = _made_again(job, existing, last_seen)
+    broken = again or {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
+    if over or broken:
+        outcome = _first_to_end(job, pods, broken, {*gone, *again}, now)
+        return replace(outcome, state="ending", runs_on=bool(again)) if alive else outcome
+    runs = [_phase(pod) == "Running" or succeeded(pod) for pod in existing.values()]
+    return Outcome("running" if len(runs) == nodes_of(job) and all(runs) else "waiting", name)
 
 
 def by_node(pods: list[Object]) -> dict[int, Object]:
     """Return the newest pod of each number."""
-    found: dict[int, list[Object]] = {}
+    pods_of: dict[int, list[Object]] = {}
     for pod in pods:
-        found.setdefault(node_of(pod), []).append(pod)
-    return {node: newest(found[node]) or {} for node in sorted(found)}
+        pods_of.setdefault(node_of(pod), []).append(pod)
+    return {node: newest(pods_of[node]) or {} for node in sorted(pods_of)}
 
 
 def newest_seen(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object]) -> dict[int, Object]:
@@ -296,37 +251,17 @@ def _made_again(
     }
 
 
-def _judge_group(job: Object | None, pods: list[Object], last_seen: Mapping[int, Object], now: datetime) -> Outcome:
-    existing = by_node(pods)
-    over = job is None or is_true(job, *FAILED)
-    gone = {
-        node: pod
-        for node, pod in last_seen.items()
-        if node not in existing and not has_ended(pod) and (job is None or over or not was_suspended(job, pod))
-    }
-    known = {**last_seen, **existing}
-    first = known.get(0)
-    name = first["metadata"]["name"] if first else None
-    if is_true(job, "Complete") or (first and succeeded(first)):
-        return Outcome("succeeded", name)
-    alive = [pod for pod in pods if not is_over(pod, now)]
-    if job is not None and not over and was_suspended(job, newest(list(existing.values()))):
-        return Outcome("ending", name, Ended(cause="its Job is suspended")) if alive else Outcome("waiting")
-    again = _made_again(job, existing, last_seen)
-    broken = again or {node: pod for node, pod in existing.items() if _has_failed(pod)} | gone
-    if over or broken:
-        cause = _cause(job, pods, broken, {*gone, *again}, now)
-        return replace(cause, state="ending", runs_on=bool(again)) if alive else cause
-    runs = len(existing) == nodes_of(job) and all(_runs(pod) for pod in existing.values())
-    return Outcome("running" if runs else "waiting", name)
+def _has_failed(pod: Object) -> bool:
+    """Return whether a pod failed, or must end; one that has done its part has not failed."""
+    return not succeeded(pod) and (has_ended(pod) or "deletionTimestamp" in pod["metadata"])
 
 
-def _cause(
+def _first_to_end(
     job: Object | None, pods: list[Object], broken: Mapping[int, Object], gone: set[int], now: datetime
 ) -> Outcome:
     """Return the outcome of the pod that ended first, as far as clocks agree: the Job controller deletes the others."""
     if not broken:
-        return failure(job, newest(pods), now)
+        return _failure(job, newest(pods), now)
 
     def order(node: int) -> tuple[object, ...]:
         """Of a pod that vanished without a sign only that is known; but what the Job controller deletes ended later."""
@@ -340,19 +275,16 @@ def _cause(
     # Within one second, nothing tells the pod that was deleted first from those that its Job deleted for it.
     alike = [node for node in sorted(broken) if order(node)[:-1] == order(first)[:-1] and _ended_by_its_job(job, pod)]
     which = f"pod {' or '.join(map(str, alike or [first]))}: "
-    if first in gone:
-        taken = how_taken(pod)
-        outcome = Outcome("failed", pod["metadata"]["name"], taken or TAKEN, unseen=taken is None)
-    else:
-        outcome = failure(job, pod, now)
+    outcome = _gone(pod) if first in gone else _failure(job, pod, now)
     return replace(outcome, ended=replace(outcome.ended, cause=which + outcome.ended.cause))
 
 
 def _ended_by_its_job(job: Object | None, pod: Object) -> bool:
     """Return whether a pod was deleted only when its Job had already failed."""
-    since = condition_time(job, "FailureTarget") or condition_time(job, "Failed")
+    begun, over = (condition(job, name).get("lastTransitionTime") for name in ("FailureTarget", "Failed"))
+    since = begun or over
     at, was_deleted = _end_of(pod)
-    return was_deleted and since is not None and at >= since
+    return was_deleted and since is not None and at >= read_time(since)
 
 
 def _end_of(pod: Object) -> tuple[datetime, bool]:
@@ -365,10 +297,98 @@ def _end_of(pod: Object) -> tuple[datetime, bool]:
     return read_time(at), False
 
 
-def _has_failed(pod: Object) -> bool:
-    """Return whether a pod failed, or must end; one that has done its part has not failed."""
-    return not succeeded(pod) and (has_ended(pod) or "deletionTimestamp" in pod["metadata"])
+def _name(pod: Object) -> str:
+    return str(pod["metadata"]["name"])
 
 
-def _runs(pod: Object) -> bool:
-    return pod.get("status", {}).get("phase") == "Running" or succeeded(pod)
+def _phase(pod: Object) -> str | None:
+    phase: str | None = pod.get("status", {}).get("phase")
+    return phase
+
+
+def newest(pods: list[Object]) -> Object | None:
+    """Return the pod that was created last, or None."""
+    return max(pods, key=lambda pod: pod["metadata"].get("creationTimestamp") or "", default=None)
+
+
+def terminated(pod: Object) -> Object | None:
+    """Return the terminated state of the rule's container, or None if it has not ended."""
+    name = rule_container(pod)
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        if container["name"] == name:
+            ended: Object | None = container.get("state", {}).get("terminated")
+            return ended
+    return None
+
+
+def succeeded(pod: Object) -> bool:
+    """Return whether the pod's rule has ended well."""
+    ended = terminated(pod)
+    return _phase(pod) == "Succeeded" or (ended is not None and ended.get("exitCode") == 0)
+
+
+def has_ended(pod: Object) -> bool:
+    """Return whether the pod's rule has certainly ended."""
+    return _phase(pod) in ("Succeeded", "Failed") or terminated(pod) is not None
+
+
+def is_lost(pod: Object, now: datetime) -> bool:
+    """Return whether the pod should have ended long ago (deletionTimestamp is when its grace period ends)."""
+    ends = pod["metadata"].get("deletionTimestamp")
+    return ends is not None and (now - read_time(ends)).total_seconds() > LOST_SECONDS
+
+
+def is_over(pod: Object, now: datetime) -> bool:
+    """Return whether the pod's rule has ended, as far as is known."""
+    return has_ended(pod) or is_lost(pod, now)
+
+
+def was_suspended(job: Object, pod: Object | None) -> bool:
+    """Return whether a Job is suspended, or was since its newest pod was created: the suspension removed that pod."""
+    if job.get("spec", {}).get("suspend"):
+        return True
+    made = pod["metadata"].get("creationTimestamp") if pod else None
+    return made is not None and any(
+        condition["type"] == "Suspended" and (condition.get("lastTransitionTime") or "") > made
+        for condition in job.get("status", {}).get("conditions") or []
+    )
+
+
+def condition(job_or_pod: Object | None, *types: str) -> Object:
+    """Return the first condition of a Job or pod that is true and of one of these types; {} if there is none."""
+    conditions: list[Object] = (job_or_pod or {}).get("status", {}).get("conditions") or []
+    return next((held for held in conditions if held["type"] in types and held["status"] == "True"), {})
+
+
+def is_true(job_or_pod: Object | None, *types: str) -> bool:
+    """Return whether a condition of one of these types is true."""
+    return bool(condition(job_or_pod, *types))
+
+
+def read_time(text: str) -> datetime:
+    """Parse a time as the API writes it."""
+    return datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def by_object(events: Iterable[Object]) -> dict[tuple[str | None, str | None], list[Object]]:
+    """Group events by the kind and name of their object. Components report them; they are kept for an hour."""
+    events_of: dict[tuple[str | None, str | None], list[Object]] = {}
+    for event in events:
+        about = event["involvedObject"]
+        events_of.setdefault((about.get("kind"), about.get("name")), []).append(event)
+    return events_of
+
+
+def newest_of(events: Iterable[Object], reasons: Collection[str]) -> Object | None:
+    """Return the event that was last seen with one of these reasons (`Failed`, `Pulling`); None without one."""
+    return max((event for event in events if event.get("reason") in reasons), key=time_of, default=None)
+
+
+def time_of(event: Object | None) -> str:
+    """Return when an event was last seen, as the API writes times; "" for None."""
+    return (event or {}).get("lastTimestamp") or (event or {}).get("eventTime") or ""
+
+
+def message_of(event: Object | None) -> str:
+    """Return what an event says for people, without white space around it; "" for None."""
+    return ((event or {}).get("message") or "").strip()

@@ -1,26 +1,17 @@
-"""Kubernetes' strategic merge, as far as pod specs need it.
+"""The pod templates of k8s/templates, as the cluster's overlay made them: read, checked, and merged into a pod.
 
-Lists merge by the keys of the API types:
-https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/ ("patch strategy").
-
-The API server and kubectl merge in this way. The Kubernetes client for Python has no function for it, and a Job must be
-complete before the server sees it.
-
-Isolates jobs from the controller: their pods hold no token, and mount nothing that the controller executes.
-
-The controller's token may create Jobs, and a Job may mount any Secret of its namespace. A pod that could write what the
-controller executes would get all of these rights.
-
-The pod templates of k8s/templates, as the cluster's overlay made them: suspended CronJobs of the namespace.
-
-A CronJob's own labels and annotations go to the Job (a queue's label belongs there), those of its pod template to the
-pod. The executor reads these annotations of the CronJob:
+They are suspended CronJobs of the namespace, which never start anything by themselves. A CronJob's own labels and
+annotations go to the Job (a queue's label belongs there), those of its pod template to the pod. The executor reads
+these annotations of the CronJob:
     vlmflow/gpu-resource: the cluster's resource name of GPUs (nvidia.com/a100); default nvidia.com/gpu
     vlmflow/pending-limit: seconds after which a pod that still waits fails; by default it waits without limit
+
+Jobs are isolated from the controller: their pods hold no token, and mount nothing that the controller executes. Its
+token may create Jobs, and a Job may mount any Secret of its namespace: a pod that could write what the controller
+executes would get all of these rights.
 """
 
 import re
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,65 +19,152 @@ from typing import Any
 
 import yaml
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.copying import PART_OF, selector
-from vlmflow.remote.cluster.pods import CONTAINER, GPU_RESOURCE, NAMES, template_in
-from vlmflow.remote.kubernetes.namespace import Namespace
-from vlmflow.remote.kubernetes.objects import STATE_CLAIM
+from vlmflow.remote.cluster.api import Api, Object
+from vlmflow.remote.cluster.groups import CONTAINER
+from vlmflow.remote.cluster.kubectl import PART_OF, own_selector, short_name
+from vlmflow.remote.library import VlmflowError
 
-MERGED_BY = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "imagePullSecrets": "name",
-    "ports": "containerPort",
+CRON_JOBS = "batch/v1/cronjobs"
+
+NAMES = ("default", "fetch", "gpu", "train")
+"""The templates that every namespace must have; an overlay may have more, as `answer` and `search`, for few runs."""
+
+GPU_RESOURCE = "vlmflow/gpu-resource"
+PENDING_LIMIT = "vlmflow/pending-limit"
+
+RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+DECIDES = {
+    "activeDeadlineSeconds": "the rule's resource runtime decides it",
+    "nodeName": "the scheduler decides it; select nodes by affinity",
 }
-"""Lists whose elements merge with the element of the same key."""
-
-REPLACED_BY = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
-"""Lists whose elements replace the element of the same key: two merged volume sources would be invalid."""
-
-JOINED = {"tolerations"}
-"""Lists that are joined: a pod may tolerate more, never less."""
-
-
-def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with `patch` merged into it; the patch wins. Neither is changed."""
-    merged = deepcopy(base)
-    for key, value in patch.items():
-        merged[key] = _merged(key, merged.get(key), value)
-    return merged
-
-
-def _merged(key: str, ours: Any, theirs: Any) -> Any:
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return merge(ours, theirs)
-    if isinstance(ours, list) and isinstance(theirs, list):
-        if key in MERGED_BY:
-            return _by_key(MERGED_BY[key], ours, theirs, merge)
-        if key in REPLACED_BY:
-            return _by_key(REPLACED_BY[key], ours, theirs, lambda _, new: new)
-        if key in JOINED:
-            return [*ours, *(deepcopy(item) for item in theirs if item not in ours)]
-    return deepcopy(theirs)
-
-
-def _by_key(name: str, ours: list[Any], theirs: list[Any], join: Any) -> list[Any]:
-    elements = {element[name]: element for element in ours}
-    for element in theirs:
-        there = elements.get(element[name])
-        elements[element[name]] = deepcopy(element) if there is None else join(there, deepcopy(element))
-    return list(elements.values())
-
+"""Keys of a pod's spec that no template may set, and what decides them."""
 
 CONTROLLER_ACCOUNT = "vlmflow-controller"
 """The service account with the controller's Role; an overlay may add to this name."""
 
-SOURCES = "/workdir/.sources"
-"""Where a pod puts the archive of the workflow's sources: on a volume of its own."""
+STATE_CLAIM = "controller-state"
+"""The claim with what the controller executes: its checkout, .snakemake, the requested run. An overlay may add to this
+name."""
 
-DEPLOYS = re.compile(r"-m snakemake --deploy-sources [^&;|]+")
+NEXT = "fix it under k8s/templates or in the overlay, then run `kubectl apply -k k8s/overlays/NAME` again"
+
+
+@dataclass(frozen=True)
+class Template:
+    """One checked pod template.
+
+    job_metadata, pod_metadata: labels and annotations; spec: the pod's. pending_limit: seconds, or None.
+    """
+
+    name: str
+    job_metadata: Object
+    pod_metadata: Object
+    spec: Object
+    gpu_resource: str = "nvidia.com/gpu"
+    pending_limit: float | None = None
+
+
+def check_files(folder: Path) -> None:
+    """Check a checkout's own templates, without the patches of an overlay.
+
+    Raises VlmflowError with the file of the first wrong one.
+    """
+    for file in sorted(folder.glob("*.yaml")):
+        try:
+            for document in yaml.safe_load_all(file.read_text()):
+                if document["kind"] == "CronJob":
+                    template, name = template_in(document), document["metadata"]["name"]
+                    if template is None:
+                        raise VlmflowError(f"pod template {name}: its CronJob lacks spec.suspend: true", NEXT)
+                    read_template(template)
+        except VlmflowError as error:
+            raise VlmflowError(f"{file}: {error.cause}", error.next_step) from None
+        except (UnicodeDecodeError, yaml.YAMLError) as error:
+            raise VlmflowError(f"{file}: {error}", "fix the YAML") from None
+        except (AttributeError, KeyError, TypeError) as error:
+            raise VlmflowError(
+                f"{file}: the YAML does not describe Kubernetes objects as `kubectl explain cronjob` does ({error!r})",
+                NEXT,
+            ) from None
+
+
+def templates_of(api: Api) -> list[Object]:
+    """Return the namespace's templates, each as {metadata, template}, with its name in k8s/templates, which rules use.
+
+    Raises Refused.
+    """
+    templates = [template for job in api.list(CRON_JOBS, own_selector()) if (template := template_in(job))]
+    return [
+        template | {"metadata": template["metadata"] | {"name": short_name(template["metadata"]["name"])}}
+        for template in templates
+    ]
+
+
+def template_in(cron_job: Object) -> Object | None:
+    """Return the template in a suspended CronJob, as {metadata, template}; None if it is not suspended."""
+    spec = cron_job["spec"]
+    if not spec.get("suspend"):
+        return None
+    return {"metadata": cron_job["metadata"], "template": spec["jobTemplate"]["spec"]["template"]}
+
+
+def read_templates(objects: list[Object], namespace: str) -> dict[str, Template]:
+    """Return the checked templates by name. Raises VlmflowError if one is wrong or missing."""
+    templates = {template.name: template for template in map(read_template, objects)}
+    missing = [name for name in NAMES if name not in templates]
+    if missing:
+        raise VlmflowError(
+            f"namespace {namespace} has no pod template {', '.join(missing)} (with the label {PART_OF})",
+            "`kubectl apply -k k8s/overlays/NAME` makes them",
+        )
+    return templates
+
+
+def read_template(template: Object) -> Template:
+    """Turn one {metadata, template} into a Template. Raises VlmflowError if it sets what only the rule may set."""
+    metadata = template["metadata"]
+    where = f"pod template {metadata['name']}"
+    pod = template.get("template") or {}
+    spec, pod_metadata = pod.get("spec") or {}, pod.get("metadata") or {}
+    _check_container(where, spec)
+    refuse_reach(where, spec, NEXT)
+    annotations = metadata.get("annotations") or {}
+    gpu_resource = annotations.get(GPU_RESOURCE, Template.gpu_resource)
+    if not RESOURCE_NAME.fullmatch(gpu_resource):
+        raise VlmflowError(
+            f"{where}: annotation {GPU_RESOURCE} is {gpu_resource!r}, not a name like nvidia.com/gpu", NEXT
+        )
+    limit = annotations.get(PENDING_LIMIT)
+    if limit is not None and not re.fullmatch(r"[1-9][0-9]{0,8}", limit):
+        raise VlmflowError(f"{where}: annotation {PENDING_LIMIT} is {limit!r}, not a number of seconds", NEXT)
+    not_kubectls = {key: text for key, text in annotations.items() if not key.startswith("kubectl.kubernetes.io/")}
+    return Template(
+        name=metadata["name"],
+        job_metadata={"labels": metadata.get("labels") or {}, "annotations": not_kubectls},
+        pod_metadata={key: pod_metadata.get(key) or {} for key in ("labels", "annotations")},
+        spec=spec,
+        gpu_resource=gpu_resource,
+        pending_limit=None if limit is None else float(limit),
+    )
+
+
+def _check_container(where: str, spec: Object) -> None:
+    mains = [container for container in spec.get("containers") or [] if container.get("name") == CONTAINER]
+    if len(mains) != 1:
+        raise VlmflowError(f"{where}: has no container named {CONTAINER} to run the rule", NEXT)
+    if "args" in mains[0]:
+        raise VlmflowError(
+            f"{where}: container {CONTAINER} must not set args: the rule's command goes there (command is kept)", NEXT
+        )
+    for key in DECIDES:
+        if key in spec:
+            raise VlmflowError(f"{where}: must not set spec.{key}; {DECIDES[key]}", NEXT)
+    for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
+        image = container.get("image") or ""
+        tag = image.rpartition("/")[2].partition(":")[2]
+        if "@" not in image and tag in ("", "latest"):
+            raise VlmflowError(f"{where}: image {image!r} has no tag or digest, so two pulls may differ", NEXT)
 
 
 def refuse_reach(where: str, pod: Object, next_step: str) -> None:
@@ -121,124 +199,12 @@ def refuse_reach(where: str, pod: Object, next_step: str) -> None:
                 )
 
 
-def with_private_sources(command: str) -> str:
-    """Return the command with the archive of the sources in a folder that the pod alone can write.
-
-    Snakemake compares the archive with the sha256 in the command, and then opens it again to unpack it. In the folder
-    for outputs, on the volume of all jobs, another pod could replace it in between.
-    """
-    return DEPLOYS.sub(lambda found: f"{found[0].rstrip()} --local-storage-prefix {SOURCES} ", command, count=1)
-
-
-DEFAULT, GPU = "default", "gpu"
-PENDING_LIMIT = "vlmflow/pending-limit"
-DECIDES = {
-    "activeDeadlineSeconds": "the rule's resource runtime decides it",
-    "nodeName": "the scheduler decides it; select nodes by affinity",
-}
-"""Keys of a pod's spec that no template may set, and what decides them."""
-
-RESOURCE_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
-
-NEXT = "fix it under k8s/templates or in the overlay, then run `kubectl apply -k k8s/overlays/NAME` again"
-
-
-@dataclass(frozen=True)
-class Template:
-    """One checked pod template.
-
-    job_metadata, pod_metadata: labels and annotations; spec: the pod's. pending_limit: seconds, or None.
-    """
-
-    name: str
-    job_metadata: Object
-    pod_metadata: Object
-    spec: Object
-    gpu_resource: str = "nvidia.com/gpu"
-    pending_limit: float | None = None
-
-
-def check_files(folder: Path) -> None:
-    """Check a checkout's own templates, without the patches of an overlay.
-
-    Raises VlmflowError with the file of the first wrong one.
-    """
-    for file in sorted(folder.glob("*.yaml")):
-        try:
-            for found in yaml.safe_load_all(file.read_text()):
-                if found["kind"] == "CronJob":
-                    read_template(_suspended(found))
-                elif found["kind"] == "PodTemplate":  # a copy of an older one; k8s/README.md
-                    read_template(found)
-        except VlmflowError as error:
-            raise VlmflowError(f"{file}: {error.cause}", error.next_step) from None
-        except (UnicodeDecodeError, yaml.YAMLError) as error:
-            raise VlmflowError(f"{file}: {error}", "fix the YAML") from None
-        except (AttributeError, KeyError, TypeError) as error:
-            raise VlmflowError(
-                f"{file}: the YAML does not describe Kubernetes objects as `kubectl explain cronjob` does ({error!r})",
-                NEXT,
-            ) from None
-
-
-def of_namespace(cluster: Namespace, warn: Callable[[str], None]) -> dict[str, Template]:
-    """Return a namespace's checked templates by name. warn: prints which PodTemplates remain.
-
-    Raises VlmflowError if one is wrong or missing.
-    """
-    found = cluster.pod_templates(selector())
-    if found.warning():
-        warn(f"namespace {cluster.name} has {found.warning()}\n  what to do: {found.next_step()}")
-    return read_templates(found.templates, cluster.name)
-
-
-def read_templates(objects: list[Object], namespace: str) -> dict[str, Template]:
-    """Return the checked templates by name. Raises VlmflowError if one is wrong or missing."""
-    templates = {template.name: template for template in map(read_template, objects)}
-    missing = [name for name in NAMES if name not in templates]
-    if missing:
-        raise VlmflowError(
-            f"namespace {namespace} has no pod template {', '.join(missing)} (with the label {PART_OF})",
-            "`kubectl apply -k k8s/overlays/NAME` makes them",
-        )
-    return templates
-
-
-def read_template(found: Object) -> Template:
-    """Turn one {metadata, template} into a Template. Raises VlmflowError if it sets what only the rule may set."""
-    metadata = found["metadata"]
-    where = f"pod template {metadata['name']}"
-    template = found.get("template") or {}
-    spec = template.get("spec") or {}
-    _check_container(where, spec)
-    refuse_reach(where, spec, NEXT)
-    annotations = metadata.get("annotations") or {}
-    return Template(
-        name=metadata["name"],
-        job_metadata={"labels": metadata.get("labels") or {}, "annotations": _plain(annotations)},
-        pod_metadata={
-            "labels": (template.get("metadata") or {}).get("labels") or {},
-            "annotations": (template.get("metadata") or {}).get("annotations") or {},
-        },
-        spec=spec,
-        gpu_resource=_gpu_resource(where, annotations),
-        pending_limit=_pending_limit(where, annotations),
-    )
-
-
-def _suspended(cron_job: Object) -> Object:
-    template = template_in(cron_job)
-    if template is None:
-        raise VlmflowError(f"pod template {cron_job['metadata']['name']}: its CronJob lacks spec.suspend: true", NEXT)
-    return template
-
-
 def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Template:
     """Return the template of a job: the one that its rule names, else `gpu` for a job with GPUs, else `default`.
 
     Raises VlmflowError for an unknown name.
     """
-    name = named or (GPU if gpus else DEFAULT)
+    name = named or ("gpu" if gpus else "default")
     if name not in templates:
         raise VlmflowError(
             f"the rule's resource pod_template is {name!r}; the namespace has only {', '.join(templates)}",
@@ -247,40 +213,51 @@ def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Temp
     return templates[name]
 
 
-def _check_container(where: str, spec: Object) -> None:
-    mains = [container for container in spec.get("containers") or [] if container.get("name") == CONTAINER]
-    if len(mains) != 1:
-        raise VlmflowError(f"{where}: has no container named {CONTAINER} to run the rule", NEXT)
-    if "args" in mains[0]:
-        raise VlmflowError(
-            f"{where}: container {CONTAINER} must not set args: the rule's command goes there (command is kept)", NEXT
-        )
-    for key in DECIDES:
-        if key in spec:
-            raise VlmflowError(f"{where}: must not set spec.{key}; {DECIDES[key]}", NEXT)
-    for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
-        image = container.get("image") or ""
-        tag = image.rpartition("/")[2].partition(":")[2]
-        if "@" not in image and tag in ("", "latest"):
-            raise VlmflowError(f"{where}: image {image!r} has no tag or digest, so two pulls may differ", NEXT)
+MERGED_BY = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "imagePullSecrets": "name",
+    "ports": "containerPort",
+}
+"""Lists whose elements merge with the element of the same key."""
+
+REPLACED_BY = {"env": "name", "volumes": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
+"""Lists whose elements replace the element of the same key: two merged volume sources would be invalid."""
+
+JOINED = {"tolerations"}
+"""Lists that are joined: a pod may tolerate more, never less."""
 
 
-def _gpu_resource(where: str, annotations: Object) -> str:
-    name: str = annotations.get(GPU_RESOURCE, Template.gpu_resource)
-    if not RESOURCE_NAME.fullmatch(name):
-        raise VlmflowError(f"{where}: annotation {GPU_RESOURCE} is {name!r}, not a name like nvidia.com/gpu", NEXT)
-    return name
+def merge(base: dict[str, Any], patch: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `patch` merged into it; the patch wins. Neither is changed.
+
+    This is Kubernetes' strategic merge, as far as pod specs need it: lists merge by the keys of the API types
+    (https://kubernetes.io/docs/reference/kubernetes-api/workload-resources/pod-v1/, "patch strategy"). The Kubernetes
+    client for Python has no function for it, and a Job must be complete before the server sees it.
+    """
+    merged = deepcopy(base)
+    for key, value in patch.items():
+        merged[key] = _merged(key, merged.get(key), value)
+    return merged
 
 
-def _pending_limit(where: str, annotations: Object) -> float | None:
-    text = annotations.get(PENDING_LIMIT)
-    if text is None:
-        return None
-    if not re.fullmatch(r"[1-9][0-9]{0,8}", text):
-        raise VlmflowError(f"{where}: annotation {PENDING_LIMIT} is {text!r}, not a number of seconds", NEXT)
-    return float(text)
+def _merged(key: str, ours: Any, theirs: Any) -> Any:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        return merge(ours, theirs)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        if key in MERGED_BY:
+            return _by_key(MERGED_BY[key], ours, theirs, merge)
+        if key in REPLACED_BY:
+            return _by_key(REPLACED_BY[key], ours, theirs, lambda _, new: new)
+        if key in JOINED:
+            return [*ours, *(deepcopy(item) for item in theirs if item not in ours)]
+    return deepcopy(theirs)
 
 
-def _plain(annotations: dict[str, Any]) -> dict[str, Any]:
-    """Return the annotations without kubectl's own."""
-    return {key: value for key, value in annotations.items() if not key.startswith("kubectl.kubernetes.io/")}
+def _by_key(name: str, ours: list[Any], theirs: list[Any], join: Any) -> list[Any]:
+    elements = {element[name]: element for element in ours}
+    for element in theirs:
+        there = elements.get(element[name])
+        elements[element[name]] = deepcopy(element) if there is None else join(there, deepcopy(element))
+    return list(elements.values())

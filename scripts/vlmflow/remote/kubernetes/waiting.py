@@ -1,94 +1,17 @@
-"""What explains why Jobs wait: the namespace's events, the nodes' capacity and the pods' requests.
-
-One reading serves every waiting Job, so sums over nodes and pods are computed once for each resource.
-
-Explains why a Job's pod does not run yet, from the messages of the scheduler, the kubelet and the controllers.
-"""
+"""Explains why a Job's pod does not run yet, from the messages of the scheduler, the kubelet and the controllers."""
 
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 from kubernetes.utils.quantity import parse_quantity
 
 from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.group_kinds import kind_of
-from vlmflow.remote.cluster.pods import nodes_of
-from vlmflow.remote.kubernetes.namespace import by_object, message_of, newest_of, time_of
-from vlmflow.remote.kubernetes.outcome import by_node, newest
-
-
-class Room(NamedTuple):
-    """Of one resource: the capacity of the largest node, and the most that is free on one node."""
-
-    largest: float
-    free: float
-
-
-class ClusterState:
-    """A namespace at one moment.
-
-    pods: all that are known. nodes: None without the right to list them; then only the scheduler's message is shown.
-    """
-
-    def __init__(
-        self, pods: Iterable[Object] = (), events: Iterable[Object] = (), nodes: list[Object] | None = None
-    ) -> None:
-        self._holding = [pod for pod in pods if _holds(pod)]
-        self._events = by_object(events)
-        self._nodes = nodes
-        self._rooms: dict[str, Room | None] = {}
-
-    def latest(self, kind: str, name: str, reasons: Collection[str]) -> Object | None:
-        """Return the newest event of an object with one of these reasons, or None."""
-        return newest_of(self._events.get((kind, name), []), reasons)
-
-    def room(self, resource: str) -> Room | None:
-        """Return what nodes have of a resource; None without the right to list nodes."""
-        if resource not in self._rooms:
-            self._rooms[resource] = self._sum(resource)
-        return self._rooms[resource]
-
-    def _sum(self, resource: str) -> Room | None:
-        if self._nodes is None:
-            return None
-        has = {
-            node["metadata"]["name"]: quantity((node["status"].get("allocatable") or {}).get(resource))
-            for node in self._nodes
-        }
-        free = dict(has)
-        for pod in self._holding:
-            node = pod["spec"]["nodeName"]
-            if node in free:
-                free[node] -= requests(pod, resource)
-        return Room(max(has.values(), default=0.0), max(free.values(), default=0.0))
-
-
-def _holds(pod: Object) -> bool:
-    over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return bool(pod.get("spec", {}).get("nodeName")) and not over
-
-
-def requests(pod: Object, resource: str) -> float:
-    """Return how much of a resource a pod's containers request together."""
-    containers = pod.get("spec", {}).get("containers") or []
-    return sum(quantity(((each.get("resources") or {}).get("requests") or {}).get(resource)) for each in containers)
-
-
-@lru_cache(maxsize=4096)
-def quantity(text: Any) -> float:
-    """Parse an amount as the API writes it (500m, 2Gi); None or "" gives 0."""
-    return float(parse_quantity(text)) if text else 0.0
-
-
-def amount(resource: str, number: float) -> str:
-    """Format an amount for people: memory and disk in GB (10⁹ bytes), others as a number."""
-    if resource in ("memory", "ephemeral-storage"):
-        return f"{number / 1e9:,.1f} GB"
-    return f"{number:g}"
-
+from vlmflow.remote.cluster.groups import kind_of, nodes_of
+from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.outcome import by_node, by_object, message_of, newest, newest_of, time_of
 
 REFUSED_SECONDS = 120.0
 """How long an image or pod may be refused with a permanent-looking message: a registry may fail for some minutes."""
@@ -109,6 +32,75 @@ CONTAINER = {"CreateContainerConfigError", "CreateContainerError", "RunContainer
 
 MOUNT = {"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"}
 CLAIM = {"FailedBinding", "ProvisioningFailed", "WaitForFirstConsumer", "ExternalProvisioning"}
+
+
+class ClusterState:
+    """What explains waiting at one moment: the namespace's events, the nodes' capacity and the pods' requests.
+
+    One reading serves every waiting Job, so sums over nodes and pods are computed once for each resource.
+    pods: all that are known. nodes: None without the right to list them; then only the scheduler's message is shown.
+    """
+
+    def __init__(
+        self, pods: Iterable[Object] = (), events: Iterable[Object] = (), nodes: list[Object] | None = None
+    ) -> None:
+        self._holding = [pod for pod in pods if _holds(pod)]
+        self._events = by_object(events)
+        self._nodes = nodes
+        self._rooms: dict[str, tuple[float, float] | None] = {}
+
+    @classmethod
+    def of(cls, cluster: Namespace) -> Self:
+        """Read it from the cluster."""
+        return cls(cluster.holding_pods(), cluster.events(), cluster.nodes())
+
+    def message(self, kind: str, name: str, reasons: Collection[str]) -> str:
+        """Return the newest event of an object with one of these reasons, as it says it; "" if there is none."""
+        return message_of(self.latest(kind, name, reasons))
+
+    def latest(self, kind: str, name: str, reasons: Collection[str]) -> Object | None:
+        """Return the newest event of an object with one of these reasons, or None."""
+        return newest_of(self._events.get((kind, name), []), reasons)
+
+    def room(self, resource: str) -> tuple[float, float] | None:
+        """Return how much of a resource the largest node has, and the most that is free on one node.
+
+        None without the right to list nodes.
+        """
+        if resource not in self._rooms:
+            self._rooms[resource] = self._sum(resource)
+        return self._rooms[resource]
+
+    def _sum(self, resource: str) -> tuple[float, float] | None:
+        if self._nodes is None:
+            return None
+        has = {
+            node["metadata"]["name"]: quantity((node["status"].get("allocatable") or {}).get(resource))
+            for node in self._nodes
+        }
+        free = dict(has)
+        for pod in self._holding:
+            node = pod["spec"]["nodeName"]
+            if node in free:
+                free[node] -= requests(pod, resource)
+        return max(has.values(), default=0.0), max(free.values(), default=0.0)
+
+
+def _holds(pod: Object) -> bool:
+    over = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return bool(pod.get("spec", {}).get("nodeName")) and not over
+
+
+def requests(pod: Object, resource: str) -> float:
+    """Return how much of a resource a pod's containers request together."""
+    resources = [container.get("resources") or {} for container in pod.get("spec", {}).get("containers") or []]
+    return sum(quantity((amounts.get("requests") or {}).get(resource)) for amounts in resources)
+
+
+@lru_cache(maxsize=4096)
+def quantity(text: Any) -> float:
+    """Parse an amount as the API writes it (500m, 2Gi); None or "" gives 0."""
+    return float(parse_quantity(text)) if text else 0.0
 
 
 @dataclass(frozen=True)
@@ -143,9 +135,45 @@ def explain(job: Object, own: list[Object], state: ClusterState) -> Waiting:
     late = [node for node, pod in pods.items() if pod.get("status", {}).get("phase") not in ("Running", "Succeeded")]
     # A pod without a node says more than one that starts.
     late.sort(key=lambda node: bool(pods[node]["spec"].get("nodeName")))
-    found = _pod(pods[late[0]], state) if late else _no_pod(job, state)
+    waiting = _pod(pods[late[0]], state) if late else _no_pod(job, state)
     which = f"pod {late[0]} of 0 to {nodes - 1}" if late else f"{len(pods)} of its {nodes} pods exist"
-    return replace(found, why=f"{which}: {found.why}")
+    return replace(waiting, why=f"{which}: {waiting.why}")
+
+
+def _no_pod(job: Object, state: ClusterState) -> Waiting:
+    kind = kind_of(job)
+    refusals = [
+        state.latest(of_kind, name, {reason}) for of_kind, name, reason in kind.refused_at(job["metadata"]["name"])
+    ]
+    message = message_of(max(filter(None, refusals), key=time_of, default=None))
+    if not message:
+        return Waiting("its pod is not created yet" + (f" by {kind.operator}" if kind.operator else ""))
+    if message.startswith("Error creating"):
+        message = message.partition(": ")[2]
+    quota = re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message)
+    if quota:
+        requested, limits = _amounts(quota[2]), _amounts(quota[4])
+        if any(amount > limits.get(name, float("inf")) for name, amount in requested.items()):
+            return Waiting(f"quota {quota[1]} can never allow it: requested {quota[2]}, limit {quota[4]}", 0.0)
+        return Waiting(
+            f"quota {quota[1]} is exhausted: requested {quota[2]}, used {quota[3]}, limit {quota[4]}; the Job starts "
+            "when others end"
+        )
+    if "violates PodSecurity" in message:
+        return Waiting(f"its pod is refused: {message}", 0.0)
+    return _refused(f"its pod is refused: {message}", message)
+
+
+def _amounts(words: str) -> dict[str, float]:
+    """Parse the amounts of a quota's message: `pods=1,requests.memory=4Gi`."""
+    return {name: quantity(text) for name, _, text in (word.partition("=") for word in words.split(","))}
+
+
+def _refused(why: str, message: str, trying: bool = False) -> Waiting:
+    """Decide by the message how long to wait after a refusal."""
+    if REFUSED.search(message):
+        return Waiting(why, REFUSED_SECONDS, trying=trying)
+    return Waiting(why, PASSING_SECONDS, again=True, trying=trying)
 
 
 def _pod(pod: Object, state: ClusterState) -> Waiting:
@@ -160,63 +188,27 @@ def _pod(pod: Object, state: ClusterState) -> Waiting:
     return Waiting(_starting(pod, state))
 
 
-def _no_pod(job: Object, state: ClusterState) -> Waiting:
-    kind = kind_of(job)
-    places = kind.refused_at(job["metadata"]["name"])
-    refusals = [state.latest(place, name, {reason}) for place, name, reason in places]
-    said = message_of(max(filter(None, refusals), key=time_of, default=None))
-    if not said:
-        return Waiting("its pod is not created yet" + (f" by {kind.operator}" if kind.operator else ""))
-    message = said.partition(": ")[2] if said.startswith("Error creating") else said
-    quota = re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message)
-    if quota:
-        asked, limits = _amounts(quota[2]), _amounts(quota[4])
-        beyond = [name for name in asked if asked[name] > limits.get(name, float("inf"))]
-        if beyond:
-            return Waiting(f"quota {quota[1]} can never allow it: requested {quota[2]}, limit {quota[4]}", 0.0)
-        return Waiting(
-            f"quota {quota[1]} is exhausted: requested {quota[2]}, used {quota[3]}, limit {quota[4]}; the Job starts "
-            "when others end"
-        )
-    if "violates PodSecurity" in message:
-        return Waiting(f"its pod is refused: {message}", 0.0)
-    return _refused(f"its pod is refused: {message}", message)
-
-
-def _refused(why: str, message: str, trying: bool = False) -> Waiting:
-    """Decide by the message how long to wait after a refusal."""
-    if REFUSED.search(message):
-        return Waiting(why, REFUSED_SECONDS, trying=trying)
-    return Waiting(why, PASSING_SECONDS, again=True, trying=trying)
-
-
-def _amounts(words: str) -> dict[str, float]:
-    """Parse the amounts of a quota's message: `pods=1,requests.memory=4Gi`."""
-    return {name: quantity(text) for name, _, text in (each.partition("=") for each in words.split(","))}
-
-
 def _container(pod: Object, state: ClusterState) -> Waiting | None:
     status = pod.get("status", {})
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = container.get("state", {}).get("waiting") or {}
         reason = waiting.get("reason", "")
+        detail = waiting.get("message") or reason
         if reason in IMAGE:
-            detail = waiting.get("message") or reason
             why = f"image {container['image']} cannot be pulled: {detail}"
             if reason in AT_ONCE:
                 return Waiting(why, 0.0)
             name = pod["metadata"]["name"]
-            pulling, failed = (state.latest("Pod", name, {said}) for said in ("Pulling", "Failed"))
+            pulling, failed = (state.latest("Pod", name, {event}) for event in ("Pulling", "Failed"))
             # Between tries the pod's status does not show why a pull failed; the kubelet's newest event does.
             return _refused(why, f"{detail} {message_of(failed)}", trying=time_of(pulling) > time_of(failed))
         if reason in CONTAINER:
-            detail = waiting.get("message") or reason
             return _refused(f"container {container['name']} cannot start: {detail}", detail)
     return None
 
 
 def _unscheduled(pod: Object, message: str, state: ClusterState) -> str:
-    said = message.partition(". ")[0].rstrip(".")  # what follows is about preemption
+    reason = message.partition(". ")[0].rstrip(".")  # what follows is about preemption
     if "PersistentVolumeClaim" in message or "persistentvolumeclaim" in message:
         claims = [
             volume["persistentVolumeClaim"]["claimName"]
@@ -226,34 +218,37 @@ def _unscheduled(pod: Object, message: str, state: ClusterState) -> str:
         unbound = [
             f"claim {claim} is not bound ({words})"
             for claim in claims
-            if (words := message_of(state.latest("PersistentVolumeClaim", claim, CLAIM)))
+            if (words := state.message("PersistentVolumeClaim", claim, CLAIM))
         ]
-        return "; ".join(unbound) or f"one of its claims is missing or not bound ({', '.join(claims)}): {said}"
+        return "; ".join(unbound) or f"one of its claims is missing or not bound ({', '.join(claims)}): {reason}"
     short = [_shortage(name, pod, state) for name in re.findall(r"Insufficient (\S+?)[,.;]?(?=\s|$)", message)]
-    return "; ".join([*dict.fromkeys(short), f"the scheduler says: {said}"] if short else [f"no node fits: {said}"])
+    return "; ".join([*dict.fromkeys(short), f"the scheduler says: {reason}"] if short else [f"no node fits: {reason}"])
 
 
 def _shortage(resource: str, pod: Object, state: ClusterState) -> str:
-    asked = requests(pod, resource)
-    text = f"{resource}: {amount(resource, asked)} asked"
-    room = state.room(resource)
+    def words(number: float) -> str:
+        """Memory and disk in GB (10⁹ bytes), others as a number."""
+        return f"{number / 1e9:,.1f} GB" if resource in ("memory", "ephemeral-storage") else f"{number:g}"
+
+    needed = requests(pod, resource)
+    text, room = f"{resource}: {words(needed)} asked", state.room(resource)
     if room is None:
         return f"{text}, more than is free on any node that it may use"
-    largest = room.largest
-    if largest < asked:
-        return f"{text}, the largest node has {amount(resource, largest)}: {amount(resource, asked - largest)} short"
-    if room.free >= asked:  # counting only this namespace's pods; others use the rest
+    largest, free = room
+    if largest < needed:
+        return f"{text}, the largest node has {words(largest)}: {words(needed - largest)} short"
+    if free >= needed:  # counting only this namespace's pods; others use the rest
         return f"{text}; the nodes are large enough, but other pods use them"
-    free = max(room.free, 0.0)
-    return f"{text}, at most {amount(resource, free)} free on a node: {amount(resource, asked - free)} short"
+    free = max(free, 0.0)
+    return f"{text}, at most {words(free)} free on a node: {words(needed - free)} short"
 
 
 def _starting(pod: Object, state: ClusterState) -> str:
     node, name = pod["spec"]["nodeName"], pod["metadata"]["name"]
-    trouble = message_of(state.latest("Pod", name, MOUNT))
+    trouble = state.message("Pod", name, MOUNT)
     if trouble:
         return f"node {node} cannot set up the pod: {trouble}"
-    pulling = message_of(state.latest("Pod", name, {"Pulling", "Pulled", "Created", "Started"}))
+    pulling = state.message("Pod", name, {"Pulling", "Pulled", "Created", "Started"})
     if pulling.startswith("Pulling"):
         return f"node {node}: {pulling[0].lower()}{pulling[1:]}"
     return f"node {node} is starting the pod"

@@ -1,22 +1,27 @@
-"""Follows all Jobs of one invocation together: the outcome of each, why it waits, its progress.
+"""Follows all Jobs of one invocation together: their outcomes, why they wait, their progress; recreates removed ones.
 
 One look costs two API calls, or three where groups are no Jobs, however many Jobs there are. All waiting Jobs together
 add three every half minute, each running one adds a read of its log every half minute, and vanished pods add one call
 together.
+
+A Job that the cluster removed is created again within the same attempt of Snakemake: its retries are for failures. Each
+Job has a budget and a backoff. A group whose pods do not all find a node has only the backoff: others need the nodes
+that it has. A Job that a queue suspends needs neither: it stays and waits.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.remote.cluster.api import Object, Refused
-from vlmflow.remote.cluster.pods import job_of
+from vlmflow.remote.cluster.groups import as_attempt, job_of
 from vlmflow.remote.job import LINES, Ended, RuleJob, newest_progress
-from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.namespace import Namespace, is_refusal
 from vlmflow.remote.kubernetes.outcome import Outcome, judge_pods, newest_seen, taken_by
 from vlmflow.remote.kubernetes.waiting import ClusterState, Waiting, explain
+from vlmflow.remote.library import VlmflowError, counted
 
 EXPLAINED_AFTER = 30.0
 """Seconds of waiting before the reason is printed."""
@@ -30,6 +35,23 @@ PROGRESS_EVERY = 30.0
 BLIND_SECONDS = 300.0
 """How long the API may refuse to show the Jobs (missing rights, an expired login), or answer with what the code does
 not understand, before the run ends."""
+
+MOST = 20
+"""Disruptions in a row after which a Job is recreated; one more fails it: something removes whatever is created."""
+
+WORKED = 3600.0
+"""Seconds of running after which the next disruption counts as the first in a row."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 4.0, 600.0
+"""Seconds until a Job is recreated, doubled for each in a row."""
+
+JITTER, GROUP_JITTER = 0.2, 0.8
+"""The share by which a pause is shorter or longer, so that many do not coincide. Two groups that keep nodes from each
+other must come back at different times, so that one finds room for all of its pods."""
+
+LONGEST_NAME = 40
+"""Characters of the first name that are kept in later ones: JobSet refuses a name if those of its pods would have more
+than 63 (`NAME-node-0-15-abcde`). A name is a uuid, so 40 still tell one Job from others."""
 
 
 @dataclass
@@ -56,7 +78,8 @@ class Followed:
 class Watch:
     """Follows Jobs from their creation to their end.
 
-    selector: the labels of all these Jobs and their pods. say: prints a line for people.
+    selector: the labels of all these Jobs and their pods. say: prints a line for people. gang_timeout: seconds until
+    all pods of a group must run, from the moment when one of them has a node.
     """
 
     def __init__(
@@ -67,15 +90,15 @@ class Watch:
         clock: Callable[[], float] = time.monotonic,
         gang_timeout: float = 600.0,
     ) -> None:
-        """gang_timeout: seconds until all pods of a group must run, from the moment when one of them has a node."""
-        self._gang_timeout = gang_timeout
         self._cluster = cluster
         self._selector = selector
         self._say = say
         self._clock = clock
+        self._gang_timeout = gang_timeout
         self._followed: dict[str, Followed] = {}
         self._state = ClusterState()
         self._read = float("-inf")
+        self._blind_since: float | None = None
 
     def follow(
         self, name: str, rule_job: RuleJob, pending_limit: float | None, waiting_since: float | None = None
@@ -83,6 +106,29 @@ class Watch:
         """Follow a Job from now on. waiting_since: in monotonic seconds, when it began to wait if that was before."""
         since = self._clock() if waiting_since is None else waiting_since
         self._followed[name] = Followed(rule_job, pending_limit, since)
+
+    def look_patiently(self, names: list[str], warn: Callable[[str], None]) -> dict[str, Outcome]:
+        """Return the state of these Jobs; {} if the cluster does not show them now. warn: prints these failures.
+
+        Raises VlmflowError if it has not shown them for BLIND_SECONDS, other than by being unreachable.
+        """
+        try:
+            outcomes = self.look(names)
+        except Exception as error:
+            # No error here is the Jobs' fault, and each would end the whole run at once.
+            self._blind_since = self._blind_since or time.monotonic()
+            blind = time.monotonic() - self._blind_since
+            away = isinstance(error, Refused) and error.status not in (401, 403)
+            why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+            if not away and blind > BLIND_SECONDS:
+                raise VlmflowError(
+                    f"the cluster has not shown the Jobs for {blind / 60:.0f} minutes: {why}",
+                    "log in again, or check your rights with `make doctor`; then run the same command again",
+                ) from None
+            warn(f"Unknown: the state of {counted(len(names), 'Job')}: {why}; looking again.")
+            return {}
+        self._blind_since = None
+        return outcomes
 
     def look(self, names: Iterable[str]) -> dict[str, Outcome]:
         """Return the state of these Jobs; those that have ended are no longer followed.
@@ -97,26 +143,38 @@ class Watch:
         jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
         self._look_around(followed.values())
         outcomes = {}
-        for name, each in followed.items():
-            own = pods.get(name, [])
-            outcome = judge_pods(jobs.get(name), own, each.seen, self._cluster.now())
-            each.seen = newest_seen(jobs.get(name), own, each.seen)
-            outcomes[name] = replace(self._tell(each, jobs.get(name), own, outcome), ran=self._ran(each, outcome))
+        for name, record in followed.items():
+            job, own = jobs.get(name), pods.get(name, [])
+            outcome = judge_pods(job, own, record.seen, self._cluster.now())
+            record.seen = newest_seen(job, own, record.seen)
+            outcomes[name] = replace(self._tell(record, job, own, outcome), ran=self._ran(record, outcome))
         self._say_who_took(outcomes)
         for name, outcome in outcomes.items():
             if outcome.state in ("succeeded", "failed"):
                 del self._followed[name]
         return outcomes
 
-    def _ran(self, each: Followed, outcome: Outcome) -> float:
+    def _look_around(self, followed: Iterable[Followed]) -> None:
+        """Read what explains waiting, if a Job has waited for long and it was not read just now."""
+        now = self._clock()
+        due = any(
+            len(record.seen) < record.rule_job.nodes
+            or any(pod.get("status", {}).get("phase") == "Pending" for pod in record.seen.values())
+            for record in followed
+            if now - record.waiting_since >= EXPLAINED_AFTER - READ_BEFORE
+        )
+        if due and now - self._read >= READ_EVERY:
+            self._state, self._read = ClusterState.of(self._cluster), now
+
+    def _ran(self, record: Followed, outcome: Outcome) -> float:
         """Return for how many seconds a Job's newest pod has been seen running."""
         now = self._clock()
         if outcome.state == "running":
-            each.ran_since = each.ran_since or now
-            each.waiting_since = now  # if it is suspended later, its waiting counts from then
+            record.ran_since = record.ran_since or now
+            record.waiting_since = now  # if it is suspended later, its waiting counts from then
         elif outcome.state == "waiting":
-            each.ran_since = None
-        return now - each.ran_since if each.ran_since else 0.0
+            record.ran_since = None
+        return now - record.ran_since if record.ran_since else 0.0
 
     def _say_who_took(self, outcomes: dict[str, Outcome]) -> None:
         """Take from events why pods disappeared that no look has seen end."""
@@ -127,96 +185,148 @@ class Watch:
                 for name, outcome in unseen.items():
                     outcomes[name] = replace(outcome, ended=taken_by(outcome.pod or "", events) or outcome.ended)
 
-    def _tell(self, each: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
+    def _tell(self, record: Followed, job: Object | None, own: list[Object], outcome: Outcome) -> Outcome:
         if outcome.state == "waiting" and job is not None:
-            return self._tell_waiting(each, explain(job, own, self._state), outcome, own)
+            return self._tell_waiting(record, explain(job, own, self._state), outcome, own)
         if outcome.state == "running":
-            if each.told:
-                self._say(f"{each.rule_job.words} is running.")
-            each.told, each.hopeless_since, each.placed_since = "", {}, None
-            self._tell_progress(each, outcome)
-        if outcome.state == "ending" and each.told != outcome.ended.cause:
-            each.told = outcome.ended.cause
-            self._say(f"{each.rule_job.words} is ending: {outcome.ended.cause}. Its pod still saves its work.")
+            if record.told:
+                self._say(f"{record.rule_job.words} is running.")
+            record.told, record.hopeless_since, record.placed_since = "", {}, None
+            self._tell_progress(record, outcome)
+        if outcome.state == "ending" and record.told != outcome.ended.cause:
+            record.told = outcome.ended.cause
+            self._say(f"{record.rule_job.words} is ending: {outcome.ended.cause}. Its pod still saves its work.")
         return outcome
 
-    def _holds_others_up(self, each: Followed, own: list[Object]) -> bool:
-        """Return whether a group that waits for its last pods has kept nodes from others for too long."""
-        if each.rule_job.nodes == 1 or not any(pod["spec"].get("nodeName") for pod in own):
-            each.placed_since = None
-            return False
-        each.placed_since = each.placed_since or self._clock()
-        return self._clock() - each.placed_since >= self._gang_timeout
-
-    def _tell_waiting(self, each: Followed, waiting: Waiting, outcome: Outcome, own: list[Object]) -> Outcome:
+    def _tell_waiting(self, record: Followed, waiting: Waiting, outcome: Outcome, own: list[Object]) -> Outcome:
         now = self._clock()
-        waited = now - each.waiting_since
+        waited = now - record.waiting_since
         if waiting.hopeless_after is None:
-            each.hopeless_since = {}
+            record.hopeless_since = {}
         else:
-            since = each.hopeless_since.setdefault(waiting.hopeless_after, now)
+            since = record.hopeless_since.setdefault(waiting.hopeless_after, now)
             if now - since >= waiting.hopeless_after and not waiting.trying:
                 return replace(outcome, state="failed", ended=Ended("refused", waiting.why, waiting.again))
-        if self._holds_others_up(each, own):
+        if self._holds_others_up(record, own):
             why = f"not all of its pods run after {self._gang_timeout:.0f} s (cluster.gang_timeout): {waiting.why}"
             return replace(outcome, state="failed", ended=Ended("preempted", why), incomplete=True)
-        if waited >= EXPLAINED_AFTER and waiting.reason != each.told and now - each.told_at >= EXPLAINED_AFTER:
-            each.told, each.told_at = waiting.reason, now
-            self._say(f"{each.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
-        if each.pending_limit is not None and waited >= each.pending_limit:
-            why = f"it has waited {waited:.0f} s; its template allows {each.pending_limit:.0f} s: {waiting.why}"
+        if waited >= EXPLAINED_AFTER and waiting.reason != record.told and now - record.told_at >= EXPLAINED_AFTER:
+            record.told, record.told_at = waiting.reason, now
+            self._say(f"{record.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
+        if record.pending_limit is not None and waited >= record.pending_limit:
+            why = f"it has waited {waited:.0f} s; its template allows {record.pending_limit:.0f} s: {waiting.why}"
             return replace(outcome, state="failed", ended=Ended("refused", why, again=False))
         return outcome
 
-    def _tell_progress(self, each: Followed, outcome: Outcome) -> None:
+    def _holds_others_up(self, record: Followed, own: list[Object]) -> bool:
+        """Return whether a group that waits for its last pods has kept nodes from others for too long."""
+        if record.rule_job.nodes == 1 or not any(pod["spec"].get("nodeName") for pod in own):
+            record.placed_since = None
+            return False
+        record.placed_since = record.placed_since or self._clock()
+        return self._clock() - record.placed_since >= self._gang_timeout
+
+    def _tell_progress(self, record: Followed, outcome: Outcome) -> None:
         now = self._clock()
-        if outcome.pod and now - each.log_read >= PROGRESS_EVERY:
-            each.log_read = now
-            line = newest_progress(self._cluster.log_end(outcome.pod, LINES, each.rule_job.nodes))
-            if line and line != each.progress:
-                each.progress = line
+        if outcome.pod and now - record.log_read >= PROGRESS_EVERY:
+            record.log_read = now
+            line = newest_progress(self._cluster.log_end(outcome.pod, LINES, record.rule_job.nodes))
+            if line and line != record.progress:
+                record.progress = line
                 self._say(line)
 
-    def _look_around(self, followed: Iterable[Followed]) -> None:
-        now = self._clock()
-        due = any(
-            len(each.seen) < each.rule_job.nodes
-            or any(pod.get("status", {}).get("phase") == "Pending" for pod in each.seen.values())
-            for each in followed
-            if now - each.waiting_since >= EXPLAINED_AFTER - READ_BEFORE
-        )
-        if due and now - self._read >= READ_EVERY:
-            cluster = self._cluster
-            self._state = ClusterState(cluster.holding_pods(), cluster.events(), cluster.nodes())
-            self._read = now
+
+@dataclass
+class JobRecord:
+    """A Job as it was created.
+
+    made: how often it was created. times: disruptions in a row. incomplete: tries in a row in which not all pods of a
+    group got to run; waiting_since: when the first of them began. due: when to recreate it. Both in monotonic seconds.
+    not_made: why it is unknown whether its creation succeeded; the next look at the Jobs shows it.
+    """
+
+    body: Object
+    rule_job: RuleJob
+    pending_limit: float | None
+    first_name: str
+    made: int = 1
+    times: int = 0
+    incomplete: int = 0
+    waiting_since: float | None = None
+    due: float | None = None
+    not_made: str = ""
 
 
-class PatientWatch:
-    """A Watch that tolerates minutes in which the cluster fails: it looks again later. warn: prints these failures."""
+class Disruptions:
+    """The Jobs of one invocation, by the name under which each exists or will be recreated."""
 
-    def __init__(self, watch: Watch, warn: Callable[[str], None]) -> None:
+    def __init__(self, cluster: Namespace, watch: Watch, clock: Callable[[], float] = time.monotonic) -> None:
+        self._cluster = cluster
         self._watch = watch
-        self._warn = warn
-        self._blind_since: float | None = None
+        self._clock = clock
+        self._jobs: dict[str, JobRecord] = {}
 
-    def look(self, names: list[str]) -> dict[str, Outcome]:
-        """Return the state of these Jobs; {} if the cluster does not show them now.
+    def create(self, body: Object, rule_job: RuleJob, pending_limit: float | None) -> None:
+        """Create and follow a Job. Raises Refused if it is refused permanently."""
+        name = body["metadata"]["name"]
+        self._put(name, JobRecord(body, rule_job, pending_limit, name))
 
-        Raises VlmflowError if it has not shown them for BLIND_SECONDS, other than by being unreachable.
+    def resting(self, name: str) -> bool:
+        """Return whether a Job was removed and waits to be recreated."""
+        return self._jobs[name].due is not None
+
+    def create_due(self, name: str) -> str:
+        """Recreate a Job if its pause is over; returns the name under which it exists or will be recreated.
+
+        Raises Refused if it is refused permanently.
         """
+        job = self._jobs[name]
+        if job.due is None or self._clock() < job.due:
+            return name
+        job.due, job.not_made, job.made = None, "", job.made + 1
+        new_name = f"{job.first_name[:LONGEST_NAME]}-{job.made}"
+        del self._jobs[name]
+        self._put(new_name, job)
+        return new_name
+
+    def _put(self, name: str, job: JobRecord) -> None:
+        job.waiting_since = self._clock() if job.waiting_since is None else job.waiting_since
         try:
-            outcomes = self._watch.look(names)
-        except Exception as error:
-            # No error here is the Jobs' fault, and each would end the whole run at once.
-            self._blind_since = self._blind_since or time.monotonic()
-            blind = time.monotonic() - self._blind_since
-            away = isinstance(error, Refused) and error.status not in (401, 403)
-            why = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
-            if not away and blind > BLIND_SECONDS:
-                what = f"the cluster has not shown the Jobs for {blind / 60:.0f} minutes: {why}"
-                next_step = "log in again, or check your rights with `make doctor`; then run the same command again"
-                raise VlmflowError(what, next_step) from None
-            self._warn(f"Unknown: the state of {counted(len(names), 'Job')}: {why}; looking again.")
-            return {}
-        self._blind_since = None
-        return outcomes
+            self._cluster.create_job(as_attempt(job.body, name))
+        except Refused as error:
+            if is_refusal(error):
+                raise
+            job.not_made = f"its Job could not be created: {error}"
+        self._watch.follow(name, job.rule_job, job.pending_limit, job.waiting_since)
+        self._jobs[name] = job
+
+    def plan(self, name: str, outcome: Outcome) -> Outcome:
+        """Plan to recreate a Job that was removed; returns its outcome as waiting, or as failed without budget."""
+        job = self._jobs[name]
+        why = outcome.ended.cause if outcome.pod else job.not_made or outcome.ended.cause
+        if outcome.incomplete:
+            job.incomplete += 1
+            pause = _pause(job.incomplete, GROUP_JITTER)
+            why += ". All of them end, so that others may use their nodes; "
+            why += f"next try in {pause:.0f} s; this uses no retry."
+        else:
+            job.incomplete, job.waiting_since = 0, None
+            job.times = 1 if outcome.ran >= WORKED else job.times + 1
+            if job.times > MOST:
+                why += f"\nThis was disruption {job.times} in a row; at most {MOST} are tolerated."
+                return replace(outcome, ended=replace(outcome.ended, cause=why, again=False))
+            pause = _pause(job.times, JITTER)
+            why += f". Its Job is recreated in {pause:.0f} s "
+            why += f"(disruption {job.times} of at most {MOST} in a row; this uses no retry)."
+        job.due = self._clock() + pause
+        return replace(outcome, state="waiting", ended=replace(outcome.ended, cause=why, again=True))
+
+    def forget(self, name: str | None) -> None:
+        """Forget a Job that has ended."""
+        self._jobs.pop(name or "", None)
+
+
+def _pause(times: int, jitter: float) -> float:
+    """Return the seconds until the next try, after so many in a row."""
+    pause: float = min(FIRST_PAUSE * 2 ** min(times - 1, 20), LONGEST_PAUSE)
+    return pause * random.uniform(1 - jitter, 1 + jitter)  # noqa: S311

@@ -6,7 +6,6 @@ jobs end, never takes an unanswered query for an answer, finds the jobs of an ea
 
 import asyncio
 import shlex
-import signal
 import time
 from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
@@ -18,13 +17,21 @@ from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.job import Attempts, Ended, RuleJob
+from vlmflow.remote.job import Attempts, Ended, RuleJob, interrupt_when_told_to_end
+from vlmflow.remote.library import VlmflowError
 from vlmflow.remote.slurm import in_job
-from vlmflow.remote.slurm.ending import GONE, EarlierJobs, end_jobs, ended_of, wait_until_ended
-from vlmflow.remote.slurm.partitions import Asked, partitions
-from vlmflow.remote.slurm.queue import SlurmError, ask, jobs, refuse_without_slurm
-from vlmflow.remote.slurm.request import comment_of, rule_job_of, sbatch_words, script
+from vlmflow.remote.slurm.partitions import named_by, partitions
+from vlmflow.remote.slurm.queue import (
+    GONE,
+    SlurmError,
+    ask,
+    end_jobs,
+    ended_of,
+    jobs,
+    refuse_without_slurm,
+    wait_until_ended,
+)
+from vlmflow.remote.slurm.request import EarlierJobs, Request, comment_of, rule_job_of, sbatch_words, script, warning_of
 from vlmflow.remote.slurm.waiting import News
 
 FIRST_PAUSE, LONGEST_PAUSE = 3.0, 30.0
@@ -65,7 +72,7 @@ class SlurmExecutor(Executor):
         self._submitted: dict[str, SubmittedJobInfo] = {}
         self._missing: dict[str, int] = {}
         self._times: dict[str, int] = {}
-        self._said = ""
+        self._warned = ""
         self._news = News(self.logger.info)
         try:
             refuse_without_slurm()
@@ -94,10 +101,7 @@ class SlurmExecutor(Executor):
 
     def run_jobs(self, jobs: list[Any]) -> None:
         """Submit jobs, each by itself."""
-        # On SIGTERM Snakemake would wait until all jobs end. A closed terminal would kill it and leave them.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                signal.signal(number, signal.default_int_handler)
+        interrupt_when_told_to_end()
         for job in jobs:
             self._submit_job(job)
 
@@ -106,9 +110,8 @@ class SlurmExecutor(Executor):
         try:
             info = self._follow_earlier(job) or self._submit(job)
         except (VlmflowError, WorkflowError, OSError) as error:
-            info = SubmittedJobInfo(job)
             why = self._attempts.after(job, _words(job), 0, Ended("refused", str(error), again=False))
-            self._report_job_error_threadsafe(info, f"{_words(job)}: {why}\n")
+            self._report_job_error_threadsafe(SubmittedJobInfo(job), f"{_words(job)}: {why}\n")
             return
         self._submitted[str(info.external_jobid)] = info
         self._report_job_submission_threadsafe(info)
@@ -118,13 +121,13 @@ class SlurmExecutor(Executor):
     def _follow_earlier(self, job: Any) -> SubmittedJobInfo | None:
         """Return the job of an earlier call that makes the same, if one is there; end those that make it otherwise."""
         _, _, identity, *stages = comment_of(job, self.workflow.workdir_init).split()
-        found = self._earlier.take(stages)
-        for earlier in found:
-            if earlier.words[2] == identity and len(found) == 1:
+        same_stages = self._earlier.take(stages)
+        for earlier in same_stages:
+            if earlier.words[2] == identity and len(same_stages) == 1:
                 self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it")
                 return self._info(job, earlier.id)
             self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, which makes it otherwise")
-            end_jobs({earlier.id: _warning(job)}, self.logger.info)
+            end_jobs({earlier.id: warning_of(job)}, self.logger.info)
             wait_until_ended([earlier.id])
         return None
 
@@ -137,8 +140,7 @@ class SlurmExecutor(Executor):
             job,
             rule_job,
             comment,
-            gpus_by=self.config.gpus,
-            gpu_model=self.config.gpu_model,
+            slurm=self.config,
             minutes=self._minutes(job, rule_job),
             log=log,
             workdir=self.workflow.workdir_init,
@@ -152,6 +154,14 @@ class SlurmExecutor(Executor):
         self.logger.info(f"{_words(job)}: job {number} of Slurm")
         return self._info(job, number)
 
+    def _minutes(self, job: Any, rule_job: RuleJob) -> int | None:
+        """Return the time limit of a job; one that comes again takes several of its partition's, if it needs more."""
+        named = [self._site[name] for name in named_by(Request.of(job), self._site) if name in self._site]
+        limits = [partition.max_minutes for partition in named if partition.max_minutes]
+        if rule_job.runtime and limits and (warning_of(job) or job.is_group()):
+            return min(rule_job.runtime, *limits)
+        return rule_job.runtime or None
+
     def _ask_patiently(self, words: list[str], text: str, comment: str) -> str:
         """Submit a script, as often as the controller does not answer, or has no room; returns the job's number."""
         while True:
@@ -161,14 +171,14 @@ class SlurmExecutor(Executor):
                 waits = error.outage or any(word in error.cause.lower() for word in FULL)
                 if not waits or self._ending:
                     raise
-                self._say(f"{error.cause}; trying again")
+                self._warn(f"{error.cause}; trying again")
             time.sleep(OUTAGE_PAUSE)
             try:  # the answer may have been lost, not the submission; its job may have ended by now
                 for job in jobs().values():
                     if job.words == tuple(comment.split()) and job.id not in self._earlier.seen:
                         return job.id
             except SlurmError as error:
-                self._say(error.cause)
+                self._warn(error.cause)
 
     async def check_active_jobs(self, active_jobs: list[SubmittedJobInfo]) -> AsyncGenerator[SubmittedJobInfo, None]:
         """Report jobs that have ended; yield all others, also those of which Slurm tells nothing now."""
@@ -177,7 +187,7 @@ class SlurmExecutor(Executor):
         try:
             queue = await asyncio.to_thread(jobs)
         except SlurmError as error:
-            self._say(f"{error.cause}; the jobs go on, and the next look is in a moment")
+            self._warn(f"{error.cause}; the jobs go on, and the next look is in a moment")
             for info in active_jobs:
                 yield info
             return
@@ -203,8 +213,8 @@ class SlurmExecutor(Executor):
         if self._missing[number] < LOOKS_UNTIL_GONE:
             return ""
         try:
-            said = await asyncio.to_thread(ask, "sacct", "-X", "-n", "-P", "-j", number, "-o", "State")
-            if state := said.strip().splitlines()[-1:]:
+            answer = await asyncio.to_thread(ask, "sacct", "-X", "-n", "-P", "-j", number, "-o", "State")
+            if state := answer.strip().splitlines()[-1:]:
                 return state[0] if state[0] not in ("RUNNING", "PENDING") else ""
         except SlurmError:
             pass  # a site without accounting
@@ -213,7 +223,7 @@ class SlurmExecutor(Executor):
 
     def _has_ended(self, info: SubmittedJobInfo, state: str) -> bool:
         """Report a job that has ended; returns whether it is over, and not submitted again."""
-        job, number = info.job, str(info.external_jobid)
+        job, words, number = info.job, _words(info.job), str(info.external_jobid)
         verdict = in_job.verdict_file(self._ends, number)
         ended = GONE if state == "GONE" else ended_of(state, verdict)
         self._submitted.pop(number, None)
@@ -222,21 +232,21 @@ class SlurmExecutor(Executor):
             self.report_job_success(info)
             if not self.workflow.executor_settings.keep_successful_logs:
                 info.aux["slurm_logfile"].unlink(missing_ok=True)
-        elif ended.taken_away and not self._ending and self._times.get(_words(job), 0) < MOST_TIMES:
-            self._times[_words(job)] = self._times.get(_words(job), 0) + 1
-            self.logger.info(f"{_words(job)}: {ended.cause} (job {number}); submitted again; this uses no retry")
+        elif ended.taken_away and not self._ending and self._times.get(words, 0) < MOST_TIMES:
+            self._times[words] = self._times.get(words, 0) + 1
+            self.logger.info(f"{words}: {ended.cause} (job {number}); submitted again; this uses no retry")
             try:
                 again = self._submit(job)
             except (VlmflowError, WorkflowError, OSError) as error:
-                self.report_job_error(info, msg=f"{_words(job)}: {error}\n")
+                self.report_job_error(info, msg=f"{words}: {error}\n")
                 return True
             info.external_jobid, info.aux = again.external_jobid, again.aux
             self._submitted[str(info.external_jobid)] = info
             return False
         else:
-            why = self._attempts.after(job, _words(job), rule_job_of(job).mem_mb, ended)
+            why = self._attempts.after(job, words, rule_job_of(job).mem_mb, ended)
             log = info.aux["slurm_logfile"]
-            self.report_job_error(info, msg=f"{_words(job)}: {why} (job {number})\n", aux_logs=[str(log)])
+            self.report_job_error(info, msg=f"{words}: {why} (job {number})\n", aux_logs=[str(log)])
         verdict.unlink(missing_ok=True)
         return True
 
@@ -250,19 +260,11 @@ class SlurmExecutor(Executor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
         self._ending = True
-        end_jobs({number: _warning(info.job) for number, info in dict(self._submitted).items()}, self.logger.info)
+        end_jobs({number: warning_of(info.job) for number, info in dict(self._submitted).items()}, self.logger.info)
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = rule_job_of(job)
         return replace(rule_job, mem_mb=self._attempts.mem_mb(_words(job), rule_job.mem_mb))
-
-    def _minutes(self, job: Any, rule_job: RuleJob) -> int | None:
-        """Return the time limit of a job; one that comes again takes several of its partition's, if it needs more."""
-        named = Asked.of(job, None).partitions or [name for name, one in self._site.items() if one.is_default]
-        limits = [limit for name in named if name in self._site and (limit := self._site[name].max_minutes)]
-        if rule_job.runtime and limits and (_warning(job) or job.is_group()):
-            return min(rule_job.runtime, *limits)
-        return rule_job.runtime or None
 
     def _info(self, job: Any, number: str) -> SubmittedJobInfo:
         return SubmittedJobInfo(job, external_jobid=number, aux={"slurm_logfile": self._log_of(job, number)})
@@ -270,17 +272,13 @@ class SlurmExecutor(Executor):
     def _log_of(self, job: Any, number: str) -> Path:
         return Path(self.slurm_logdir, job.groupid if job.is_group() else job.name, f"{number}.log")
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """Say something once, not at each look."""
-        if text != self._said:
-            self._said = text
+        if text != self._warned:
+            self._warned = text
             self.logger.warning(text)
 
 
 def _words(job: Any) -> str:
     """Return the job, for people."""
     return f"{job.groupid} ({', '.join(sorted(job.rules))})" if job.is_group() else RuleJob.of(job).words
-
-
-def _warning(job: Any) -> int:
-    return int(job.resources.get("warning_seconds") or 0)

@@ -1,7 +1,11 @@
-"""What the Snakemake inside a job of Slurm does for its stage: it passes signals on, and lets the job come again.
+"""What runs in a job of Slurm for its stage: its Snakemake passes signals on, and lets the job come again.
 
 Before a job's time limit, and when another job takes its place, Slurm sends SIGTERM. On clusters with control groups
 only the first process of the job's step gets it. That is Snakemake, which would wait until its stage ends.
+
+On several nodes, each runs `python -m vlmflow.remote.slurm.in_job RUNS THREADS COMMAND…`. RUNS: the folder with the run
+folders of a run. THREADS: cores of a node. COMMAND: the job's Snakemake, which runs on the first node. Every other node
+runs the training's agent, which waits for that one's launch file.
 """
 
 import atexit
@@ -18,9 +22,8 @@ from typing import Any
 
 import psutil
 
-from vlmflow.core.errors import NOT_AGAIN, SAVED, VERDICT
-from vlmflow.remote.slurm.ending import WHY, read_verdict
-from vlmflow.remote.slurm.queue import SlurmError, ask, seconds
+from vlmflow.remote.library import ATTEMPT, NODE_0, NOT_AGAIN, OTHER_NODE, PORT, PORT_OF, SAVED, VERDICT
+from vlmflow.remote.slurm.queue import WHY, SlurmError, ask, read_verdict, seconds
 
 ENDS = "VLMFLOW_SLURM_ENDS"
 """The variable with the folder in which stages leave their verdicts; only a job of our executor has it."""
@@ -40,6 +43,25 @@ MOST_RESTARTS = 20
 UNTIL_REQUEUED = 60.0
 """Seconds to wait for Slurm's signals after it took a job back."""
 
+PORTS = 10_000
+"""Jobs of different numbers may share a node; each meets at a port of its own."""
+
+
+def become_node() -> None:
+    """Become the program of this node of a job on several."""
+    runs, threads, *command = sys.argv[1:]
+    job, node = os.environ["SLURM_JOB_ID"], os.environ["SLURM_PROCID"]
+    # A job that Slurm lets come again keeps its number.
+    attempt = f"slurm-{job}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+    os.environ |= {
+        ATTEMPT: attempt,
+        NODE_0: os.environ["SLURM_LAUNCH_NODE_IPADDR"],  # of the first node: the batch script runs there
+        PORT_OF: str(PORT + int(job) % PORTS),
+    }
+    if node != "0":
+        command = [sys.executable, "-m", OTHER_NODE, runs, attempt, node, threads]
+    os.execvp(command[0], command)  # noqa: S606
+
 
 def verdict_file(folder: Path, job: str) -> Path:
     """Return the file with the verdict of a job's stage."""
@@ -57,8 +79,12 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
     file.unlink(missing_ok=True)  # that of an earlier start
     os.environ[VERDICT] = str(file)
 
+    def warning() -> int:
+        """Return how many seconds before its end this job is told; 0 if it saves nothing."""
+        return max((int(job.resources.get("warning_seconds") or 0) for job in workflow.dag.jobs), default=0)
+
     def tell() -> None:
-        if _warning(workflow):
+        if warning():
             told.append(True)
             threading.Thread(target=tell_trainers, daemon=True).start()
 
@@ -69,27 +95,13 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
     def come_again() -> None:
         if told and (workflow.scheduler is None or workflow.scheduler.failed):
             saved = read_verdict(file).get(SAVED) is True
-            if why := requeue(job, saved, _warning(workflow)):
+            if why := requeue(job, saved, warning()):
                 file.write_text(json.dumps({**NOT_AGAIN, WHY: why}))
                 print(why, file=sys.stderr, flush=True)
 
     signal.signal(signal.SIGTERM, end)
     on_sigterm(tell)
     atexit.register(come_again)
-
-
-def _warning(workflow: Any) -> int:
-    """Return how many seconds before its end this job is told; 0 if it saves nothing."""
-    return max((int(one.resources.get("warning_seconds") or 0) for one in workflow.dag.jobs), default=0)
-
-
-def stages() -> list[psutil.Process]:
-    """Return the stages that this Snakemake runs."""
-    found: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found += child.children() if child.name() in SHELLS else [child]
-    return found
 
 
 def tell_trainers() -> None:
@@ -100,12 +112,21 @@ def tell_trainers() -> None:
     """
     told: set[int] = set()
     while True:
-        for stage in stages():
+        for stage in _stages():
             with contextlib.suppress(psutil.Error):
                 if stage.pid not in told and any(TRAINERS in child.cmdline() for child in stage.children()):
                     told.add(stage.pid)
                     stage.send_signal(signal.SIGTERM)
         time.sleep(0.2)
+
+
+def _stages() -> list[psutil.Process]:
+    """Return the stages that this Snakemake runs."""
+    stages: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            stages += child.children() if child.name() in SHELLS else [child]
+    return stages
 
 
 def requeue(job: str, saved: bool, warning: int) -> str:
@@ -131,3 +152,7 @@ def requeue(job: str, saved: bool, warning: int) -> str:
         return f"Slurm does not let it come again: {error}"
     time.sleep(UNTIL_REQUEUED)  # Slurm ends us; a step that ended by itself would be a failed job
     return ""
+
+
+if __name__ == "__main__":
+    become_node()

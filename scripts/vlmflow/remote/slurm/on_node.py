@@ -18,13 +18,12 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
 
-from vlmflow.remote.folder_trials import tried
+from vlmflow.remote.folder_trials import leave
 from vlmflow.remote.slurm.queue import SlurmError, ask
 
 ANSWER_SECONDS = 10
@@ -69,15 +68,18 @@ class FirstNode(msgspec.Struct, frozen=True):
 
 def first(name: str, hub: str, folders: list[str]) -> FirstNode:
     """Try the folders, and hold locks in them while the second node looks."""
-    wrong = {folder: tried(folder, name) for folder in folders}
-    usable = [folder for folder in folders if not wrong[folder]]
-    second, fault = None, ""
-    with _locks(Path(folder, name) for folder in usable):
+    errors = {folder: leave(folder, name) for folder in folders}
+    usable = [folder for folder in folders if not errors[folder]]
+    other, fault = None, ""
+    with ExitStack() as held:
+        for folder in usable:
+            lock = held.enter_context(Path(folder, name, "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         try:
-            second = _second(name, usable)
+            other = _ask_second(name, usable)
         except (OSError, SlurmError, msgspec.DecodeError, subprocess.SubprocessError) as error:
-            said = getattr(error, "stderr", None) or str(error)
-            fault = " ".join(said.split())[-300:]
+            message = getattr(error, "stderr", None) or str(error)
+            fault = " ".join(message.split())[-300:]
     for folder in folders:
         shutil.rmtree(Path(folder, name), ignore_errors=True)
     temporary = tempfile.gettempdir()
@@ -85,56 +87,40 @@ def first(name: str, hub: str, folders: list[str]) -> FirstNode:
         platform.node(),
         os.getuid(),
         platform.python_version(),
-        wrong,
+        errors,
         temporary,
         shutil.disk_usage(temporary).free // 10**6,
-        _no_socket(Path(temporary)),
+        no_socket(Path(temporary)),
         shutil.disk_usage("/dev/shm").free // 10**6 if Path("/dev/shm").is_dir() else 0,  # noqa: S108
-        _no_answer(hub) if hub else "",
-        second,
+        no_answer(hub) if hub else "",
+        other,
         fault,
     )
 
 
-@contextmanager
-def _locks(places: Iterator[Path]) -> Iterator[None]:
-    with ExitStack() as held:
-        for place in places:
-            fcntl.flock(held.enter_context((place / "lock").open("w")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-
-
-def _second(name: str, folders: list[str]) -> SecondNode:
+def _ask_second(name: str, folders: list[str]) -> SecondNode:
     """Run this program on the job's last node: its second one, or its only one."""
     node = ask("scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]).split()[-1]
-    srun = [
-        "srun",
-        "--nodes=1",
-        "--ntasks=1",
-        f"--nodelist={node}",
-        sys.executable,
-        "-m",
-        "vlmflow.remote.slurm.on_node",
-    ]
-    done = subprocess.run(
-        [*srun, "second", name, *folders], capture_output=True, text=True, check=True, timeout=SECOND_SECONDS
-    )
+    srun = ["srun", "--nodes=1", "--ntasks=1", f"--nodelist={node}"]
+    program = [sys.executable, "-m", "vlmflow.remote.slurm.on_node", "second", name, *folders]
+    done = subprocess.run([*srun, *program], capture_output=True, text=True, check=True, timeout=SECOND_SECONDS)
     return msgspec.json.decode(done.stdout, type=SecondNode)
 
 
 def second(name: str, folders: list[str]) -> SecondNode:
     """Look for what the first node left and holds, and let Slurm send this step a signal."""
-    return SecondNode(platform.node(), {folder: _look(Path(folder, name)) for folder in folders}, _no_signal())
+    return SecondNode(platform.node(), {folder: look(Path(folder, name)) for folder in folders}, _no_signal())
 
 
-def _look(place: Path) -> dict[str, str]:
+def look(left: Path) -> dict[str, str]:
+    """Return what is wrong with what the first node left in a folder, by trial; {} if nothing."""
     try:
         for file in ("file", "target/file", "symlink", "hard-link"):
-            (place / file).read_text()
+            (left / file).read_text()
     except OSError as error:
         return {"see": str(error)}
     try:
-        with (place / "lock").open("r+") as lock:
+        with (left / "lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return {}
@@ -153,21 +139,21 @@ def _no_signal() -> str:
     return "" if came.wait(ANSWER_SECONDS) else f"no signal came within {ANSWER_SECONDS} s"
 
 
-def _no_socket(temporary: Path) -> str:
+def no_socket(temporary: Path) -> str:
     """Return why no socket can be made under the longest name that trainers give one; "" if it can."""
     try:
-        place = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
         try:
             with socket.socket(socket.AF_UNIX) as bound:
-                bound.bind(str(place / SOCKET))
+                bound.bind(str(folder / SOCKET))
         finally:
-            shutil.rmtree(place)
+            shutil.rmtree(folder)
     except OSError as error:
         return str(error)
     return ""
 
 
-def _no_answer(address: str) -> str:
+def no_answer(address: str) -> str:
     """Return why an address does not answer; "" if it does, whatever it answers."""
     try:
         urllib.request.urlopen(address, timeout=ANSWER_SECONDS).close()  # noqa: S310 -- HF_ENDPOINT, or the hub's own
@@ -181,9 +167,9 @@ def _no_answer(address: str) -> str:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["first", name, hub, *folders]:
-            said: msgspec.Struct = first(name, hub, folders)
+            seen: msgspec.Struct = first(name, hub, folders)
         case ["second", name, *folders]:
-            said = second(name, folders)
+            seen = second(name, folders)
         case _:
             sys.exit(__doc__)
-    print(msgspec.json.encode(said).decode(), flush=True)
+    print(msgspec.json.encode(seen).decode(), flush=True)

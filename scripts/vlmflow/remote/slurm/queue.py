@@ -1,24 +1,24 @@
-"""Runs Slurm's commands. Their words are lists and their texts are lines; no shell reads either.
-
-What Slurm's queue says of this user's jobs.
-"""
+"""Slurm's commands, what its queue says of this user's jobs, how a job ended, and how jobs are ended for good."""
 
 import getpass
+import json
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from vlmflow.core.errors import VlmflowError
+from vlmflow.remote.job import Ended
+from vlmflow.remote.library import VlmflowError, counted, printable
 
 SECONDS = 60.0
 """How long a command may take. Slurm's own commands give up after MessageTimeout, 10 s where nobody has changed it."""
 
 OUTAGES = ("contact slurm controller", "timed out", "connection refused", "zero bytes", "communication", "try again")
 """What Slurm's commands say (in lower case) when the controller does not answer; anything else is its answer."""
-
 
 OF_PEOPLE = "SQUEUE_"
 """How the variables begin with which people let squeue show less (SQUEUE_PARTITION); a job left out would seem gone."""
@@ -42,21 +42,18 @@ def refuse_without_slurm() -> None:
 
 
 def ask(*words: str, script: str | None = None, environment: Mapping[str, str] = {}) -> str:
-    """Run a command of Slurm, and return what it prints.
+    """Run a command of Slurm, and return what it prints. Its words are a list; no shell reads them.
 
     script: its standard input. environment: variables for it, besides ours.
 
     Raises SlurmError if it fails, or takes longer than SECONDS.
     """
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(OF_PEOPLE)}
     try:
         done = subprocess.run(
             words,
             input=script or "",
-            env={
-                **{name: value for name, value in os.environ.items() if not name.startswith(OF_PEOPLE)},
-                "SLURM_TIME_FORMAT": "standard",
-                **environment,
-            },
+            env={**ours, "SLURM_TIME_FORMAT": "standard", **environment},
             capture_output=True,
             text=True,
             errors="replace",
@@ -68,14 +65,14 @@ def ask(*words: str, script: str | None = None, environment: Mapping[str, str] =
     except subprocess.TimeoutExpired:
         raise SlurmError(f"{words[0]} did not answer for {SECONDS:.0f} s", "try again later", outage=True) from None
     if done.returncode:
-        said = " ".join((done.stderr or done.stdout).split()) or f"code {done.returncode}"
-        outage = any(word in said.lower() for word in OUTAGES)
-        raise SlurmError(f"{words[0]}: {said}", "take the step that docs/slurm.md names for what Slurm says", outage)
+        message = " ".join((done.stderr or done.stdout).split()) or f"code {done.returncode}"
+        outage = any(word in message.lower() for word in OUTAGES)
+        raise SlurmError(f"{words[0]}: {message}", "take the step that docs/slurm.md names for what Slurm says", outage)
     return done.stdout
 
 
 OURS = "vlmflow"
-"""The first word of the comment of each job of ours; `remote.slurm.request.comment_of` gives the others."""
+"""The first word of the comment of each job of ours; `request.comment_of` gives the others."""
 
 FIELDS = "%i|%T|%r|%P|%D|%N|%M|%l|%V|%k|%j"
 """squeue's format. The last two are texts of people, and may have the separator, too."""
@@ -118,9 +115,9 @@ def jobs() -> dict[str, QueuedJob]:
 
     Raises SlurmError if Slurm gives no answer.
     """
-    said = ask("squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={FIELDS}")
-    found = (_job(line.split("|", FIELDS.count("|"))) for line in said.splitlines() if line.count("|") >= 10)
-    return {job.id: job for job in found}
+    answer = ask("squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={FIELDS}")
+    lines = (line.split("|", FIELDS.count("|")) for line in answer.splitlines() if line.count("|") >= 10)
+    return {job.id: job for job in map(_job, lines)}
 
 
 def _job(fields: list[str]) -> QueuedJob:
@@ -143,8 +140,113 @@ def _job(fields: list[str]) -> QueuedJob:
 
 def seconds(text: str) -> int | None:
     """Read a time of Slurm, `[DAYS-][HOURS:]MINUTES:SECONDS`; None for UNLIMITED and others."""
-    found = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
         return None
-    days, hours, minutes, rest = (int(part or 0) for part in found.groups())
+    days, hours, minutes, rest = (int(part or 0) for part in match.groups())
     return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+ENDS = {
+    "BOOT_FAIL": Ended("lost", "its node did not start"),
+    "CANCELLED": Ended("refused", "it was cancelled (scancel)", again=False),
+    "DEADLINE": Ended("out of time", "its deadline passed", again=False),
+    "NODE_FAIL": Ended("lost", "its node failed"),
+    "OUT_OF_MEMORY": Ended("out of memory", "it ran out of memory"),
+    "PREEMPTED": Ended("preempted", "Slurm gave its place to another job"),
+    "REVOKED": Ended("lost", "another cluster took it"),
+    "TIMEOUT": Ended("out of time", "it reached its time limit, without time to save"),
+}
+"""The states in which a job can end, besides COMPLETED and FAILED."""
+
+GONE = Ended("lost", "Slurm no longer knows it, and it made no target")
+
+WHY = "why"
+"""The key of a verdict that says why a job does not come again."""
+
+VERDICT_BYTES = 1000
+"""A verdict is a short JSON text; whatever is longer is none."""
+
+
+def ended_of(state: str, verdict_file: Path) -> Ended | None:
+    """Return how a job ended; None if it succeeded.
+
+    state: Slurm's word. verdict_file: into it the job's stage, or its Snakemake, may have written a verdict.
+    """
+    if state == "COMPLETED":
+        return None
+    if known := ENDS.get(state.partition(" ")[0]):  # `CANCELLED by 1000`
+        return known
+    verdict = read_verdict(verdict_file)
+    why = printable(str(verdict.get(WHY) or "its stage failed"))
+    return Ended("failed", why, again=verdict.get("again") is not False)
+
+
+def read_verdict(file: Path) -> dict[str, object]:
+    """Return what a stage wrote as its verdict; {} if it wrote none that can be read."""
+    try:
+        with file.open("rb") as opened:
+            text = opened.read(VERDICT_BYTES + 1)
+        verdict = json.loads(text) if len(text) <= VERDICT_BYTES else {}
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return verdict if isinstance(verdict, dict) else {}
+
+
+UNTIL_ENDED = 120.0
+"""Seconds to wait for jobs that Slurm is ending; it kills them after KillWait, 30 s where nobody has changed it."""
+
+
+def end_jobs(warnings: Mapping[str, int], say: Callable[[str], None]) -> None:
+    """End jobs for good, and return when they have ended: those that wait at once, trainers after they have saved.
+
+    warnings: the seconds that each has to save, by its number; 0 if it saves nothing. say: prints a line. Ctrl-C
+    (KeyboardInterrupt) ends all at once.
+    """
+    numbers = list(warnings)
+    try:
+        for number in numbers:  # so that none asks to come again
+            _try("scontrol", "update", f"JobId={number}", "Requeue=0")
+        _cancel(numbers, "--state=PENDING")
+        saving = [number for number, job in jobs().items() if warnings.get(number) and job.state == "RUNNING"]
+        if saving:
+            say(f"{counted(len(saving), 'job')} of trainers: to save a checkpoint and end. Ctrl-C ends them at once.")
+        _cancel(saving, "--signal=TERM")
+        _cancel([number for number in numbers if number not in saving])
+        give_up = time.monotonic() + max((warnings[number] for number in saving), default=0)
+        while saving and time.monotonic() < give_up:
+            time.sleep(1)
+            queue = jobs()
+            saving = [number for number in saving if number in queue and queue[number].is_active]
+        _cancel(saving)
+    except KeyboardInterrupt:
+        _cancel(numbers)
+    except SlurmError as error:
+        say(f"{error.cause}; these jobs may still run: {' '.join(numbers)}. scancel ends them.")
+
+
+def wait_until_ended(numbers: Collection[str]) -> None:
+    """Wait for jobs that Slurm is ending, at most UNTIL_ENDED: until then their stages may still write.
+
+    Raises SlurmError if Slurm gives no answer.
+    """
+    give_up = time.monotonic() + UNTIL_ENDED
+    while time.monotonic() < give_up:
+        queue = jobs()
+        if not any(number in queue and queue[number].state == "COMPLETING" for number in numbers):
+            return
+        time.sleep(1)
+
+
+def _cancel(numbers: list[str], *options: str) -> None:
+    if numbers:
+        _try("scancel", *options, *numbers)
+
+
+def _try(*words: str) -> None:
+    """Run a command that also fails for a job which has just ended. Raises SlurmError if Slurm does not answer."""
+    try:
+        ask(*words)
+    except SlurmError as error:
+        if error.outage:
+            raise

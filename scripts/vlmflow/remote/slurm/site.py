@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vlmflow.core.errors import counted
-from vlmflow.remote.findings import Finding
-from vlmflow.remote.slurm.partitions import Asked, Partition, why_in_none, why_not
+from vlmflow.remote.doctor import Finding
+from vlmflow.remote.library import counted
+from vlmflow.remote.slurm.partitions import Partition, why_in_none, why_not
+from vlmflow.remote.slurm.request import Request
 
 EARLY_SECONDS = 60
 """Slurm sends the signal before a time limit up to so much earlier than asked (sbatch(1), --signal)."""
@@ -18,9 +19,9 @@ LITTLE_TIME = 30
 """Seconds between SIGTERM and SIGKILL in which at least small models are saved."""
 
 
-def read_config(told: str) -> dict[str, str]:
+def read_config(text: str) -> dict[str, str]:
     """Read what `scontrol show config` prints: `KEY = VALUE` lines."""
-    pairs = (line.partition("=") for line in told.splitlines() if "=" in line)
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
@@ -37,7 +38,7 @@ def check_accounting(fault: str | None) -> Finding:
     return Finding("accounting", "ok", f"off ({fault}): how jobs end is read from squeue")
 
 
-def check_accounts(requests: Sequence[Asked], of_user: frozenset[str] | None, enforced: bool) -> Finding:
+def check_accounts(requests: Sequence[Request], of_user: frozenset[str] | None, enforced: bool) -> Finding:
     """Judge the accounts that jobs name. of_user: the user's, None if unknown. enforced: whether jobs need one."""
     named = sorted({request.account for request in requests if request.account})
     if of_user is None:
@@ -56,60 +57,60 @@ def check_accounts(requests: Sequence[Asked], of_user: frozenset[str] | None, en
 def check_partition(partition: Partition) -> Finding:
     """Say what a partition has."""
     limit = "no time limit" if partition.max_minutes is None else f"{counted(partition.max_minutes, 'minute')} at most"
-    kinds = Counter(
+    sorts = Counter(
         f"{counted(node.cpus, 'core')}, {node.memory_mb / 1000:,.0f} GB"
         + "".join(f", {counted(n, 'GPU')}{f' of {model}' if model else ''}" for model, n in node.gpus.items())
         for node in partition.nodes
     )
-    nodes = "; ".join(f"{counted(number, 'node')} of {kind}" for kind, number in kinds.most_common(5))
+    nodes = "; ".join(f"{counted(number, 'node')} of {sort}" for sort, number in sorts.most_common(5))
     found = f"{limit}; {nodes or 'no nodes'}"
-    closed = why_not(partition, Asked("", "", 0, 0))
+    closed = why_not(partition, Request("", threads=0))
     if closed is not None:
         return Finding(f"partition {partition.name}", "fail", f"{closed}; {found}", "name another in your profile")
     return Finding(f"partition {partition.name}", "ok", found)
 
 
 def check_run(
-    run: str, requests: Sequence[Asked], found: Mapping[str, Partition], of_user: frozenset[str] | None
+    run: str, requests: Sequence[Request], site: Mapping[str, Partition], of_user: frozenset[str] | None
 ) -> list[Finding]:
     """Check that a partition can hold every job of a run. requests: those of its jobs."""
-    refusals = dict.fromkeys(filter(None, (why_in_none(request, found, of_user) for request in requests)))
+    refusals = dict.fromkeys(filter(None, (why_in_none(request, site, of_user) for request in requests)))
     findings = [Finding(f"run {run}", "fail", why, step) for why, step in refusals]
     if not findings:
         largest = max(requests, key=lambda request: (request.gpus, request.mem_mb, request.nodes))
         words = f"{counted(largest.threads, 'core')}, {largest.mem_mb / 1000:,.0f} GB"
         words += f", {counted(largest.gpus, 'GPU')}" if largest.gpus else ""
-        found_words = f"each of its {counted(len(requests), 'job')} fits; the largest is {largest.rule} ({words})"
-        findings.append(Finding(f"run {run}", "ok", found_words))
+        found = f"each of its {counted(len(requests), 'job')} fits; the largest is {largest.rule} ({words})"
+        findings.append(Finding(f"run {run}", "ok", found))
     return findings
 
 
-def check_time(request: Asked, partition: Partition) -> Finding:
+def check_time(request: Request, partition: Partition) -> Finding:
     """Say in how many jobs a training runs that saves before each time limit and comes again."""
-    what, run = f"time of {request.rule}", f"run {request.run}: " if request.run else ""
-    limit, wanted = partition.max_minutes, request.minutes or 0
+    row, run = f"time of {request.rule}", f"run {request.run}: " if request.run else ""
+    limit, wanted = partition.max_minutes, request.runtime
     if limit is None or wanted <= limit:
         there = "no limit" if limit is None else f"{limit:,}"
-        return Finding(what, "ok", f"{run}{counted(wanted, 'minute')}; partition {partition.name} has {there}")
+        return Finding(row, "ok", f"{run}{counted(wanted, 'minute')}; partition {partition.name} has {there}")
     useful = limit - math.ceil((request.warning + EARLY_SECONDS) / 60)
     found = f"{run}{counted(wanted, 'minute')}; partition {partition.name} ends jobs after {limit:,}"
     if useful < 1:
         step = f"name a partition with a longer limit: jobs are told to save {request.warning} s before it"
-        return Finding(what, "fail", f"{found}, which leaves no time to train", step)
+        return Finding(row, "fail", f"{found}, which leaves no time to train", step)
     number = counted(math.ceil(wanted / useful), "job")
-    return Finding(what, "ok", f"{found}: {number}, one after the other, each of which resumes the training")
+    return Finding(row, "ok", f"{found}: {number}, one after the other, each of which resumes the training")
 
 
 def check_preemption(partition: Partition, config: Mapping[str, str], warning: int) -> Finding:
     """Judge what a preemption leaves of a training. warning: the seconds in which one should save."""
-    what, mode = f"preemption in {partition.name}", partition.preempt_mode
+    row, mode = f"preemption in {partition.name}", partition.preempt_mode
     wait = _seconds(config, "KillWait")
     if config.get("PreemptType", "").endswith("/none") or mode == "OFF":
-        return Finding(what, "ok", f"none; SIGKILL follows SIGTERM after {wait} s (KillWait)")
+        return Finding(row, "ok", f"none; SIGKILL follows SIGTERM after {wait} s (KillWait)")
     grace = partition.grace_seconds or wait
     found = f"{mode} with GraceTime {partition.grace_seconds} s and KillWait {wait} s"
     if "SUSPEND" in mode or "GANG" in mode:
-        return Finding(what, "warn", f"{found}: trainers are stopped, and go on later", "nothing, if GPUs stay theirs")
+        return Finding(row, "warn", f"{found}: trainers are stopped, and go on later", "nothing, if GPUs stay theirs")
     if "CANCEL" in mode:
         found = f"{found}: Slurm does not bring a job back; the executor submits it again"
     if grace < warning:
@@ -117,8 +118,8 @@ def check_preemption(partition: Partition, config: Mapping[str, str], warning: i
             "nothing, if a checkpoint is written faster; else a training resumes from its last one "
             "(train.checkpoint_steps), or ask the site for a longer GraceTime"
         )
-        return Finding(what, "warn", f"{found}: {grace} s to save", step)
-    return Finding(what, "ok", f"{found}: {grace} s to save")
+        return Finding(row, "warn", f"{found}: {grace} s to save", step)
+    return Finding(row, "ok", f"{found}: {grace} s to save")
 
 
 def check_settings(config: Mapping[str, str]) -> list[Finding]:

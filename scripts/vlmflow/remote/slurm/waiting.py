@@ -1,26 +1,18 @@
 """Explains why a job of Slurm waits: Slurm's word for the reason (`squeue --format=%r`), in plain words.
 
 The words are those of https://slurm.schedmd.com/job_reason_codes.html and of `man squeue`, for Slurm 22.05 to 24.11.
-
-Tells on the screen what becomes of jobs while Snakemake follows them: why they wait, and how far they are.
-
-The lines of `make status` for Slurm, one for each job of this user that vlmflow submitted and that has not ended.
+While Snakemake follows jobs, it tells on the screen why they wait, and how far they are.
 """
 
-import getpass
 import re
-import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass
 from pathlib import Path
 
-from vlmflow.core.errors import printable
-from vlmflow.core.progress import LOG_INTERVAL, clock
-from vlmflow.remote.findings import in_columns
 from vlmflow.remote.job import last_lines, newest_progress
-from vlmflow.remote.slurm.queue import QueuedJob, SlurmError, ask, jobs
+from vlmflow.remote.library import LOG_INTERVAL, printable
+from vlmflow.remote.slurm.queue import QueuedJob
 
 WAITS = {
     "None": "Slurm has not looked at it yet",
@@ -89,16 +81,16 @@ NEVER = {
 """Reasons for which a job never starts as it is, unless an administrator changes the cluster."""
 
 LIMIT = re.compile(
-    r"(?P<whose>QOS|Assoc|)(?P<kind>Grp|Max|Min)(?P<what>BB|Billing|Cpu|CPU|Energy|GRES|Jobs?|License|Mem(?:ory)?|Node|"
-    r"SubmitJobs?|Unknown|Wall(?:Duration)?)(?P<minutes>(?:Run)?Minutes)?(?:Per(?P<each>Job|Node|User|Account))?"
+    r"(?P<whose>QOS|Assoc|)(?P<scope>Grp|Max|Min)(?P<amount>BB|Billing|Cpu|CPU|Energy|GRES|Jobs?|License|Mem(?:ory)?|Node|"
+    r"SubmitJobs?|Unknown|Wall(?:Duration)?)(?P<minutes>(?:Run)?Minutes)?(?:Per(?P<per>Job|Node|User|Account))?"
     r"(?:Limit|NotSatisfied)?"
 )
 """Words such as QOSMaxGRESPerUser or AssocGrpCPUMinutesLimit: whose limit it is, and of what."""
 
-OLD_LIMIT = re.compile(r"(?P<whose>QOS|Assoc)(?:iation)?(?P<what>Job|Resource|Time)Limit")
+OLD_LIMIT = re.compile(r"(?P<whose>QOS|Assoc)(?:iation)?(?P<amount>Job|Resource|Time)Limit")
 """The same in older versions, which say less."""
 
-WHAT = {
+AMOUNTS = {
     "BB": "burst buffer",
     "Billing": "billing units",
     "Cpu": "cores",
@@ -116,7 +108,7 @@ WHAT = {
 }
 
 
-def explain(reason: str) -> str:
+def reason_in_words(reason: str) -> str:
     """Return why a job waits, in plain words, and what to do where a person can do something.
 
     reason: Slurm's word, as squeue prints it; one that is not known is returned as it is.
@@ -151,38 +143,34 @@ def _word(reason: str) -> str:
 def _limit(word: str) -> str | None:
     """Explain a limit of a QOS or an account; None for other words."""
     if old := OLD_LIMIT.fullmatch(word):
-        return f"{_owner(old)} allows no more {WHAT[old['what']]}"
+        return f"{_owner(old)} allows no more {AMOUNTS[old['amount']]}"
     limit = LIMIT.fullmatch(word)
     if limit is None:
         return None
-    owner, what = _owner(limit), _what(limit)
-    if limit["kind"] == "Min":
-        return f"{owner} asks for more {what} than the job does: take another QOS"
+    name = limit["amount"].removesuffix("s").removesuffix("ory").removesuffix("Duration").replace("CPU", "Cpu")
+    owner, amount = _owner(limit), f"minutes of {AMOUNTS[name]}" if limit["minutes"] else AMOUNTS[name]
+    if limit["scope"] == "Min":
+        return f"{owner} asks for more {amount} than the job does: take another QOS"
     if _is_of_each_job(limit):
-        each = "node of a job" if limit["each"] == "Node" else "job"
-        return f"it asks for more {what} than {owner} allows a {each}: ask for less, or take another QOS or account"
-    if limit["kind"] == "Max":
-        each = "account" if limit["each"] == "Account" else "user"
-        return f"{owner} allows each {each} no more {what} at a time: it starts when other jobs end"
+        job = "node of a job" if limit["per"] == "Node" else "job"
+        return f"it asks for more {amount} than {owner} allows a {job}: ask for less, or take another QOS or account"
+    if limit["scope"] == "Max":
+        person = "account" if limit["per"] == "Account" else "user"
+        return f"{owner} allows each {person} no more {amount} at a time: it starts when other jobs end"
     if limit["minutes"] == "Minutes":
-        return f"{owner} has used up its {what}: ask the site for more, or take another account"
-    return f"the jobs of {owner} together use all {what} that it allows: it starts when others of them end"
+        return f"{owner} has used up its {amount}: ask the site for more, or take another account"
+    return f"the jobs of {owner} together use all {amount} that it allows: it starts when others of them end"
 
 
 def _is_of_each_job(limit: re.Match[str] | None) -> bool:
     """Whether it is a limit of each single job: no end of other jobs helps."""
     return limit is not None and (
-        limit["kind"] == "Min" or (limit["kind"] == "Max" and limit["each"] in ("Job", "Node"))
+        limit["scope"] == "Min" or (limit["scope"] == "Max" and limit["per"] in ("Job", "Node"))
     )
 
 
 def _owner(limit: re.Match[str]) -> str:
     return "its account" if limit["whose"] == "Assoc" else "its QOS"
-
-
-def _what(limit: re.Match[str]) -> str:
-    name = limit["what"].removesuffix("s").removesuffix("ory").removesuffix("Duration").replace("CPU", "Cpu")
-    return f"minutes of {WHAT[name]}" if limit["minutes"] else WHAT[name]
 
 
 UNTIL_SAID = 30.0
@@ -197,7 +185,7 @@ class _Known:
     since: float | None = None
     started: bool = False
     progress: str = ""
-    shown: float = field(default=-LOG_INTERVAL)
+    shown: float = -LOG_INTERVAL
 
 
 class News:
@@ -218,90 +206,9 @@ class News:
             known.since = now if known.since is None else known.since
             if job.reason != known.reason and now - known.since >= UNTIL_SAID:
                 known.reason = job.reason
-                self._say(f"{words}: job {job.id} waits: {printable(explain(job.reason))}")
+                self._say(f"{words}: job {job.id} waits: {printable(reason_in_words(job.reason))}")
         elif job.state == "RUNNING":
             known.started = True
             if now - known.shown >= LOG_INTERVAL and (line := newest_progress(last_lines(log))) != known.progress:
                 known.progress, known.shown = line, now
                 self._say(printable(line))
-
-
-STATES = {
-    "PENDING": "waiting",
-    "CONFIGURING": "starting",
-    "COMPLETING": "ending",
-    "STAGE_OUT": "ending",
-    "SIGNALING": "running",
-    "RESIZING": "running",
-    "REQUEUED": "waiting",
-    "REQUEUE_FED": "waiting",
-    "REQUEUE_HOLD": "held",
-    "RESV_DEL_HOLD": "held",
-    "SPECIAL_EXIT": "held",
-}
-"""Slurm's words for a job that has not ended, in ours; the others are the same in small letters."""
-
-
-def is_here() -> bool:
-    """Whether this machine has Slurm's commands."""
-    return shutil.which("squeue") is not None
-
-
-def lines(folder: Path) -> list[str]:
-    """Return a line for each job, in columns, or one line that says why there is none.
-
-    folder: the working directory of Snakemake; of a job of another one the folder is shown, too.
-    """
-    try:
-        ours = [job for job in jobs().values() if job.words and job.is_active]
-        places = _places() if ours else {}
-        rows = [_row(job, *places.get(job.id, ("", "")), folder) for job in sorted(ours, key=lambda job: job.submitted)]
-    except SlurmError as error:
-        return [f"Slurm does not answer: {printable(error.cause)}"]
-    return in_columns(rows) or ["Slurm has no job of vlmflow"]
-
-
-def _places() -> dict[str, tuple[str, str]]:
-    """Return when Slurm expects each job of this user to start, as Slurm writes it, and the job's folder, by id."""
-    said = ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%S|%Z")
-    found = (line.split("|", 2) for line in said.splitlines() if line.count("|") >= 2)
-    return {job.strip(): (start, where) for job, start, where in found}
-
-
-def _row(job: QueuedJob, start: str, where: str, folder: Path) -> list[str]:
-    state = STATES.get(job.state, job.state.lower())
-    rule, _, wildcards = job.name.partition(":")
-    if job.where:
-        age = clock(job.used)
-        detail = _progress(job.id)
-    else:
-        submitted = _time(job.submitted)
-        age = clock((datetime.now() - submitted).total_seconds()) if submitted else "-"
-        detail = explain(job.reason)
-        expected = _time(start)
-        if expected and starts_by_itself(job.reason):
-            detail += f"; Slurm expects to start it at {expected:%Y-%m-%d %H:%M}"
-    if where and Path(where) != folder.resolve():
-        detail = f"in {where}: {detail}" if detail else f"in {where}"
-    cells = [f"{rule} {wildcards}".strip(), state, age, job.where or "-", job.id, detail]
-    return list(map(printable, cells))
-
-
-def _time(text: str) -> datetime | None:
-    """Read a time of Slurm, which is this machine's, without a zone; None for N/A."""
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError:
-        return None
-
-
-def _progress(job: str) -> str:
-    """Return the newest line of progress in the log of a job; "" if there is none yet, or the job has ended."""
-    try:
-        shown = ask("scontrol", "show", "job", job)
-    except SlurmError as error:
-        if error.outage:
-            raise
-        return ""
-    log = re.search(r"^\s*StdOut=(.+)$", shown, re.MULTILINE)
-    return newest_progress(last_lines(Path(log[1]))) if log else ""

@@ -1,6 +1,4 @@
-"""Exchanges two names in one system call.
-
-Gives a file or folder its final name. The name leads to a complete version or to none, with any number of writers.
+"""Gives a file or folder its final name. The name leads to a complete version or to none, with any number of writers.
 
 Why this holds, with writers on any machines, killed at any moment:
 
@@ -40,38 +38,17 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from vlmflow.core.files import sync
-
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-_NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
-
-
-class ExchangeNotSupportedError(Exception):
-    """The file system or the operating system cannot exchange two names: NFS, CephFS and macOS cannot."""
-
-
-def exchange(one: Path, other: Path) -> None:
-    """Give each of two files or folders the other's name; both exist at every moment (renameat2(2)).
-
-    Raises OSError if that fails, with nothing changed: ENOENT if one does not exist. Raises ExchangeNotSupportedError
-    if it is not possible here.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is None:
-        raise ExchangeNotSupportedError
-    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE):
-        number = ctypes.get_errno()
-        if number in _NOT_SUPPORTED:
-            raise ExchangeNotSupportedError
-        raise OSError(number, os.strerror(number), str(one), None, str(other))
-
+from vlmflow.remote.library import sync
 
 LEFT_AFTER = 24 * 3600
 """Seconds after which unfinished files beside a target count as a killed writer's: no copy takes a day."""
 
 _LEFT = re.compile(r"\.(?P<name>.+)\.(?P<time>[0-9a-f]{16})-[0-9a-f]{12}\.(?P<suffix>part|gone|old)")
 _NAME_IS_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NOT_SUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 
 def move(source: Path, target: Path) -> None:
@@ -82,9 +59,9 @@ def move(source: Path, target: Path) -> None:
     Raises OSError if that fails; `target` is then unchanged, or another writer's.
     """
     _take_in_what_links_lead_to(source)
-    for place in [source, *source.rglob("*")]:
-        if not place.is_symlink():
-            sync(place)
+    for path in [source, *source.rglob("*")]:
+        if not path.is_symlink():
+            sync(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         _take_name(source, target)
@@ -109,8 +86,8 @@ def copy(source: Path, target: Path) -> None:
 def take_away(target: Path) -> None:
     """Remove a file or folder; it is renamed first, so that nobody reads half of it."""
     while left := [*_left_of(target, "old"), *([target] if os.path.lexists(target) else [])]:
-        for place in left:
-            discard(place)
+        for path in left:
+            discard(path)
 
 
 def put_back(target: Path) -> None:
@@ -124,16 +101,16 @@ def put_back(target: Path) -> None:
                     raise
 
 
-def discard(place: Path) -> bool:
+def discard(path: Path) -> bool:
     """Delete a file, link or folder, but nothing in it that another process renames meanwhile; follows no link.
 
     Returns whether it existed. What cannot be deleted now (NFS keeps open files) is deleted once it is a day old.
 
     Raises OSError if it keeps its name.
     """
-    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        gone = _take_off(folder, place.name, folder)
+        gone = _take_off(folder, path.name, folder)
         while gone:  # no recursion: a job may make folders of any depth
             name = gone.pop()
             with suppress(OSError):
@@ -148,10 +125,10 @@ def discard(place: Path) -> bool:
 
 def discard_left(folder: Path) -> None:
     """Delete what killed writers and interrupted deletions left in a folder a day ago or earlier."""
-    for place, left in _left_in(folder):
+    for path, left in _left_in(folder):
         is_old = time.time_ns() - int(left["time"], 16) > LEFT_AFTER * 1e9
         if is_old and (left["suffix"] != "old" or os.path.lexists(folder / left["name"])):
-            discard(place)
+            discard(path)
 
 
 def _take_off(folder: int, name: str, top: int) -> list[str]:
@@ -169,9 +146,9 @@ def _emptied(top: int, name: str) -> list[str]:
     """Delete the files in a folder, and rename its folders into `top`; returns their new names."""
     inside, gone = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top), []
     try:
-        for each in os.listdir(inside):
+        for name in os.listdir(inside):
             with suppress(OSError):
-                gone += _take_off(inside, each, top)
+                gone += _take_off(inside, name, top)
     finally:
         os.close(inside)
     return gone
@@ -213,6 +190,26 @@ def _try_to_take_name(part: Path, target: Path) -> bool | None:
         return False
 
 
+class ExchangeNotSupportedError(Exception):
+    """The file system or the operating system cannot exchange two names: NFS, CephFS and macOS cannot."""
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Give each of two files or folders the other's name; both exist at every moment (renameat2(2)).
+
+    Raises OSError if that fails, with nothing changed: ENOENT if one does not exist. Raises ExchangeNotSupportedError
+    if it is not possible here.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        raise ExchangeNotSupportedError
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE):
+        number = ctypes.get_errno()
+        if number in _NOT_SUPPORTED:
+            raise ExchangeNotSupportedError
+        raise OSError(number, os.strerror(number), str(first), None, str(second))
+
+
 def _displaced(target: Path) -> Path | None:
     old = _beside(target, "old")
     try:
@@ -222,8 +219,8 @@ def _displaced(target: Path) -> Path | None:
     return old
 
 
-def _beside(place: Path, suffix: str) -> Path:
-    return place.with_name(_new_name(place.name, suffix))
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(_new_name(path.name, suffix))
 
 
 def _new_name(name: str, suffix: str) -> str:
@@ -232,7 +229,7 @@ def _new_name(name: str, suffix: str) -> str:
 
 
 def _left_of(target: Path, suffix: str) -> list[Path]:
-    return [place for place, left in _left_in(target.parent) if (left["name"], left["suffix"]) == (target.name, suffix)]
+    return [path for path, left in _left_in(target.parent) if (left["name"], left["suffix"]) == (target.name, suffix)]
 
 
 def _left_in(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
@@ -247,11 +244,11 @@ def _copy(source: Path, part: Path) -> None:
     """Copy `source` to the disk with its times, but with the target folder's permissions."""
     if source.is_dir():
         part.mkdir()
-        for place in source.iterdir():
-            if place.is_symlink() and not _leads_out(place, source):
-                (part / place.name).symlink_to(place.readlink())
+        for path in source.iterdir():
+            if path.is_symlink() and not _leads_out(path, source):
+                (part / path.name).symlink_to(path.readlink())
             else:
-                _copy(place, part / place.name)
+                _copy(path, part / path.name)
     else:
         shutil.copyfile(source, part)
     times = source.stat()
@@ -261,8 +258,8 @@ def _copy(source: Path, part: Path) -> None:
 
 def _take_in_what_links_lead_to(source: Path) -> None:
     """Replace each link that leads out of `source`, or `source` itself if it is a link, by a copy."""
-    places = [source] if source.is_symlink() else source.rglob("*") if source.is_dir() else []
-    for link in [place for place in places if place.is_symlink() and _leads_out(place, source)]:
+    paths = [source] if source.is_symlink() else source.rglob("*") if source.is_dir() else []
+    for link in [path for path in paths if path.is_symlink() and _leads_out(path, source)]:
         inside = _beside(link, "part")
         _copy(link.resolve(strict=True), inside)
         link.unlink()

@@ -1,8 +1,7 @@
-"""Targets on a shared volume: inputs are links to them, outputs are renamed to them.
+"""The classes of stored targets, in place of the plugins' own, in the main process and in every pod.
 
-The classes of stored targets, in place of the plugins' own, in the main process and in every pod.
-
-Reads texts of jobs in the main process, from their storage: as data, with a size limit, following no link.
+A target on a shared volume is here: inputs are links to it, outputs are renamed to it. One in S3 is in s3_object. The
+main process reads texts of jobs from either as data, with a size limit, following no link.
 """
 
 import asyncio
@@ -17,11 +16,12 @@ from typing import Any
 from snakemake.io import get_flag_value
 from snakemake_storage_plugin_fs import StorageObject
 
-from vlmflow.core.errors import SHOWN_BYTES, VlmflowError, end_of, plain
-from vlmflow.core.files import remove
+from vlmflow.remote.library import SHOWN_BYTES, VlmflowError, end_of, plain, remove
 from vlmflow.remote.storage import in_place, pod_folder
-from vlmflow.remote.storage.pod_folder import read_end, remove_own_at_exit
 from vlmflow.remote.storage.s3_object import S3Object
+
+FETCHED_BYTES = 64 << 20
+"""The size limit of a log or an account that is downloaded from object storage."""
 
 
 class FsObject(StorageObject):
@@ -75,7 +75,8 @@ class FsObject(StorageObject):
         if self._is_callers_own():
             with pod_folder.reached(self.query_path, make=True) as target:
                 in_place.copy(local, target)
-        elif not self._is_stored(local):  # Snakemake stores outputs twice: after the job, and at its own end
+        # Snakemake stores outputs twice: after the job, and at its own end.
+        elif not (local.is_symlink() and local.resolve() == self.query_path.resolve()):
             in_place.move(local, self.query_path)
             self._link_to_target()
 
@@ -93,9 +94,6 @@ class FsObject(StorageObject):
         """Return whether the local path is Snakemake's own file, such as the archive of the workflow's sources."""
         return self._overwrite_local_path is not None
 
-    def _is_stored(self, local: Path) -> bool:
-        return local.is_symlink() and local.resolve() == self.query_path.resolve()
-
     def _link_to_target(self) -> None:
         local = self.local_path()
         remove(local)
@@ -112,22 +110,15 @@ def prepare(workflow: Any) -> None:
 
     Ends the process if the address of the targets names an environment variable that is not set.
     """
-    _refuse_unset_variables(workflow.storage_settings.default_storage_prefix)
-    if workflow.remote_exec:
-        remove_own_at_exit(workflow.storage_settings.local_storage_prefix)
-
-
-def _refuse_unset_variables(prefix: str | None) -> None:
+    prefix = workflow.storage_settings.default_storage_prefix
     for name in re.findall(r"\$\{?(\w+)", prefix or ""):
         if name not in os.environ:
             sys.exit(
                 f"--default-storage-prefix {prefix}: the environment variable {name} is not set\n"
                 f"  what to do: export {name}=… in this shell, and run the same command again"
             )
-
-
-FETCHED_BYTES = 64 << 20
-"""The size limit of a log or an account that is downloaded from object storage."""
+    if workflow.remote_exec:
+        pod_folder.remove_own_at_exit(workflow.storage_settings.local_storage_prefix)
 
 
 def text_of(file: Any) -> str:
@@ -141,7 +132,7 @@ def text_of(file: Any) -> str:
     if not target.exists():
         return ""
     if isinstance(target, FsObject):
-        return plain(read_end(target.query_path, SHOWN_BYTES).decode(errors="replace"))
+        return plain(pod_folder.read_end(target.query_path, SHOWN_BYTES).decode(errors="replace"))
     if target.size() > FETCHED_BYTES:
         raise VlmflowError(
             f"{target.query} has {target.size():,} bytes; the limit of a log is {FETCHED_BYTES:,}",
@@ -159,8 +150,8 @@ def copy_existing(workflow: Any, files: Iterable[tuple[str, str]], folder: Path)
     Raises WorkflowError if the storage cannot be reached, VlmflowError if a file is a link.
     """
     for target, name in files:
-        named = workflow.modifier.path_modifier.apply_default_storage(target)
-        content = get_flag_value(named, "storage_object").content(name, FETCHED_BYTES)
+        stored = get_flag_value(workflow.modifier.path_modifier.apply_default_storage(target), "storage_object")
+        content = stored.content(name, FETCHED_BYTES)
         if content is not None:
             (folder / target / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / target / name).write_bytes(content)

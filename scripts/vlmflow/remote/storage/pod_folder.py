@@ -1,15 +1,12 @@
-"""Opens a path on a volume that jobs write to, without following links, which a job may have planted.
+"""A pod's folder for its jobs' local files, on the volume of the targets; and paths there, without following links.
 
-The controller's other mounts hold what no job may see or change: its token, and what it executes. A link on the shared
-volume could lead there. So each folder of a path is opened relative to the one before it, and a link is refused. Calls
-relative to the open folder cannot be redirected, whatever is renamed meanwhile. Linux only: it uses /proc.
+The profile names the folder as `remote-job-local-storage-prefix: /outputs/.pods/$VLMFLOW_POD`, so that a rename gives
+an output its name. VLMFLOW_POD is the pod's own name, from the downward API (kubernetes.job_shape): the host name
+differs with hostNetwork, or if a template sets a hostname. A pod that ends removes its folder. The controller removes
+the folders of lost pods, and when it starts those of pods that ended while no controller ran.
 
-A pod's folder for its jobs' local files, on the volume of the targets.
-
-The profile names it as `remote-job-local-storage-prefix: /outputs/.pods/$VLMFLOW_POD`, so that a rename gives an output
-its name. VLMFLOW_POD is the pod's own name, from the downward API (remote.kubernetes.job_shape): the host name differs
-with hostNetwork, or if a template sets a hostname. A pod that ends removes its folder. The controller removes the
-folders of lost pods, and when it starts those of pods that ended while no controller ran.
+The controller's other mounts hold what no job may see or change: its token, and what it executes. A link on the volume,
+which a job may have planted, could lead there. So the controller follows none (file_stream.opened_folder).
 """
 
 import atexit
@@ -19,104 +16,31 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.remote.cluster.file_stream import FILE, opened_folder
+from vlmflow.remote.library import VlmflowError, counted
 from vlmflow.remote.storage import in_place
-
-FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""O_NONBLOCK: opening a named pipe would block forever."""
-
-
-@contextmanager
-def opened(folder: Path, make: bool = False) -> Iterator[int]:
-    """Yield a descriptor of a folder during the block, for calls that take a `dir_fd`.
-
-    make: whether to make it, and folders above it, if they are missing.
-
-    Raises VlmflowError if a folder on the path is a link or a file, OSError if it cannot be opened.
-    """
-    place = Path("/")
-    descriptor = os.open(place, FOLDER)
-    try:
-        for name in folder.absolute().parts[1:]:
-            place /= name
-            inner = _inner(descriptor, place, make)
-            os.close(descriptor)
-            descriptor = inner
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def reached(place: Path, make: bool = False) -> Iterator[Path]:
-    """Yield another path to a file or folder during the block; it leads there whatever folder above is renamed.
-
-    The last name itself may be a link: the caller must not follow it.
-
-    make: whether to make the folders above it if they are missing.
-
-    Raises as `opened`; an OSError of the block names `place`.
-    """
-    with opened(place.parent, make) as folder:
-        try:
-            yield Path("/proc/self/fd", str(folder), place.name)
-        except OSError as error:
-            if error.filename is not None:
-                error.filename, error.filename2 = str(place), None
-            raise
-
-
-def read_end(file: Path, limit: int) -> bytes:
-    """Return the last bytes of a file, at most `limit`.
-
-    Raises VlmflowError if it is a link or no regular file, or if its path has a link; OSError if it cannot be read.
-    """
-    with opened(file.parent) as folder:
-        try:
-            descriptor = os.open(file.name, FILE, dir_fd=folder)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise _planted(file) from None
-            raise
-    with open(descriptor, "rb") as stream:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise _planted(file)
-        stream.seek(max(0, found.st_size - limit))
-        return stream.read(limit)
-
-
-def _inner(descriptor: int, place: Path, make: bool) -> int:
-    try:
-        try:
-            return os.open(place.name, FOLDER, dir_fd=descriptor)
-        except FileNotFoundError:
-            if not make:
-                raise
-        with suppress(FileExistsError):  # another process made it at the same moment
-            os.mkdir(place.name, dir_fd=descriptor)
-        return os.open(place.name, FOLDER, dir_fd=descriptor)
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            raise _planted(place) from None
-        error.filename = str(place)
-        raise
-
-
-def _planted(place: Path) -> VlmflowError:
-    return VlmflowError(
-        f"{place} is a link or not the expected kind of file; it is not followed, because a job may have made it",
-        f"check where it leads (ls -l {place}) and which job made it; remove it and run the same command again",
-    )
-
 
 VARIABLE = "VLMFLOW_POD"
 NAME = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
+
+
+def variable() -> dict[str, Any]:
+    """Return the environment variable with a pod's own name, in the form of a container's spec."""
+    return {"name": VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+
+
+def remove_own_at_exit(local_storage_prefix: Path) -> None:
+    """Make this process, a pod's Snakemake, remove its folder when it ends, successful or not.
+
+    local_storage_prefix: where this Snakemake keeps local files. A folder without our pod's name stays: others may use
+    it.
+    """
+    if local_storage_prefix.name == os.environ.get(VARIABLE):
+        atexit.register(shutil.rmtree, local_storage_prefix, ignore_errors=True)
 
 
 def remove_of(local_storage_prefix: Path, pod: str) -> None:
@@ -152,24 +76,73 @@ def sweep(local_storage_prefix: Path, living: Callable[[], Iterable[str]], say: 
         say(f"Removed the folders of {ended} that ended while no controller was running: {', '.join(gone)}.")
 
 
-def remove_own_at_exit(local_storage_prefix: Path) -> None:
-    """Make this process, a pod's Snakemake, remove its folder when it ends, successful or not.
-
-    local_storage_prefix: where this Snakemake keeps local files. A folder without our pod's name stays: others may use
-    it.
-    """
-    if local_storage_prefix.name == os.environ.get(VARIABLE):
-        atexit.register(shutil.rmtree, local_storage_prefix, ignore_errors=True)
-
-
-def variable() -> dict[str, Any]:
-    """Return the environment variable with a pod's own name, in the form of a container's spec."""
-    return {"name": VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
-
-
 def _is_of_one_pod(local_storage_prefix: Path) -> bool:
     return local_storage_prefix.name == f"${VARIABLE}"
 
 
 def _is_name(pod: str) -> bool:
     return bool(NAME.fullmatch(pod)) and ".." not in pod
+
+
+@contextmanager
+def opened(folder: Path, make: bool = False) -> Iterator[int]:
+    """Yield a descriptor of a folder during the block, for calls that take a `dir_fd`.
+
+    make: whether to make it, and folders above it, if they are missing.
+
+    Raises VlmflowError if a folder on the path is a link or a file, OSError if it cannot be opened.
+    """
+    with ExitStack() as held:
+        try:
+            descriptor = held.enter_context(opened_folder(folder.absolute(), make))
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise _planted(error.filename) from None
+            raise
+        yield descriptor
+
+
+@contextmanager
+def reached(path: Path, make: bool = False) -> Iterator[Path]:
+    """Yield another path to a file or folder during the block; it leads there whatever folder above is renamed.
+
+    The last name itself may be a link: the caller must not follow it.
+
+    make: whether to make the folders above it if they are missing.
+
+    Raises as `opened`; an OSError of the block names `path`.
+    """
+    with opened(path.parent, make) as folder:
+        try:
+            yield Path("/proc/self/fd", str(folder), path.name)
+        except OSError as error:
+            if error.filename is not None:
+                error.filename, error.filename2 = str(path), None
+            raise
+
+
+def read_end(file: Path, limit: int) -> bytes:
+    """Return the last bytes of a file, at most `limit`.
+
+    Raises VlmflowError if it is a link or no regular file, or if its path has a link; OSError if it cannot be read.
+    """
+    with opened(file.parent) as folder:
+        try:
+            descriptor = os.open(file.name, os.O_RDONLY | FILE, dir_fd=folder)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise _planted(file) from None
+            raise
+    with open(descriptor, "rb") as stream:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise _planted(file)
+        stream.seek(max(0, about.st_size - limit))
+        return stream.read(limit)
+
+
+def _planted(path: Path | str) -> VlmflowError:
+    return VlmflowError(
+        f"{path} is a link or not the expected kind of file; it is not followed, because a job may have made it",
+        f"check where it leads (ls -l {path}) and which job made it; remove it and run the same command again",
+    )

@@ -1,6 +1,4 @@
-"""The manifest of a folder in object storage: its files and their objects. Written last, it makes the folder valid.
-
-A folder in a bucket: objects of attempts, and a manifest that names the folder's objects.
+"""A folder in a bucket: objects of attempts, and a manifest that names the folder's objects.
 
     FOLDER/.manifest.json                      size, SHA-256 and object of every file; written last
     FOLDER/.stored-TOKEN/files/NAME            the objects of one attempt; no other writer has its token
@@ -15,7 +13,6 @@ If this job downloaded a file with another folder and did not change it, the sto
 
 import json
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,8 +24,7 @@ from uuid import uuid4
 from botocore.exceptions import BotoCoreError, ClientError
 from s3transfer.exceptions import S3CopyFailedError
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import lies_within, remove, sha256_of, unfinished
+from vlmflow.remote.library import FOLDER_MARK, VlmflowError, lies_within, remove, sha256_of, unfinished
 
 NAME = ".manifest.json"
 """The key of the manifest below the folder's own."""
@@ -36,36 +32,22 @@ NAME = ".manifest.json"
 LARGEST = 64_000_000
 """The most bytes of a manifest that are read, some 300,000 files: jobs write manifests, the main process reads them."""
 
-_OBJECT = re.compile(r"(?P<attempt>(?P<target>.+)/\.stored-[0-9a-f]{32})/files/.+", re.DOTALL)
+LEFT_AFTER = timedelta(days=1)
+NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
+
+_OBJECT = re.compile(r"(?P<attempt>.+/\.stored-[0-9a-f]{32})/files/.+", re.DOTALL)
+
+_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
+"""What this process of a job has downloaded: the object's key and ETag, by bucket, SHA-256 and size."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One file: its size in bytes, its SHA-256 in hexadecimal, and the key of its object in the bucket.
-
-    Manifests of older checkouts have the object's ETag, with its quotes, instead of the SHA-256.
-    """
+    """One file of a folder: its size in bytes, its SHA-256 in hexadecimal, and the key of its object in the bucket."""
 
     size: int
     key: str
-    sha256: str | None = None
-    etag: str | None = None
-
-    @property
-    def attempt(self) -> str | None:
-        """The key of the attempt that uploaded the object, for this folder or another; None in an older manifest."""
-        found = _OBJECT.fullmatch(self.key)
-        return found["attempt"] if found else None
-
-
-def attempts_of(entries: dict[str, Entry]) -> set[str]:
-    """Return the keys of the attempts whose objects a manifest names."""
-    return {entry.attempt for entry in entries.values() if entry.attempt}
-
-
-def owner_of(attempt: str) -> str:
-    """Return the folder's key from an attempt's key."""
-    return attempt.rpartition("/.stored-")[0]
+    sha256: str
 
 
 def dump(entries: dict[str, Entry]) -> bytes:
@@ -78,56 +60,48 @@ def dump(entries: dict[str, Entry]) -> bytes:
     }
     content = (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
     if len(content) > LARGEST:
-        what = f"a folder has {len(files):,} files: its manifest is larger than {LARGEST // 1_000_000} MB"
-        raise VlmflowError(what, "make the rule write fewer files, or pack them")
+        cause = f"a folder has {len(files):,} files: its manifest is larger than {LARGEST // 1_000_000} MB"
+        raise VlmflowError(cause, "make the rule write fewer files, or pack them")
     return content
 
 
-def load(content: bytes, place: str, folder: str) -> dict[str, Entry]:
-    """Parse a manifest; returns its entries by the file's path. place: its address, for messages. folder: its key.
+def load(content: bytes, address: str) -> dict[str, Entry]:
+    """Parse a manifest; returns its entries by the file's path. address: its own, for messages.
 
     Raises VlmflowError if it is not a manifest, or names a file outside the folder.
     """
     if len(content) > LARGEST:
-        raise _broken(place, f"is larger than {LARGEST // 1_000_000} MB")
+        raise _broken(address, f"is larger than {LARGEST // 1_000_000} MB")
     try:
-        said = json.loads(content)
-        known = said.get("version", 0)
-        entries = {name: _entry(name, each, known, folder) for name, each in said["files"].items()}
+        manifest = json.loads(content)
+        if manifest["version"] != 1:
+            raise ValueError(f"version {manifest['version']!r}, which this checkout does not support")
+        entries = {name: _entry(name, **fields) for name, fields in manifest["files"].items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _broken(place, f"is not a manifest ({type(error).__name__}: {error})") from None
+        raise _broken(address, f"is not a manifest ({type(error).__name__}: {error})") from None
     for name in entries:
         if not lies_within(name):
-            raise _broken(place, f"names a file outside its folder, or one that no folder has: {name!r}")
+            raise _broken(address, f"names a file outside its folder, or one that no folder has: {name!r}")
     return entries
 
 
-def _entry(name: str, said: dict[str, Any], version: int, folder: str) -> Entry:
-    size = said["size"]
+def _entry(name: str, size: Any, sha256: Any, key: Any, **_: Any) -> Entry:
     if not isinstance(size, int) or size < 0:
         raise ValueError(f"{name}: invalid size {size!r}")
-    if version == 0:
-        return Entry(size, f"{folder}/{name}", etag=str(said["etag"]))
-    if version != 1:
-        raise ValueError(f"version {version!r}, which this checkout does not support")
-    if not re.fullmatch(r"[0-9a-f]{64}", said["sha256"]) or not _OBJECT.fullmatch(said["key"]):
-        raise ValueError(f"{name}: invalid sha256 or key: {said}")
-    return Entry(size, said["key"], sha256=said["sha256"])
+    if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not _OBJECT.fullmatch(key):
+        raise ValueError(f"{name}: invalid sha256 or key: {sha256}, {key}")
+    return Entry(size, key, sha256)
 
 
-def _broken(place: str, what: str) -> VlmflowError:
+def _broken(address: str, fault: str) -> VlmflowError:
     return VlmflowError(
-        f"{place} {what}", "remove it and run the same command again: the workflow recreates its folder"
+        f"{address} {fault}", "remove it and run the same command again: the workflow recreates its folder"
     )
 
 
-NOT_THERE = {"404", "NoSuchKey", "NoSuchBucket"}
-LEFT_AFTER = timedelta(days=1)
-SNAKEMAKES_OWN = ".snakemake_timestamp"
-"""Snakemake's mark in a folder that a rule made."""
-
-_retrieved: dict[tuple[str, str, int], tuple[str, str]] = {}
-"""What this process of a job has downloaded: the object's key and ETag, by bucket, SHA-256 and size."""
+def attempts_of(entries: dict[str, Entry]) -> set[str]:
+    """Return the keys of the attempts whose objects a manifest names, of this folder or of another."""
+    return {match["attempt"] for entry in entries.values() if (match := _OBJECT.fullmatch(entry.key))}
 
 
 class Folder:
@@ -152,7 +126,7 @@ class Folder:
             if is_not_there(error):
                 return None
             raise
-        return load(content, f"{self.address}/{NAME}", self.key)
+        return load(content, f"{self.address}/{NAME}")
 
     def content(self, name: str, limit: int) -> bytes | None:
         """Return the first bytes of a file, at most `limit`; None if the folder has no such file, or does not exist."""
@@ -181,8 +155,24 @@ class Folder:
         remove(local)
         part.rename(local)
         for name, entry in entries.items():
-            if entry.sha256:
-                _retrieved[self.bucket.name, entry.sha256, entry.size] = entry.key, etags[name]
+            _retrieved[self.bucket.name, entry.sha256, entry.size] = entry.key, etags[name]
+
+    def _download(self, name: str, entry: Entry, file: Path) -> str:
+        """Download a file, and return the object's ETag."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        source = self.bucket.Object(entry.key)
+        try:
+            source.load()
+            source.download_file(str(file))
+        except ClientError as error:
+            if is_not_there(error):
+                raise self._damaged(f"{name}: missing") from None
+            raise
+        if file.stat().st_size != entry.size:
+            raise self._damaged(f"{name}: {file.stat().st_size} bytes instead of {entry.size}")
+        if (digest := sha256_of(file)) != entry.sha256:
+            raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
+        return str(source.e_tag)
 
     def store(self, local: Path) -> None:
         """Upload what is not in storage yet, and then the manifest. Until then the earlier version stays valid.
@@ -190,10 +180,11 @@ class Folder:
         Raises VlmflowError if the storage does not have what was sent.
         """
         attempt, entries = f"{self.key}/.stored-{uuid4().hex}", {}
-        for path in _files_of(local):
-            name, size, digest = path.relative_to(local).as_posix(), path.stat().st_size, sha256_of(path)
-            entries[name] = Entry(size, f"{attempt}/files/{name}", sha256=digest)
-            self._send(path, entries[name])
+        for path in sorted(local.rglob("*")):
+            if path.is_file() and path.name != FOLDER_MARK:
+                name = path.relative_to(local).as_posix()
+                entries[name] = Entry(path.stat().st_size, f"{attempt}/files/{name}", sha256_of(path))
+                self._send(path, entries[name])
         sent = {item.key: item.size for item in self._below(attempt)}
         for name, entry in entries.items():
             if sent.get(entry.key) != entry.size:
@@ -201,42 +192,11 @@ class Folder:
         self.manifest.put(Body=dump(entries))
         self._delete_what_killed_writers_left()
 
-    def remove(self) -> None:
-        """Remove the folder: its manifest first, then its objects."""
-        entries = self.entries() or {}
-        self.manifest.delete()
-        for attempt in attempts_of(entries):
-            if owner_of(attempt) == self.key:
-                self._delete(attempt)
-        for entry in entries.values():
-            if entry.attempt is None:
-                self.bucket.Object(entry.key).delete()
-        self._delete_what_killed_writers_left()
-
-    def _download(self, name: str, entry: Entry, place: Path) -> str:
-        """Download a file, and return the object's ETag."""
-        place.parent.mkdir(parents=True, exist_ok=True)
-        source = self.bucket.Object(entry.key)
-        try:
-            source.load()
-            source.download_file(str(place))
-        except ClientError as error:
-            if is_not_there(error):
-                raise self._damaged(f"{name}: missing") from None
-            raise
-        if place.stat().st_size != entry.size:
-            raise self._damaged(f"{name}: {place.stat().st_size} bytes instead of {entry.size}")
-        if entry.sha256 is None and source.e_tag != entry.etag:
-            raise self._damaged(f"{name}: ETag {source.e_tag} instead of {entry.etag}")
-        if entry.sha256 is not None and (digest := sha256_of(place)) != entry.sha256:
-            raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
-        return str(source.e_tag)
-
     def _send(self, path: Path, entry: Entry) -> None:
         """Copy a file within the storage if its content is there, else upload it."""
         target = self.bucket.Object(entry.key)
-        if (self.bucket.name, str(entry.sha256), entry.size) in _retrieved:
-            source, etag = _retrieved[self.bucket.name, str(entry.sha256), entry.size]
+        if (self.bucket.name, entry.sha256, entry.size) in _retrieved:
+            source, etag = _retrieved[self.bucket.name, entry.sha256, entry.size]
             # It has gone or changed meanwhile, or the server copies nothing (KeyError: it answers as to an upload).
             with suppress(ClientError, BotoCoreError, S3CopyFailedError, KeyError):
                 target.copy({"Bucket": self.bucket.name, "Key": source}, ExtraArgs={"CopySourceIfMatch": etag})
@@ -244,8 +204,19 @@ class Folder:
                     return
         target.upload_file(str(path))
 
+    def remove(self) -> None:
+        """Remove the folder: its manifest first, then its objects."""
+        entries = self.entries() or {}
+        self.manifest.delete()
+        for attempt in attempts_of(entries):
+            if attempt.rpartition("/.stored-")[0] == self.key:
+                self._delete(attempt)
+        self._delete_what_killed_writers_left()
+
     def _delete_what_killed_writers_left(self) -> None:
-        now = self._now()
+        # By the storage's own time, which also dates its objects.
+        answer = self.bucket.meta.client.head_bucket(Bucket=self.bucket.name)
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
         newest: dict[str, datetime] = {}
         for item in self.bucket.objects.filter(Prefix=f"{self.key}/.stored-"):
             attempt = "/".join(item.key.split("/")[: self.key.count("/") + 2])
@@ -255,23 +226,15 @@ class Folder:
                 self._delete(attempt)
 
     def _delete(self, attempt: str) -> None:
-        """Delete the objects of an attempt; but not those that another folder may name, as an earlier checkout did."""
-        objects = self._below(attempt)
-        if not any(item.key.startswith(f"{attempt}/named-by/") for item in objects):
-            for item in objects:
-                item.delete()
+        for item in self._below(attempt):
+            item.delete()
 
     def _below(self, attempt: str) -> list[Any]:
         return list(self.bucket.objects.filter(Prefix=f"{attempt}/"))
 
-    def _now(self) -> datetime:
-        """Return the storage's own time, which also dates its objects."""
-        said = self.bucket.meta.client.head_bucket(Bucket=self.bucket.name)
-        return parsedate_to_datetime(said["ResponseMetadata"]["HTTPHeaders"]["date"])
-
-    def _damaged(self, what: str) -> VlmflowError:
+    def _damaged(self, fault: str) -> VlmflowError:
         return VlmflowError(
-            f"{self.address} is damaged: {what}",
+            f"{self.address} is damaged: {fault}",
             "remove it there and run the same command again: the workflow recreates it",
         )
 
@@ -279,7 +242,3 @@ class Folder:
 def is_not_there(error: ClientError) -> bool:
     """Return whether an error means that the object or bucket does not exist."""
     return error.response["Error"]["Code"] in NOT_THERE
-
-
-def _files_of(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != SNAKEMAKES_OWN)

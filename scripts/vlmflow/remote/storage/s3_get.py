@@ -22,10 +22,23 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from vlmflow.core.errors import PassingError, VlmflowError, printable
-from vlmflow.core.files import BUFFER, remove, require_free_disk, whole_file, whole_folder
-from vlmflow.core.patience import AGAIN, CONNECT_TIMEOUT, PASSING_STATUS, READ_TIMEOUT, PassingFault, patiently
-from vlmflow.core.progress import Progress
+from vlmflow.remote.library import (
+    AGAIN,
+    BUFFER,
+    CONNECT_TIMEOUT,
+    PASSING_STATUS,
+    READ_TIMEOUT,
+    PassingError,
+    PassingFault,
+    Progress,
+    VlmflowError,
+    patiently,
+    printable,
+    remove,
+    require_free_disk,
+    whole_file,
+    whole_folder,
+)
 from vlmflow.remote.storage.s3_folder import Entry, Folder, is_not_there
 
 log = logging.getLogger("vlmflow")
@@ -47,14 +60,14 @@ def main(address: str, local: Path) -> None:
 
     Raises VlmflowError if the target is damaged or missing, if S3 cannot be reached, or if `local` already exists.
     """
-    place = urlparse(address)
-    key = place.path.strip("/")
-    if place.scheme != "s3" or not place.netloc or not key:
+    parts = urlparse(address)
+    key = parts.path.strip("/")
+    if parts.scheme != "s3" or not parts.netloc or not key:
         raise VlmflowError(f"{address}: not the address of a target in S3", "use FROM=s3://BUCKET TARGET=merged/RUN")
     if local.exists():
         raise VlmflowError(f"{local} already exists", "use another folder (TO=…), or remove it")
     try:
-        checked = _Download(_server().Bucket(place.netloc), key).to(local)
+        compared = _Download(_server().Bucket(parts.netloc), key).to(local)
     except (ClientError, BotoCoreError, FileNotFoundError) as error:
         raise VlmflowError(
             f"{address}: cannot download it ({type(error).__name__}: {printable(str(error))})",
@@ -62,9 +75,8 @@ def main(address: str, local: Path) -> None:
         ) from None
     except OSError as error:
         raise PassingError(f"{error.filename or local}: {error.strerror}", f"fix it, then {AGAIN}") from None
-    what = "every file has the digest of the original"
-    unknown = "sizes are right; for some files an older checkout recorded no digest to compare"
-    log.info(f"copied {address} to {local}; {what if checked else unknown}")
+    digests = "every file has the digest of the original" if compared else "it has no recorded digest to compare"
+    log.info(f"copied {address} to {local}; {digests}")
 
 
 def _server() -> Any:
@@ -88,10 +100,11 @@ class _Download:
 
     def __init__(self, bucket: Any, key: str) -> None:
         self._bucket, self._key, self._folder = bucket, key, Folder(bucket, key)
+        self._conditions: dict[str, str] = {}
         self._ended = Event()
 
     def to(self, local: Path) -> bool:
-        """Download it; return whether every file was compared with a digest.
+        """Download it; return whether every file was compared with a digest: somebody may have put a file there.
 
         Raises as `main`, and what boto3 raises; FileNotFoundError if there is no such target.
         """
@@ -103,7 +116,7 @@ class _Download:
                 self._ended.clear()  # the requests of an earlier version are over
                 try:
                     self._files(entries, part)
-                    return all(entry.sha256 for entry in entries.values())
+                    return True
                 except PassingError:
                     raise
                 except VlmflowError:
@@ -122,31 +135,30 @@ class _Download:
             elif not any(left.iterdir()):
                 left.rmdir()
         here = sum(left.stat().st_size for left in part.rglob("*") if left.is_file())
-        with self._progress(entries.values()) as progress:
+        total = sum(entry.size for entry in entries.values())
+        with Progress(f"get {self._key}", total, "bytes") as progress:
             progress.start_at(here)
-            require_free_disk(part, progress.total - here, f"{self._folder.address}")
+            require_free_disk(part, total - here, self._folder.address)
             for name, entry in entries.items():
-                place = part / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                with place.open("a+b") as file:
+                target = part / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("a+b") as file:
                     self._complete(name, entry, file, progress)
 
     def _file(self, local: Path) -> bool:
         """Download a target that is one object; return as `to`."""
-        found = self._bucket.Object(self._key)
+        stored = self._bucket.Object(self._key)
         try:
-            found.load()
+            stored.load()
         except ClientError as error:
             if is_not_there(error):
                 raise FileNotFoundError(self._folder.address) from None
             raise
-        entry = Entry(found.content_length, self._key, found.metadata.get("sha256"), found.e_tag)
-        with whole_file(local) as file, self._progress([entry]) as progress:
+        entry = Entry(stored.content_length, self._key, stored.metadata.get("sha256", ""))
+        self._conditions = {"IfMatch": stored.e_tag}
+        with whole_file(local) as file, Progress(f"get {self._key}", entry.size, "bytes") as progress:
             self._complete("the file", entry, file, progress)
-        return entry.sha256 is not None
-
-    def _progress(self, entries: Any) -> Progress:
-        return Progress(f"get {self._key}", sum(entry.size for entry in entries), "bytes")
+        return bool(entry.sha256)
 
     def _complete(self, name: str, entry: Entry, file: IO[bytes], progress: Progress) -> None:
         """Append what a file lacks, and compare all of it; once more from the start if its pieces do not fit together.
@@ -154,10 +166,6 @@ class _Download:
         file: may have bytes of an earlier attempt if it can be read.
         """
         size = file.tell()
-        if entry.sha256 is None and size:  # an older checkout recorded no digest that could show what these bytes are
-            file.truncate(0)
-            progress.advance(-size)
-            size = 0
         while True:
             digest = hashlib.sha256()
             if size:
@@ -168,7 +176,7 @@ class _Download:
                 file.write(piece)
                 digest.update(piece)
                 progress.advance(len(piece))
-            if entry.sha256 in (None, digest.hexdigest()):
+            if entry.sha256 in ("", digest.hexdigest()):
                 return
             file.seek(0)
             file.truncate()
@@ -198,23 +206,24 @@ class _Download:
     def _piece(self, name: str, entry: Entry, begin: int, end: int) -> bytearray:
         """Return the bytes `begin` to `end` of an object."""
         content = bytearray()
-        same = {"IfMatch": entry.etag} if entry.etag else {}
+        wanted = {"Bucket": self._bucket.name, "Key": entry.key, **self._conditions}
 
         def receive() -> None:
-            place = f"bytes={begin + len(content)}-{end - 1}"
             try:
-                said = self._bucket.meta.client.get_object(Bucket=self._bucket.name, Key=entry.key, Range=place, **same)
-                if not said.get("ContentRange", "").startswith(f"bytes {begin + len(content)}-"):
+                span = f"bytes={begin + len(content)}-{end - 1}"
+                answer = self._bucket.meta.client.get_object(Range=span, **wanted)
+                if not answer.get("ContentRange", "").startswith(f"bytes {begin + len(content)}-"):
                     raise self._damaged(name, "the server does not send the range that was asked for")
-                for block in said["Body"].iter_chunks(BUFFER):
+                for block in answer["Body"].iter_chunks(BUFFER):
                     content.extend(block)
             except ClientError as error:
+                code = error.response["Error"]["Code"]
                 if is_not_there(error):
                     raise self._damaged(name, "missing") from None
-                if error.response["Error"]["Code"] in OTHER:
+                if code in OTHER:
                     raise self._damaged(name, "its object has changed") from None
                 if error.response["ResponseMetadata"]["HTTPStatusCode"] in PASSING_STATUS:
-                    raise PassingFault(f"S3 answers {error.response['Error']['Code']}") from None
+                    raise PassingFault(f"S3 answers {code}") from None
                 raise
             except BotoCoreError as error:
                 if self._ended.is_set():
@@ -226,9 +235,9 @@ class _Download:
         patiently(f"{self._folder.address}: {printable(name)}", receive, lambda: len(content), self._ended.wait)
         return content[: end - begin]
 
-    def _damaged(self, name: str, what: str) -> VlmflowError:
+    def _damaged(self, name: str, fault: str) -> VlmflowError:
         return VlmflowError(
-            f"{self._folder.address} is damaged: {printable(name)}: {what}",
+            f"{self._folder.address} is damaged: {printable(name)}: {fault}",
             "remove it there and run the workflow again, which recreates it",
         )
 

@@ -6,8 +6,7 @@ from botocore.exceptions import ClientError
 from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, Mtime
 from snakemake_storage_plugin_s3 import DEFAULT_REGION, StorageObject
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import sha256_of
+from vlmflow.remote.library import VlmflowError, sha256_of
 from vlmflow.remote.storage.s3_folder import Folder, is_not_there
 
 UNFINISHED_UPLOADS = {
@@ -130,7 +129,7 @@ class S3Object(StorageObject):
         while True:
             valid.download_file(str(local))
             wanted, etag = valid.metadata.get("sha256"), valid.e_tag
-            if wanted in (None, sha256_of(local)):  # None: stored by an older checkout
+            if wanted in (None, sha256_of(local)):  # None: somebody else put it there
                 return
             valid.reload()
             if valid.e_tag == etag:  # otherwise another writer has replaced it meanwhile
@@ -142,10 +141,10 @@ class S3Object(StorageObject):
 
     def _what_makes_it_valid(self) -> Any:
         """Return the object of a file, or of a folder's manifest; None if neither exists."""
-        for found in (self.s3obj(), self._folder.manifest):
+        for stored in (self.s3obj(), self._folder.manifest):
             try:
-                found.load()
-                return found
+                stored.load()
+                return stored
             except ClientError as error:
                 if not is_not_there(error):
                     raise
@@ -163,8 +162,8 @@ class S3Object(StorageObject):
     def _make_bucket(self) -> None:
         if not self.bucket_exists():
             region = self.provider.settings.region
-            place = {} if region == DEFAULT_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
-            self.provider.s3c.create_bucket(Bucket=self.bucket, **place)
+            where = {} if region == DEFAULT_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+            self.provider.s3c.create_bucket(Bucket=self.bucket, **where)
             try:
                 self.provider.s3c.meta.client.put_bucket_lifecycle_configuration(
                     Bucket=self.bucket, LifecycleConfiguration=UNFINISHED_UPLOADS

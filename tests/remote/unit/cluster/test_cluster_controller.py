@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster import controller, unpack
+from vlmflow.remote.cluster import controller, file_stream
 from workflow_runs import ROOT
 
 CONTROLLER = ROOT / "k8s/base/controller.py"
@@ -199,7 +199,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 def carried(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
-    process = subprocess.Popen([sys.executable, unpack.__file__, str(target)], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, file_stream.__file__, "unpack", str(target)], stdin=subprocess.PIPE)
     with process.stdin:
         controller.pack(source, process.stdin)
     assert process.wait() == 0
@@ -244,7 +244,7 @@ def test_a_push_that_is_cut_off_changes_nothing_and_the_next_one_does(tmp_path: 
         controller.pack(source, stream)
     whole = (tmp_path / "tar").read_bytes()
     for part in (b"", whole[: len(whole) // 2]):
-        command = [sys.executable, unpack.__file__, str(target)]
+        command = [sys.executable, file_stream.__file__, "unpack", str(target)]
         assert subprocess.run(command, input=part, capture_output=True, check=False).returncode != 0
         assert (target / "Snakefile").read_text() == "one"
         assert git(target, "ls-files") == "Snakefile\n"

@@ -9,8 +9,9 @@ import pytest
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.remote.cluster import controller, copying, file_stream
-from vlmflow.remote.cluster.copying import Kubectl
+from vlmflow.remote.cluster import controller, file_stream
+from vlmflow.remote.cluster import kubectl as copying
+from vlmflow.remote.cluster.kubectl import Kubectl
 
 KUBECTL = """#!{python}
 import pathlib, subprocess, sys

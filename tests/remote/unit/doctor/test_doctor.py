@@ -12,14 +12,13 @@ import pytest
 import yaml
 
 from vlmflow.config.model import check_config
-from vlmflow.remote import findings, folder_trials
-from vlmflow.remote.cluster.pods import TemplatesFound, template_in
-from vlmflow.remote.findings import Finding, check_folder
+from vlmflow.remote import doctor, folder_trials
+from vlmflow.remote.doctor import Finding, check_folder, hub_sources
 from vlmflow.remote.job import RuleJob
-from vlmflow.remote.kubernetes import inside, needs, objects, probe
+from vlmflow.remote.kubernetes import inside, needs, objects
+from vlmflow.remote.kubernetes.inside import Answer
 from vlmflow.remote.kubernetes.needs import Need, jobs_of
-from vlmflow.remote.kubernetes.probe import Answer
-from vlmflow.remote.planned_jobs import hub_sources
+from vlmflow.remote.kubernetes.templates import template_in
 from workflow_runs import ROOT
 
 TEMPLATES = {
@@ -64,8 +63,8 @@ def test_the_controllers_role_is_what_the_executor_uses() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert granted == {
-        (right.group, right.resource, right.verb) for right in (*objects.EXECUTOR, objects.POD_TEMPLATES)
+    assert granted - {("", "podtemplates", "list")} == {
+        (right.group, right.resource, right.verb) for right in objects.EXECUTOR
     }
 
 
@@ -86,15 +85,15 @@ def test_the_requests_of_a_run_come_from_its_rules(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("runs: {qwen3vl-fire: {processes: 2, train: {dataloader_workers: 3}}}")
     files = [ROOT / "profiles/kubernetes/stores.yaml", mine]
-    found = jobs_of(ROOT / "Snakefile", files, "merged/qwen3vl-fire")
+    found = jobs_of("qwen3vl-fire", files)
     jobs = {job.rule: replace(job, wildcards={}, runtime=0) for job in found}
     assert {"fetch_rows", "fetch_model", "convert_rows", "train_model", "verify_merged", "publish_merged"} < jobs.keys()
     assert jobs["train_model"] == replace(TRAIN, threads=8, mem_mb=262_144, gpus=2)
     assert jobs["merge_weights"] == MERGE
-    fewer = jobs_of(ROOT / "Snakefile", files, "merged/qwen3vl-fire", max_threads=2)
+    fewer = jobs_of("qwen3vl-fire", files, max_threads=2)
     assert {job.threads for job in fewer} == {1, 2}
     mine.write_text("runs: {qwen3vl-fire: {nodes: 2}}")
-    on_nodes = jobs_of(ROOT / "Snakefile", files, "merged/qwen3vl-fire")
+    on_nodes = jobs_of("qwen3vl-fire", files)
     assert {job.rule for job in on_nodes if job.nodes == 2} == {"train_smoke", "train_model"}
 
 
@@ -170,20 +169,12 @@ def test_claims_are_bound_and_shared() -> None:
 
 
 def test_templates_are_complete_and_run_the_rule() -> None:
-    check = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), [], []))
+    check = objects.check_templates(TEMPLATES)
     assert check == Finding("pod templates", "ok", "answer, default, fetch, gpu, search, train")
-    old = objects.check_templates(TemplatesFound(list(TEMPLATES.values()), ["gpu"], ["train"]))
-    assert (old.state, old.found) == (
-        "warn",
-        "answer, default, fetch, gpu, search, train; PodTemplates, which the next release will not read: gpu; "
-        "PodTemplates that are ignored, since CronJobs have their names: train",
-    )
-    assert "k8s/README.md" in old.next_step
-    broken = json.loads(json.dumps(list(TEMPLATES.values())[1:]))
-    broken[0]["template"]["spec"]["containers"][0]["name"] = "main"
-    found = objects.check_templates(TemplatesFound(broken, ["gpu"], [])).found
-    assert "default does not exist" in found
-    assert "no container named snakemake" in found
+    broken = json.loads(json.dumps({name: template for name, template in TEMPLATES.items() if name != "default"}))
+    broken["gpu"]["template"]["spec"]["containers"][0]["name"] = "main"
+    found = objects.check_templates(broken).found
+    assert found == "default does not exist; gpu has no container named snakemake"
 
 
 def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
@@ -201,7 +192,7 @@ def test_the_packages_of_an_image_are_those_of_the_lock(tmp_path: Path) -> None:
 def in_a_pod(*words: object) -> inside.Surroundings:
     command = [sys.executable, folder_trials.__file__, *map(str, words)]
     log = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    said = probe.last_of_form(log, inside.Surroundings)
+    said = doctor.last_of_form(log, inside.Surroundings)
     assert said is not None, log
     return said
 
@@ -220,8 +211,8 @@ def test_one_pod_tries_a_volume_and_another_reads_the_same_files(tmp_path: Path)
 def test_the_answer_is_the_last_line_of_its_form() -> None:
     line = '{"backend": "gloo", "processes": 2}'
     log = f'{{"processes": 1}}\n{line}\n{{"processes": "two"}}\n[2]\nTraceback'
-    assert probe.last_of_form(log, inside.TrialTraining) == inside.TrialTraining(backend="gloo", processes=2)
-    assert probe.last_of_form(log, inside.Surroundings) is None
+    assert doctor.last_of_form(log, inside.TrialTraining) == inside.TrialTraining(backend="gloo", processes=2)
+    assert doctor.last_of_form(log, inside.Surroundings) is None
 
 
 def test_the_next_probe_removes_a_dead_probes_files(tmp_path: Path) -> None:
@@ -233,9 +224,9 @@ def test_the_next_probe_removes_a_dead_probes_files(tmp_path: Path) -> None:
 
 def test_a_lock_that_two_can_hold_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on Lustre without -o flock, where flock succeeds or does nothing."""
-    assert folder_trials.tried(str(tmp_path), ".doctor-1") == {}
+    assert folder_trials.leave(str(tmp_path), ".doctor-1") == {}
     monkeypatch.setattr(folder_trials.fcntl, "flock", lambda *_: None)
-    wrong = folder_trials.tried(str(tmp_path), ".doctor-2")
+    wrong = folder_trials.leave(str(tmp_path), ".doctor-2")
     assert wrong == {"flock": "two processes hold one lock"}
     check = check_folder("volume /outputs", wrong, 1000, "chown it")
     assert (check.state, "mount Lustre with -o flock" in check.next_step) == ("fail", True)
@@ -244,7 +235,7 @@ def test_a_lock_that_two_can_hold_fails(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_volume_that_a_second_node_cannot_see_fails() -> None:
     def looked(folders: dict[str, dict[str, str]]) -> Answer:
-        return Answer("i", said=inside.Surroundings(1000, 0.0, "3.12.1", folders, {}), node="b")
+        return Answer("i", report=inside.Surroundings(1000, 0.0, "3.12.1", folders, {}), node="b")
 
     unseen = looked({"/cache": {}, "/outputs": {"see": "No such file"}})
     check = inside.check_from_elsewhere(unseen, "a")
@@ -265,14 +256,16 @@ def test_clocks_are_compared_between_two_answers_of_the_server(ahead: int, state
 
 def test_training_together_reports_its_speed_or_the_fault() -> None:
     said = inside.TrialTraining("", "gloo", 2, "CPU", 0.5, 64)
-    assert "0.5 GB/s" in inside.check_training(Answer("i", said=said)).found
-    short = Answer("i", said=inside.TrialTraining("process 0: RuntimeError: unable to write: No space left on device"))
+    assert "0.5 GB/s" in inside.check_training(Answer("i", report=said)).found
+    short = Answer(
+        "i", report=inside.TrialTraining("process 0: RuntimeError: unable to write: No space left on device")
+    )
     assert "sizeLimit" in inside.check_training(short).next_step
-    assert inside.check_training(replace(short, said=None, fault="OOMKilled, exit code 137")).state == "fail"
+    assert inside.check_training(replace(short, report=None, fault="OOMKilled, exit code 137")).state == "fail"
 
 
 def test_a_probe_is_the_template_with_another_command() -> None:
-    made = probe.job("n", TEMPLATES["train"], ["python"], {"cpu": "1"})
+    made = inside.probe_job(TEMPLATES["train"], ["python"], {"cpu": "1"})
     spec, container = made["spec"]["template"]["spec"], made["spec"]["template"]["spec"]["containers"][0]
     assert container["command"] == ["python"]
     assert container["resources"] == {"requests": {"cpu": "1"}, "limits": {"cpu": "1"}}
@@ -284,7 +277,7 @@ def test_a_probe_has_the_labels_of_a_runs_jobs_and_keeps_off_a_node() -> None:
     """Kueue, for example, holds or refuses Jobs without a queue's label."""
     template = json.loads(json.dumps(TEMPLATES["gpu"]))
     template["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "research"
-    made = probe.job("n", template, ["python"], {"cpu": "1"}, elsewhere_than="node-a")
+    made = inside.probe_job(template, ["python"], {"cpu": "1"}, elsewhere_than="node-a")
     assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"
     affinity = made["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -293,31 +286,109 @@ def test_a_probe_has_the_labels_of_a_runs_jobs_and_keeps_off_a_node() -> None:
     )
 
 
-def test_a_probe_whose_pod_is_refused_for_a_moment_waits() -> None:
-    def refused(message: str, job: str = "j") -> dict:
-        return {"involvedObject": {"name": job}, "reason": "FailedCreate", "message": message}
+class OnePod:
+    """A namespace with one pod at most, which ends when a test says so."""
 
-    modified = 'Operation cannot be fulfilled on resourcequotas "vlmflow": the object has been modified'
-    passing = [refused(f"Error creating: {modified}"), refused("exceeded quota", job="another")]
-    assert probe.refusal(passing, "j") == ""
-    assert probe.refusal([*passing, refused("exceeded quota: vlmflow")], "j") == "exceeded quota: vlmflow"
+    def __init__(self, events: list[dict], pod: dict | None = None, log: str = "") -> None:
+        self.found, self.told, self.text, self.looks, self.deleted = pod, events, log, 0, []
+
+    def create_job(self, job: dict) -> None:
+        self.name = job["metadata"]["name"]
+
+    def delete_job(self, name: str) -> None:
+        self.deleted.append(name)
+
+    def now(self) -> datetime:
+        return NOW
+
+    def pods(self, selector: str) -> list[dict]:
+        self.looks += 1
+        return [self.found] if self.found else []
+
+    def events(self) -> list[dict]:
+        return [event | {"involvedObject": {"kind": "Job", "name": self.name}} for event in self.told]
+
+    def log(self, pod: str, container: str) -> str:
+        return self.text
 
 
-def test_a_probe_that_does_not_start_reports_the_clusters_reason() -> None:
-    unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
-    assert probe.why_not_running({"status": {"conditions": [unscheduled]}}) == "0/1 nodes are available"
-    waiting = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}}
-    pod = {"status": {"containerStatuses": [waiting]}}
-    assert probe.why_not_running(pod) == "ImagePullBackOff: not found"
-    assert probe.image_fails(pod)
+def asked(cluster: OnePod, patience: float = 60) -> Answer:
+    probe = inside.Probe(cluster, TEMPLATES["default"], ["python"], inside.Surroundings)
+    answer = probe.answer(patience)
+    assert cluster.deleted == [cluster.name]
+    return answer
+
+
+def refused(message: str) -> dict:
+    return {"reason": "FailedCreate", "message": f"Error creating: {message}"}
+
+
+MODIFIED = 'Operation cannot be fulfilled on resourcequotas "vlmflow": the object has been modified'
+UNCOUNTED = 'pods "x" is forbidden: status unknown for quota: vlmflow, resources: requests.memory'
+QUOTA = 'pods "x" is forbidden: exceeded quota: vlmflow, requested: pods=1, used: pods=3, limited: pods=3'
+
+
+def pending(reason: str, message: str) -> dict:
+    state = {"name": "snakemake", "image": "i:1", "state": {"waiting": {"reason": reason, "message": message}}}
+    return {
+        "metadata": {"name": "p", "labels": {}},
+        "spec": {"nodeName": "a", "containers": []},
+        "status": {"phase": "Pending", "containerStatuses": [state]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("events", "pod", "words"),
+    [
+        ([refused(QUOTA)], None, "quota vlmflow is exhausted: requested pods=1, used pods=3, limit pods=3"),
+        ([refused('pods "x" is forbidden: violates PodSecurity')], None, "is forbidden: violates PodSecurity"),
+        ([], pending("ImagePullBackOff", "Back-off pulling"), "image i:1 cannot be pulled: Back-off pulling"),
+        ([], pending("CreateContainerConfigError", 'secret "x" not found'), 'cannot start: secret "x" not found'),
+    ],
+)
+def test_a_probe_that_the_cluster_refuses_is_not_waited_for(events: list[dict], pod: dict | None, words: str) -> None:
+    cluster = OnePod(events, pod)
+    answer = asked(cluster)
+    assert (cluster.looks, answer.report) == (1, None)
+    assert answer.fault.startswith("its pod does not start: ")
+    assert words in answer.fault
+
+
+@pytest.mark.parametrize(
+    ("events", "pod"),
+    [
+        ([refused(MODIFIED)], None),
+        ([refused(UNCOUNTED)], None),
+        ([], None),
+        ([], pending("ContainerCreating", "")),
+        ([], pending("CreateContainerConfigError", "timed out waiting for the condition")),
+    ],
+)
+def test_a_probe_that_is_refused_for_a_moment_is_waited_for(
+    events: list[dict], pod: dict | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inside, "POLL", 0.0)
+    cluster = OnePod(events, pod)
+    assert asked(cluster, 0.05).fault.startswith("its pod does not start: ")
+    assert cluster.looks > 1
+
+
+def test_a_probe_that_ends_without_a_report_says_why() -> None:
+    pod = pending("", "")
+    ended = {"name": "snakemake", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+    pod["status"] = {"phase": "Failed", "containerStatuses": [ended]}
+    assert asked(OnePod([], pod)).fault == ("its pod ended as Failed: killed: it needed more memory than its limit")
+    assert asked(OnePod([], pod, "Traceback\n")).fault == "its pod ended as Failed: Traceback"
+    pod["status"] = {"phase": "Succeeded"}
+    assert asked(OnePod([], pod)).fault == "its pod ended as Succeeded: it says nothing"
 
 
 def test_table_and_json_say_whether_it_is_ready() -> None:
     good, bad = Finding("a", "ok", "fine"), Finding("b", "fail", "gone", "bring it")
-    assert json.loads(findings.as_json([good]))["ready"] is True
-    assert json.loads(findings.as_json([good, bad]))["ready"] is False
-    assert "what to do: bring it" in findings.as_line(bad, colours=False)
-    assert "\x1b" not in findings.as_line(bad, colours=False)
+    assert json.loads(doctor.as_json([good]))["ready"] is True
+    assert json.loads(doctor.as_json([good, bad]))["ready"] is False
+    assert "what to do: bring it" in doctor.as_line(bad, colours=False)
+    assert "\x1b" not in doctor.as_line(bad, colours=False)
 
 
 def test_a_configuration_that_is_not_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 import yaml
 
-from vlmflow.remote.cluster.pods import template_in
 from vlmflow.remote.kubernetes.objects import STATE_CLAIM
+from vlmflow.remote.kubernetes.templates import template_in
 from workflow_runs import ROOT
 
 K8S = ROOT / "k8s"

@@ -2,7 +2,7 @@
 
 import asyncio
 import locale
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +15,10 @@ from bad_minutes import BadMinutes, refusal, serving_by_default
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.cluster.api import Refused, connect
 from vlmflow.remote.job import Ended, RuleJob
-from vlmflow.remote.kubernetes.disruptions import Disruptions
 from vlmflow.remote.kubernetes.executor import HardenedExecutor
 from vlmflow.remote.kubernetes.namespace import Namespace, is_refusal
 from vlmflow.remote.kubernetes.outcome import Outcome, not_created
-from vlmflow.remote.kubernetes.watch import PatientWatch, Watch
+from vlmflow.remote.kubernetes.watch import Disruptions, Watch
 
 
 @pytest.fixture
@@ -35,32 +34,32 @@ def said() -> list[str]:
 
 @pytest.fixture
 def cluster(server: BadMinutes, said: list[str]) -> Namespace:
-    return Namespace("here", connect(said.append, patience=30))
+    return Namespace(connect(said.append, patience=30), "here")
 
 
 @pytest.fixture
-def watcher(cluster: Namespace, said: list[str]) -> PatientWatch:
-    """Return a watch on one Job."""
+def look(cluster: Namespace, said: list[str]) -> Callable[[], dict[str, Outcome]]:
+    """Return a patient look at one Job."""
     watch = Watch(cluster, "", said.append)
     watch.follow("j", RuleJob("train_model", {}), None)
-    return PatientWatch(watch, said.append)
+    return lambda: watch.look_patiently(["j"], said.append)
 
 
-def test_an_unreadable_answer_ends_no_call(server: BadMinutes, watcher: PatientWatch) -> None:
+def test_an_unreadable_answer_ends_no_call(server: BadMinutes, look: Callable[[], dict[str, Outcome]]) -> None:
     server.answers = [(200, {"items": [{"metadata": {}}]}, {}), (200, {"kind": "Status"}, {})]
-    assert watcher.look(["j"]) == {}
-    assert watcher.look(["j"]) == {}
-    assert watcher.look(["j"])["j"].state == "failed"  # it is not among the existing Jobs
+    assert look() == {}
+    assert look() == {}
+    assert look()["j"].state == "failed"  # it is not among the existing Jobs
 
 
 def test_a_call_ends_when_the_cluster_has_refused_to_show_its_jobs_for_long(
-    server: BadMinutes, watcher: PatientWatch, monkeypatch: pytest.MonkeyPatch
+    server: BadMinutes, look: Callable[[], dict[str, Outcome]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers = [refusal(403, "Forbidden")] * 2
-    assert watcher.look(["j"]) == {}
+    assert look() == {}
     monkeypatch.setattr("vlmflow.remote.kubernetes.watch.BLIND_SECONDS", 0.0)
     with pytest.raises(VlmflowError, match=r"has not shown the Jobs for .*: said Forbidden"):
-        watcher.look(["j"])
+        look()
 
 
 def test_forbidden_nodes_are_requested_once(cluster: Namespace, server: BadMinutes) -> None:
@@ -68,14 +67,6 @@ def test_forbidden_nodes_are_requested_once(cluster: Namespace, server: BadMinut
     assert cluster.nodes() is None
     assert cluster.nodes() is None
     assert len(server.asked) == 1
-
-
-def test_both_forms_of_pod_templates_are_requested(cluster: Namespace, server: BadMinutes) -> None:
-    assert cluster.pod_templates("a=b").templates == []
-    assert server.asked == [
-        "GET /apis/batch/v1/namespaces/here/cronjobs?labelSelector=a%3Db",
-        "GET /api/v1/namespaces/here/podtemplates?labelSelector=a%3Db",
-    ]
 
 
 def test_a_missing_log_is_not_a_failure(cluster: Namespace, server: BadMinutes) -> None:
@@ -160,7 +151,7 @@ def test_the_budget_of_disruptions_ends_and_an_hour_of_work_renews_it(disruption
 
 def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinutes, said: list[str]) -> None:
     """The Job may exist; a second one would write the same targets."""
-    cluster._api.client.rest_client._patience = 0.0
+    cluster.client.rest_client._patience = 0.0
     watch = Watch(cluster, "", said.append)
     disruptions = Disruptions(cluster, watch)
     server.answers = [(None, {}, {})]
@@ -191,7 +182,7 @@ def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinut
 def test_only_permanent_refusals_of_a_creation_are_raised(
     cluster: Namespace, server: BadMinutes, said: list[str], answer: tuple, refused: bool
 ) -> None:
-    cluster._api.client.rest_client._patience = 0.0
+    cluster.client.rest_client._patience = 0.0
     server.answers = [refusal(*answer)] * 2
     with pytest.raises(Refused) if refused else nullcontext():
         disruptions = Disruptions(cluster, Watch(cluster, "", said.append))

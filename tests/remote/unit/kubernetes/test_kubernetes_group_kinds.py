@@ -14,16 +14,26 @@ from unit.kubernetes.test_kubernetes_groups import NOW, pod, shaped
 from vlmflow.config.model import ClusterSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.cluster.api import Api, connect
-from vlmflow.remote.cluster.group_kinds import INDEXED_JOB, KINDS, PYTORCHJOB, TRAINJOB, IndexedJob, check_served
-from vlmflow.remote.cluster.pods import GROUP, job_of, named, node_of, rule_container
+from vlmflow.remote.cluster.groups import (
+    GROUP,
+    INDEXED_JOB,
+    KINDS,
+    PYTORCHJOB,
+    TRAINJOB,
+    IndexedJob,
+    as_attempt,
+    check_served,
+    job_of,
+    node_of,
+    rule_container,
+)
 from vlmflow.remote.job import Ended, RuleJob
 from vlmflow.remote.kubernetes import objects
-from vlmflow.remote.kubernetes.disruptions import Disruptions, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.executor import HardenedExecutor
-from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.namespace import Namespace, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.outcome import Outcome, judge_pods, newest_seen, terminated
 from vlmflow.remote.kubernetes.waiting import ClusterState, explain
-from vlmflow.remote.kubernetes.watch import Watch
+from vlmflow.remote.kubernetes.watch import Disruptions, Watch
 from workflow_runs import ROOT
 
 OWN = [PYTORCHJOB, TRAINJOB]
@@ -42,14 +52,14 @@ def kind(request: pytest.FixtureRequest) -> IndexedJob:
 
 
 def namespace(kind: IndexedJob, patience: float = 0.0) -> Namespace:
-    return Namespace("here", connect(print, patience=patience), kind)
+    return Namespace(connect(print, patience=patience), "here", kind)
 
 
 def group() -> dict:
     """Return a finished Job of two pods, with a second container."""
     job = shaped(2)
     job["spec"]["template"]["spec"]["containers"].append({"name": "beside", "image": "b:1"})
-    return named(job, "attempt-1")
+    return as_attempt(job, "attempt-1")
 
 
 def pods_and_rest(made: dict) -> tuple[dict, dict]:
@@ -243,7 +253,8 @@ def test_the_executor_deletes_a_group_that_runs_on() -> None:
     executor, deleted = object.__new__(HardenedExecutor), []
     outcome = Outcome("ending", "p", runs_on=True)
     executor._disruptions = SimpleNamespace(resting=lambda name: False, create_due=lambda name: name)
-    executor._watcher = SimpleNamespace(look=lambda names: dict.fromkeys(names, outcome))
+    executor._watch = SimpleNamespace(look_patiently=lambda names, warn: dict.fromkeys(names, outcome))
+    executor.logger = SimpleNamespace(warning=print)
     executor.cluster = SimpleNamespace(delete_job=deleted.append)
     info = SimpleNamespace(external_jobid="j")
 

@@ -7,14 +7,13 @@ import pytest
 import yaml
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.pods import GROUP, named, node_of, nodes_of, service_of, template_in
+from vlmflow.remote.cluster.groups import GROUP, as_attempt, node_of, nodes_of, service_of
 from vlmflow.remote.job import RuleJob
-from vlmflow.remote.kubernetes.disruptions import Disruptions, JobRecord
 from vlmflow.remote.kubernetes.job_shape import shape
 from vlmflow.remote.kubernetes.outcome import Outcome, judge_pods
-from vlmflow.remote.kubernetes.templates import read_template
+from vlmflow.remote.kubernetes.templates import read_template, template_in
 from vlmflow.remote.kubernetes.waiting import ClusterState, explain
-from vlmflow.remote.kubernetes.watch import Watch
+from vlmflow.remote.kubernetes.watch import Disruptions, JobRecord, Watch
 from workflow_runs import ROOT
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -62,7 +61,7 @@ def test_without_sources_there_is_no_group() -> None:
 def test_everything_of_an_attempt_has_its_name() -> None:
     job = shaped(2)
     for name in ("snakejob-1", "snakejob-1-2"):
-        one = named(job, name)
+        one = as_attempt(job, name)
         pod = spec_of(one)
         assert pod["subdomain"] == one["metadata"]["labels"][GROUP] == name
         assert one["spec"]["template"]["metadata"]["labels"][GROUP] == name
@@ -77,7 +76,7 @@ def test_everything_of_an_attempt_has_its_name() -> None:
 
 
 def test_another_job_keeps_no_distance_to_groups() -> None:
-    job = named(shaped(1), "j")
+    job = as_attempt(shaped(1), "j")
     assert spec_of(job)["affinity"]["podAntiAffinity"] == {"requiredDuringSchedulingIgnoredDuringExecution": []}
     assert spec_of(job)["affinity"]["nodeAffinity"]
     assert "subdomain" not in spec_of(job)
@@ -95,7 +94,7 @@ def test_what_a_template_says_of_other_labels_stays() -> None:
         }
     }
     spec_of(job)["topologySpreadConstraints"] = [deepcopy(both), deepcopy(mine)]
-    pod = spec_of(named(job, "j"))
+    pod = spec_of(as_attempt(job, "j"))
     preferred = pod["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
     narrowed = mine["labelSelector"] | {"matchLabels": {GROUP: "j"}}
     assert [each.get("podAffinityTerm", each)["labelSelector"] for each in preferred] == [
@@ -112,7 +111,7 @@ def test_a_cluster_s_network_and_queue_are_set_in_the_template() -> None:
     container = gpu["template"]["spec"]["containers"][0]
     container["env"].append({"name": "NCCL_SOCKET_IFNAME", "value": "eth0"})
     container["resources"] = {"limits": {"rdma/hca": "1"}, "requests": {"rdma/hca": "1"}}
-    job = named(shaped(2, gpu=gpu), "j")
+    job = as_attempt(shaped(2, gpu=gpu), "j")
     made = spec_of(job)["containers"][0]
     assert {"name": "NCCL_SOCKET_IFNAME", "value": "eth0"} in made["env"]
     assert made["resources"]["limits"]["rdma/hca"] == made["resources"]["requests"]["rdma/hca"] == "1"

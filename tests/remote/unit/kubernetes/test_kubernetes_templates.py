@@ -11,10 +11,9 @@ import yaml
 
 from forked_snakemake import called
 from vlmflow.core.errors import VlmflowError
-from vlmflow.remote.cluster.pods import template_in
 from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.job_shape import label_value, shape
-from vlmflow.remote.kubernetes.templates import check_files, choose, merge, read_template, read_templates
+from vlmflow.remote.kubernetes.templates import check_files, choose, merge, read_template, read_templates, template_in
 from workflow_runs import ROOT, VERSION, clone
 
 FOLDER = ROOT / "k8s" / "templates"
@@ -298,16 +297,6 @@ def test_a_checkouts_templates_are_checked_by_file(tmp_path: Path, old: str, new
         check_files(tmp_path)
     assert f"{tmp_path}/gpu.yaml" in str(failure.value)
     assert says in str(failure.value)
-
-
-def test_a_checkouts_template_in_the_older_form_is_checked_too(tmp_path: Path) -> None:
-    template = {"apiVersion": "v1", "kind": "PodTemplate", **shipped()[0]}
-    (tmp_path / "big.yaml").write_text(yaml.safe_dump(template))
-    check_files(tmp_path)
-    template["template"]["spec"]["containers"][0]["args"] = ["x"]
-    (tmp_path / "big.yaml").write_text(yaml.safe_dump(template))
-    with pytest.raises(VlmflowError, match="must not set args"):
-        check_files(tmp_path)
 
 
 def test_a_wrong_template_is_refused_when_the_workflow_is_read(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_plan_has_the_jobs_of_slurm_with_the_profiles_resources(tmp_path: Pa
     (tmp_path / "gpu.yaml").write_text(yaml.safe_dump({"slurm": {"gpu_model": "a100"}}))
     options = doctor.read_profile(str(tmp_path / "mine"), [*DEMO, tmp_path / "gpu.yaml"])
     planned = doctor.planned(options, settings_of(*options.configfile), "qwen3vl-fire", tmp_path)
-    requests = {job.request.rule: job.request for job in planned}
+    requests = {request.rule: request for request, _ in planned}
     assert {"train_smoke", "train_model", "merge_weights", "verify_merged", "the group data"} <= set(requests)
     assert not [rule for rule in requests if rule.startswith("fetch_")]
     train = requests["train_model"]
@@ -75,8 +75,8 @@ def test_the_plan_has_the_jobs_of_slurm_with_the_profiles_resources(tmp_path: Pa
         "vision",
         "a100",
     )
-    assert (train.threads, train.mem_mb, train.gpus, train.minutes, train.warning) == (2, 6_000, 0, 30, 180)
+    assert (train.threads, train.mem_mb, train.gpus, train.runtime, train.warning) == (2, 6_000, 0, 30, 180)
     assert requests["merge_weights"].partitions == ("cpu",)
     assert requests["merge_weights"].warning == 0
-    (words,) = [job.words for job in planned if job.request.rule == "train_model"]
+    (words,) = [words for request, words in planned if request.rule == "train_model"]
     assert {"sbatch", "a100,h100", "vision", "--mem", "6000", "--signal=TERM@180"} <= set(words)

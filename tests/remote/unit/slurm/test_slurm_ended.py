@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.remote.slurm.ending import ended_of, read_verdict
+from vlmflow.remote.slurm.queue import ended_of, read_verdict
 
 
 @pytest.mark.parametrize(

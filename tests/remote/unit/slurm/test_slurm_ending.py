@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_commands import SlurmCommands
-from vlmflow.remote.slurm import ending
-from vlmflow.remote.slurm.ending import end_jobs
+from vlmflow.remote.slurm import queue as slurm_queue
+from vlmflow.remote.slurm.queue import end_jobs
 
 OUTAGE = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 GONE = "scancel: error: Kill job error on job id 2: Invalid job id specified"
@@ -31,7 +31,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     def pause(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(ending, "time", SimpleNamespace(sleep=pause, monotonic=lambda: now[0]))
+    monkeypatch.setattr(slurm_queue, "time", SimpleNamespace(sleep=pause, monotonic=lambda: now[0]))
     commands = SlurmCommands(tmp_path, monkeypatch)
     for name in ("scontrol", "scancel"):
         commands.answer(name)

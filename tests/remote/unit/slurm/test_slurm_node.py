@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from vlmflow.remote.slurm import node
+from vlmflow.remote.slurm import in_job
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_node_0_runs_snakemake_and_each_other_an_agent_of_the_same_attempt(
     given = {"SLURM_JOB_ID": "123456", "SLURM_PROCID": number, "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.7", "HOME": "/x"}
     became: list[tuple[str, list[str], dict[str, str]]] = []
     monkeypatch.setattr(os, "environ", given | ({"SLURM_RESTART_COUNT": restarts} if restarts else {}))
-    monkeypatch.setattr(sys, "argv", [node.__file__, "stores/runs/r", "8", "python3", "-m", "snakemake", "x y"])
+    monkeypatch.setattr(sys, "argv", [in_job.__file__, "stores/runs/r", "8", "python3", "-m", "snakemake", "x y"])
     monkeypatch.setattr(os, "execvp", lambda program, words: became.append((program, words, dict(os.environ))))
-    node.main()
+    in_job.become_node()
     ((program, words, environment),) = became
     assert (program, words) == (command[0], command)
     added = {name: value for name, value in environment.items() if name.startswith("VLMFLOW_")}

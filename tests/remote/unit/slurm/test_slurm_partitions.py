@@ -7,15 +7,14 @@ import pytest
 
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.slurm.partitions import (
-    Asked,
     Node,
     Partition,
-    gpus_in,
     read_partitions,
     refuse_what_fits_nowhere,
     why_in_none,
     why_not,
 )
+from vlmflow.remote.slurm.request import Request, gpus_in
 
 # As Slurm 22.05.8 of Debian 12 prints them, with typed GPUs, a node that a person has drained, and a closed partition.
 PARTITIONS_22 = """\
@@ -94,31 +93,31 @@ def test_gpus_are_counted_by_model(gres: str, gpus: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("where", "asked", "why"),
     [
-        ("gpu", Asked("x", "", 2, 16_000, 2, minutes=120, nodes=2), None),
-        ("gpu", Asked("x", "", 3, 1), "3 cores on one node; its largest node has 2"),
-        ("gpu", Asked("x", "", 1, 256_000), "256,000 MB of memory on one node; its largest node has 16,000"),
-        ("gpu", Asked("x", "", 1, 1, 3), "3 GPUs on one node; its largest node has 2"),
-        ("gpu", Asked("x", "", 1, 1, 1, "a100"), "1 GPU of a100 on one node; its nodes have none"),
-        ("gpu", Asked("x", "", 1, 1, minutes=121), "121 minutes; its limit is 120"),
-        ("gpu", Asked("x", "", 1, 1, minutes=121, warning=180), None),
+        ("gpu", Request("x", threads=2, mem_mb=16_000, gpus=2, runtime=120, nodes=2), None),
+        ("gpu", Request("x", threads=3, mem_mb=1), "3 cores on one node; its largest node has 2"),
+        ("gpu", Request("x", mem_mb=256_000), "256,000 MB of memory on one node; its largest node has 16,000"),
+        ("gpu", Request("x", mem_mb=1, gpus=3), "3 GPUs on one node; its largest node has 2"),
+        ("gpu", Request("x", mem_mb=1, gpus=1, model="a100"), "1 GPU of a100 on one node; its nodes have none"),
+        ("gpu", Request("x", mem_mb=1, runtime=121), "121 minutes; its limit is 120"),
+        ("gpu", Request("x", mem_mb=1, runtime=121, warning=180), None),
         (
             "gpu",
-            Asked("x", "", 1, 1, nodes=3),
+            Request("x", mem_mb=1, nodes=3),
             "1 core, 1 MB of memory on each of 3 nodes; its nodes with all of that: 2",
         ),
-        ("urgent", Asked("x", "", 1, 1), "it is down: jobs wait there until an administrator opens it"),
+        ("urgent", Request("x", mem_mb=1), "it is down: jobs wait there until an administrator opens it"),
         (
             "a100",
-            Asked("x", "", 1, 300_000, 2, "h100"),
+            Request("x", mem_mb=300_000, gpus=2, model="h100"),
             "1 core, 300,000 MB of memory, 2 GPUs of h100 on one node; its nodes with all of that: 0",
         ),
-        ("a100", Asked("x", "", 1, 1, account="bio"), "account bio; it is for language, vision"),
-        ("a100", Asked("x", "", 1, 1, account="Vision"), None),
-        ("CPU nodes (amd)", Asked("x", "", 1, 1, nodes=2), "2 nodes; a job may have 1 there"),
+        ("a100", Request("x", mem_mb=1, account="bio"), "account bio; it is for language, vision"),
+        ("a100", Request("x", mem_mb=1, account="Vision"), None),
+        ("CPU nodes (amd)", Request("x", mem_mb=1, nodes=2), "2 nodes; a job may have 1 there"),
     ],
 )
 def test_why_a_partition_can_never_hold_a_job(
-    small: dict[str, Partition], large: dict[str, Partition], where: str, asked: Asked, why: str | None
+    small: dict[str, Partition], large: dict[str, Partition], where: str, asked: Request, why: str | None
 ) -> None:
     assert why_not((small | large)[where], asked) == why
 
@@ -138,9 +137,23 @@ def job(rule: str, threads: int = 1, **resources: Any) -> SimpleNamespace:
 
 def test_what_a_job_asks_is_read_from_its_resources() -> None:
     train = job("train_model", 8, gpu=2, mem_mb=9, runtime=600, warning_seconds=180, slurm_partition="a,b", nodes=2)
-    assert Asked.of(train, "h100") == Asked("train_model", "mine", 8, 9, 2, "h100", 2, 600, 180, ("a", "b"))
+    assert Request.of(train, "h100") == Request(
+        "train_model",
+        {"run": "mine"},
+        threads=8,
+        mem_mb=9,
+        gpus=2,
+        model="h100",
+        nodes=2,
+        runs="stores/runs/mine",
+        runtime=600,
+        warning=180,
+        partitions=("a", "b"),
+    )
     by_gres = job("evaluate", gres="gpu:a100:4", runtime=60, slurm_account="vision")
-    assert Asked.of(by_gres, None) == Asked("evaluate", "mine", 1, 0, 4, "a100", minutes=60, account="vision")
+    assert Request.of(by_gres, None) == Request(
+        "evaluate", {"run": "mine"}, gpus=4, model="a100", runtime=60, account="vision"
+    )
 
 
 def test_a_group_asks_for_its_largest_and_its_longest_stage() -> None:
@@ -153,7 +166,9 @@ def test_a_group_asks_for_its_largest_and_its_longest_stage() -> None:
         resources={"mem_mb": 12_000, "runtime": 90, "slurm_partition": "cpu"},
         is_group=lambda: True,
     )
-    assert Asked.of(group, None) == Asked("the group data", "", 4, 8_000, minutes=60, partitions=("cpu",))
+    assert Request.of(group, None) == Request(
+        "the group data", threads=4, mem_mb=8_000, runtime=60, partitions=("cpu",)
+    )
 
 
 def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -> None:
@@ -178,19 +193,21 @@ def test_one_line_for_each_rule_that_fits_nowhere(small: dict[str, Partition]) -
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked("x", "", 1, 1, partitions=("gpus",)), "x: there is no partition gpus: did you mean gpu?"),
-        (Asked("x", "", 1, 1, partitions=("urgent", "cpu")), None),
-        (Asked("x", "", 1, 1, account="bio"), "x: you have no account bio"),
-        (Asked("x", "", 1, 1, account="Vision"), None),
+        (Request("x", mem_mb=1, partitions=("gpus",)), "x: there is no partition gpus: did you mean gpu?"),
+        (Request("x", mem_mb=1, partitions=("urgent", "cpu")), None),
+        (Request("x", mem_mb=1, account="bio"), "x: you have no account bio"),
+        (Request("x", mem_mb=1, account="Vision"), None),
     ],
 )
-def test_unknown_partitions_and_accounts_are_named(small: dict[str, Partition], asked: Asked, said: str | None) -> None:
+def test_unknown_partitions_and_accounts_are_named(
+    small: dict[str, Partition], asked: Request, said: str | None
+) -> None:
     refusal = why_in_none(asked, small, frozenset({"vision"}))
     assert (refusal and refusal[0]) == said
 
 
 def test_without_a_default_partition_one_must_be_named(large: dict[str, Partition]) -> None:
-    refusal = why_in_none(Asked("x", "", 1, 1), large, None)
+    refusal = why_in_none(Request("x", mem_mb=1), large, None)
     assert refusal is not None
     assert refusal[0] == "x: it names no partition, and Slurm has no default one"
     assert refusal[1].endswith("to one of CPU nodes (amd), a100")

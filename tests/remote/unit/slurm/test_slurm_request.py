@@ -53,8 +53,7 @@ def words(one: SimpleNamespace, gpus_by: str = "gpus", gpu_model: str | None = N
         one,
         replace(RuleJob.of(one), **changes),
         "vlmflow a b c",
-        gpus_by=gpus_by,
-        gpu_model=gpu_model,
+        slurm=SimpleNamespace(gpus=gpus_by, gpu_model=gpu_model),
         minutes=120,
         log=Path("/data/slurm logs/%j.log"),
         workdir="/data/a folder",
@@ -146,8 +145,7 @@ def test_a_job_without_memory_and_time_asks_for_neither() -> None:
         one,
         RuleJob.of(one),
         "vlmflow a b c",
-        gpus_by="gpus",
-        gpu_model=None,
+        slurm=SimpleNamespace(gpus="gpus", gpu_model=None),
         minutes=None,
         log=Path("log"),
         workdir="/data",
@@ -178,10 +176,10 @@ def test_on_several_nodes_the_step_runs_an_agent_on_each() -> None:
     assert call[:4] == ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1"]
     assert "--kill-on-bad-exit=1" in call
     (path,) = value(call, "PYTHONPATH")
-    module = call.index("vlmflow.remote.slurm.node")
-    assert (Path(path) / "vlmflow" / "remote" / "slurm" / "node.py").is_file()
+    module = call.index("vlmflow.remote.slurm.in_job")
+    assert (Path(path) / "vlmflow" / "remote" / "slurm" / "in_job.py").is_file()
     assert call[module - 2 :] == [
-        *("/venv/bin/python", "-m", "vlmflow.remote.slurm.node", "stores/my runs/mine", "8"),
+        *("/venv/bin/python", "-m", "vlmflow.remote.slurm.in_job", "stores/my runs/mine", "8"),
         *("/venv/bin/python", "-m", "snakemake", "--snakefile", "/a b/Snakefile", "--cores", "8"),
     ]
 

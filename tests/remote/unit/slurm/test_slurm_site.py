@@ -1,15 +1,18 @@
 """The doctor judges what Slurm tells and what its jobs saw. tests/remote/slurm tests the answers themselves."""
 
+import fcntl
 import tempfile
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from vlmflow.remote.slurm import on_node
+from slurm_commands import SlurmCommands
+from vlmflow.remote.slurm import on_node, probe
 from vlmflow.remote.slurm.on_node import FirstNode, SecondNode
-from vlmflow.remote.slurm.partitions import Asked, Node, Partition
-from vlmflow.remote.slurm.probe import Answer, check_answer, folders_of
+from vlmflow.remote.slurm.partitions import Node, Partition
+from vlmflow.remote.slurm.probe import Probe, check_nodes, folders_of
+from vlmflow.remote.slurm.request import Request
 from vlmflow.remote.slurm.site import (
     check_accounting,
     check_accounts,
@@ -40,7 +43,9 @@ SLURM_VERSION           = 22.05.8
 NODES = (Node("a", 2, 16_000, {"": 2}), Node("b", 2, 16_000, {"": 2}))
 GPU = Partition("gpu", False, "UP", 120, NODES, grace_seconds=30, preempt_mode="REQUEUE")
 CPU = Partition("cpu", True, "UP", None, NODES)
-TRAIN = Asked("train_model", "mine", 2, 6_000, 2, minutes=2_880, warning=180, partitions=("gpu",))
+TRAIN = Request(
+    "train_model", {"run": "mine"}, threads=2, mem_mb=6_000, gpus=2, runtime=2_880, warning=180, partitions=("gpu",)
+)
 WORKING = Path("/shared/work")
 NAMES = {WORKING: "the working directory (and 8 stores in it)", Path("/shared/runs"): "stores.runs"}
 TRIED: dict[str, dict[str, str]] = {str(name): {} for name in NAMES}
@@ -48,8 +53,8 @@ SECOND = SecondNode("node-b", TRIED, "")
 FIRST = FirstNode("node-a", 1000, "3.11.9", TRIED, "/scratch", 90_000, "", 8_000, "", SECOND, "")
 
 
-def changed(**fields: object) -> Answer:
-    return Answer(msgspec.structs.replace(FIRST, **fields))
+def changed(**fields: object) -> FirstNode:
+    return msgspec.structs.replace(FIRST, **fields)
 
 
 def states(*findings: object) -> list[str]:
@@ -79,7 +84,7 @@ def test_what_the_controller_and_accounting_say() -> None:
 def test_accounts_are_those_of_the_user(
     account: str | None, of_user: set[str] | None, enforced: bool, state: str
 ) -> None:
-    requests = [Asked("x", "", 1, 1, account=account)]
+    requests = [Request("x", mem_mb=1, account=account)]
     assert check_accounts(requests, None if of_user is None else frozenset(of_user), enforced).state == state
 
 
@@ -91,12 +96,12 @@ def test_a_partition_is_shown_with_what_it_has() -> None:
 
 def test_a_run_fits_or_each_refusal_is_a_finding() -> None:
     found = {"gpu": GPU, "cpu": CPU}
-    (fine,) = check_run("mine", [TRAIN, Asked("fit_rows", "mine", 1, 4_000, minutes=60)], found, None)
+    (fine,) = check_run("mine", [TRAIN, Request("fit_rows", {"run": "mine"}, mem_mb=4_000, runtime=60)], found, None)
     assert (fine.state, fine.found) == (
         "ok",
         "each of its 2 jobs fits; the largest is train_model (2 cores, 6 GB, 2 GPUs)",
     )
-    large = Asked("merge_weights", "mine", 8, 90_000)
+    large = Request("merge_weights", {"run": "mine"}, threads=8, mem_mb=90_000)
     (refused,) = check_run("mine", [TRAIN, large, large], found, None)
     assert refused.found == "merge_weights, run mine, partition cpu: 8 cores on one node; its largest node has 2"
     assert refused.next_step.startswith("no other partition can hold it; ask for less: the rule's own threads")
@@ -151,19 +156,17 @@ def test_settings_that_cost_something_are_named(key: str, value: str, what: str)
 
 
 def test_an_answer_without_faults_is_ready() -> None:
-    findings = check_answer("gpu", Answer(FIRST), NAMES, 2, "https://huggingface.co")
+    findings = check_nodes("gpu", FIRST, NAMES, 2, "https://huggingface.co")
     assert set(states(*findings)) == {"ok"}
     assert [one.what for one in findings] == [
         *("jobs in gpu", "folders in gpu", "two nodes of gpu", "signals in gpu", "TMPDIR in gpu", "hub from gpu"),
     ]
-    assert check_answer("gpu", Answer(FIRST), NAMES, 1, "")[2].state == "warn"
+    assert check_nodes("gpu", FIRST, NAMES, 1, "")[2].state == "warn"
 
 
 @pytest.mark.parametrize(
-    ("answer", "what", "state", "words"),
+    ("first", "what", "state", "words"),
     [
-        (Answer(fault="it still waits after 9 s (Resources)", waits=True), "jobs in gpu", "warn", "(Resources)"),
-        (Answer(fault="its job is FAILED: env: python: not found"), "jobs in gpu", "fail", "python: not found"),
         (
             changed(folders={"/shared/runs": {}}),
             "the working directory (and 8 stores in it) in gpu",
@@ -193,12 +196,50 @@ def test_an_answer_without_faults_is_ready() -> None:
         (changed(hub="timed out"), "hub from gpu", "fail", "https://huggingface.co: timed out"),
     ],
 )
-def test_what_a_job_lacks_is_a_finding(answer: Answer, what: str, state: str, words: str) -> None:
-    findings = check_answer("gpu", answer, NAMES, 2, "https://huggingface.co")
+def test_what_a_job_lacks_is_a_finding(first: FirstNode, what: str, state: str, words: str) -> None:
+    findings = check_nodes("gpu", first, NAMES, 2, "https://huggingface.co")
     (wrong,) = [one for one in findings if one.state != "ok"]
     assert (wrong.what, wrong.state) == (what, state)
     assert words in wrong.found
     assert wrong.next_step
+
+
+@pytest.mark.parametrize(
+    ("squeue", "output", "state", "words"),
+    [
+        ("PENDING|Resources", None, "warn", "it still waits after 0 s: all that it could use is taken"),
+        ("PENDING|PartitionTimeLimit", None, "fail", "its job never starts: its time limit is above"),
+        ("FAILED|None", None, "fail", "its job is FAILED: its node wrote no output"),
+        ("FAILED|None", "env: python: \x1b not found", "fail", "its job is FAILED: env: python: \ufffd not found"),
+        ("FAILED|None", "", "fail", "its job is FAILED: it printed nothing"),
+        ("", f"a warning\n{msgspec.json.encode(FIRST).decode()}\n", "", ""),
+    ],
+)
+def test_a_job_that_says_nothing_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, squeue: str, output: str | None, state: str, words: str
+) -> None:
+    monkeypatch.setattr(probe, "PAUSE", 0.0)
+    slurm = SlurmCommands(tmp_path, monkeypatch)
+    slurm.answer("scancel")
+    slurm.answer("sbatch", "7\n")
+    slurm.answer("squeue", f"7|{squeue}|gpu|1||0:00|5:00|2026-11-27T19:00:00||vlmflow-doctor\n" if squeue else "")
+    with Probe(GPU, None, tmp_path, [], "") as started:
+        if output is not None:
+            started._output.write_text(output)
+        answer = started.answer(0)
+    assert answer == FIRST if not state else (answer.what, answer.state) == ("jobs in gpu", state)
+    assert not state or words in answer.found
+    assert slurm.calls("scancel") == ["scancel 7"]
+    assert list(tmp_path.glob(".doctor*")) == []
+
+
+def test_a_refused_job_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = SlurmCommands(tmp_path, monkeypatch)
+    slurm.answer("sbatch", fails="sbatch: error: invalid account")
+    with Probe(GPU, "mine", tmp_path, [], "") as started:
+        answer = started.answer(0)
+    assert (answer.state, answer.found) == ("fail", "sbatch: sbatch: error: invalid account")
+    assert slurm.calls("scancel") == []
 
 
 def test_folders_to_try_are_those_that_are_there(tmp_path: Path) -> None:
@@ -210,23 +251,24 @@ def test_folders_to_try_are_those_that_are_there(tmp_path: Path) -> None:
 
 
 def test_the_second_look_finds_a_lock_that_is_held_elsewhere_and_one_that_is_not(tmp_path: Path) -> None:
-    assert on_node.tried(str(tmp_path), ".doctor-1") == {}
+    assert on_node.leave(str(tmp_path), ".doctor-1") == {}
     place = tmp_path / ".doctor-1"
-    with on_node._locks(iter([place])):
-        assert on_node._look(place) == {}
-    assert on_node._look(place) == {"flock": "two nodes hold one lock"}
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert on_node.look(place) == {}
+    assert on_node.look(place) == {"flock": "two nodes hold one lock"}
     (place / "hard-link").unlink()
-    assert list(on_node._look(place)) == ["see"]
+    assert list(on_node.look(place)) == ["see"]
 
 
 def test_sockets_fit_in_a_short_folder_only(tmp_path: Path) -> None:
-    assert on_node._no_socket(Path(tempfile.gettempdir())) == ""
+    assert on_node.no_socket(Path(tempfile.gettempdir())) == ""
     deep = tmp_path / ("d" * 90)
     deep.mkdir()
-    assert "too long" in on_node._no_socket(deep)
+    assert "too long" in on_node.no_socket(deep)
     assert list(deep.iterdir()) == []
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:
-    assert "refused" in on_node._no_answer("http://127.0.0.1:9")
-    assert "unknown url type" in on_node._no_answer("nonsense")
+    assert "refused" in on_node.no_answer("http://127.0.0.1:9")
+    assert "unknown url type" in on_node.no_answer("nonsense")

@@ -12,7 +12,7 @@ import pytest
 
 from vlmflow.remote.job import LINES, last_lines, newest_progress
 from vlmflow.remote.slurm.queue import ask
-from vlmflow.remote.slurm.waiting import is_here, lines
+from vlmflow.remote.status import has_slurm, of_slurm
 from workflow_runs import ROOT
 
 COMMENT = "vlmflow aaaa bbbb cccc"
@@ -84,7 +84,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 def test_each_job_of_ours_is_shown_with_its_progress_or_why_it_waits(slurm: Slurm) -> None:
     submitted = (datetime.now() - timedelta(hours=1)).isoformat(timespec="seconds")
-    shown = [line.split("  ") for line in lines(slurm(queue=QUEUE.replace("SUBMITTED", submitted)))]
+    shown = [line.split("  ") for line in of_slurm(slurm(queue=QUEUE.replace("SUBMITTED", submitted)))]
     rows = {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in shown}
     numbers = [cells[3] for cells in rows.values()]
     assert numbers == ["10", "1", "7", "19", "2", "3"], "the oldest first; none that has ended, or is somebody else's"
@@ -104,9 +104,9 @@ def test_each_job_of_ours_is_shown_with_its_progress_or_why_it_waits(slurm: Slur
 
 
 def test_no_job_and_no_answer_are_a_line(slurm: Slurm) -> None:
-    assert lines(slurm(queue="")) == ["Slurm has no job of vlmflow"]
-    assert lines(slurm(fails=OUTAGE)) == [f"Slurm does not answer: squeue: {OUTAGE}"]
-    assert lines(slurm(fails="\x1b]0;title\x07 error")) == ["Slurm does not answer: squeue: �]0;title� error"]
+    assert of_slurm(slurm(queue="")) == ["Slurm has no job of vlmflow"]
+    assert of_slurm(slurm(fails=OUTAGE)) == [f"Slurm does not answer: squeue: {OUTAGE}"]
+    assert of_slurm(slurm(fails="\x1b]0;title\x07 error")) == ["Slurm does not answer: squeue: �]0;title� error"]
 
 
 def test_what_a_person_lets_squeue_show_hides_no_job(
@@ -124,7 +124,7 @@ def test_what_a_person_lets_squeue_show_hides_no_job(
 def test_a_controller_that_is_lost_meanwhile_is_one_line(slurm: Slurm, tmp_path: Path) -> None:
     folder = slurm()
     (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "{OUTAGE}" >&2\nexit 1\n')
-    assert lines(folder) == [f"Slurm does not answer: scontrol: {OUTAGE}"]
+    assert of_slurm(folder) == [f"Slurm does not answer: scontrol: {OUTAGE}"]
 
 
 @pytest.mark.lengthy
@@ -150,7 +150,7 @@ def test_odd_texts_reach_no_terminal_and_need_no_cluster_of_kubernetes(slurm: Sl
 
 def test_without_slurm_it_is_not_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert not is_here()
+    assert not has_slurm()
 
 
 def test_the_end_of_a_log_is_read_whatever_it_is(tmp_path: Path) -> None:

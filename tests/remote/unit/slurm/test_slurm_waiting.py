@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vlmflow.remote.slurm.waiting import explain, starts_by_itself, will_not_start
+from vlmflow.remote.slurm.waiting import reason_in_words, starts_by_itself, will_not_start
 
 REASONS = Path(__file__).with_name("reasons.txt").read_text().split()
 """All words of Slurm's documentation of 24.11, and of the library of 22.05."""
@@ -14,7 +14,7 @@ DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher 
 
 def test_every_word_of_the_documentation_is_explained() -> None:
     assert len(REASONS) > 190
-    assert [reason for reason in REASONS if explain(reason) == reason] == []
+    assert [reason for reason in REASONS if reason_in_words(reason) == reason] == []
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,17 @@ def test_every_word_of_the_documentation_is_explained() -> None:
     ],
 )
 def test_a_reason_is_explained(reason: str, words: str) -> None:
-    assert explain(reason).startswith(words)
+    assert reason_in_words(reason).startswith(words)
 
 
 def test_details_are_kept_and_an_unknown_word_is_shown_as_it_is() -> None:
-    assert explain("ReqNodeNotAvail, UnavailableNodes:node-b").endswith(" (UnavailableNodes:node-b)")
-    assert explain("ReqNodeNotAvail, May be reserved for other job").endswith(" (May be reserved for other job)")
-    assert "DRAINED" not in explain(DOWN)
+    assert reason_in_words("ReqNodeNotAvail, UnavailableNodes:node-b").endswith(" (UnavailableNodes:node-b)")
+    assert reason_in_words("ReqNodeNotAvail, May be reserved for other job").endswith(
+        " (May be reserved for other job)"
+    )
+    assert "DRAINED" not in reason_in_words(DOWN)
     for reason in ("NewIn30", "some text of an administrator, as it is", "QOSMaxTeaPerUser", ""):
-        assert explain(reason) == reason
+        assert reason_in_words(reason) == reason
 
 
 def test_which_jobs_never_start_and_which_need_a_person() -> None:

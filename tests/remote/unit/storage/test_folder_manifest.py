@@ -20,16 +20,9 @@ def entry(name: str, size: int = 1, key: str | None = None) -> Entry:
 def test_a_manifest_is_read_as_it_was_written() -> None:
     elsewhere = f"run/verified/x/.stored-{'1' * 32}/files/weights\n"
     entries = {"b/é.txt": entry("b/é.txt", 0), "a": entry("a", 1 << 40), "w": entry("w", key=elsewhere)}
-    assert s3_folder.load(s3_folder.dump(entries), PLACE, FOLDER) == entries
+    assert s3_folder.load(s3_folder.dump(entries), PLACE) == entries
     assert s3_folder.dump(entries) == s3_folder.dump(dict(reversed(entries.items())))
-    attempts = s3_folder.attempts_of(entries)
-    assert attempts == {f"{FOLDER}/.stored-{'0' * 32}", f"run/verified/x/.stored-{'1' * 32}"}
-    assert {s3_folder.owner_of(attempt) for attempt in attempts} == {FOLDER, "run/verified/x"}
-
-
-def test_an_older_manifest_is_read() -> None:
-    content = b'{"files": {"inner/a": {"size": 3, "etag": "\\"0\\""}}}'
-    assert s3_folder.load(content, PLACE, FOLDER) == {"inner/a": Entry(3, f"{FOLDER}/inner/a", etag='"0"')}
+    assert s3_folder.attempts_of(entries) == {f"{FOLDER}/.stored-{'0' * 32}", f"run/verified/x/.stored-{'1' * 32}"}
 
 
 GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
@@ -41,9 +34,9 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
         b"",
         b"[" * 200_000,
         b"[]",
-        b'{"files": [1]}',
-        b'{"files": {"a": {"size": "x", "etag": ""}}}',
-        b'{"files": {"a": {}}}',
+        b'{"version": 1, "files": [1]}',
+        b'{"version": 1, "files": {"a": {}}}',
+        json.dumps({"files": {"a": GOOD}}).encode(),
         json.dumps({"version": 2, "files": {"a": GOOD}}).encode(),
         *(
             json.dumps({"version": 1, "files": {"a": GOOD | wrong}}).encode()
@@ -53,7 +46,7 @@ GOOD = {"size": 1, "sha256": DIGEST, "key": KEY + "a"}
 )
 def test_a_file_that_is_not_a_manifest_is_refused_with_its_address(content: bytes) -> None:
     with pytest.raises(VlmflowError, match=f"{PLACE} is not a manifest"):
-        s3_folder.load(content, PLACE, FOLDER)
+        s3_folder.load(content, PLACE)
 
 
 def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,13 +56,13 @@ def test_a_manifest_that_nobody_could_read_is_not_read(monkeypatch: pytest.Monke
     with pytest.raises(VlmflowError, match="larger than 0 MB"):
         s3_folder.dump(entries)
     with pytest.raises(VlmflowError, match="larger than 0 MB"):
-        s3_folder.load(b"{" + b" " * 1_000, PLACE, FOLDER)
+        s3_folder.load(b"{" + b" " * 1_000, PLACE)
 
 
 @pytest.mark.parametrize("name", ["../a", "/etc/passwd", "a/../../b", "", ".", "a//b", "./a"])
 def test_a_name_that_leads_out_of_the_folder_is_refused(name: str) -> None:
     with pytest.raises(VlmflowError, match="outside its folder"):
-        s3_folder.load(s3_folder.dump({name: entry("a")}), PLACE, FOLDER)
+        s3_folder.load(s3_folder.dump({name: entry("a")}), PLACE)
 
 
 def test_the_folder_of_a_lost_pod_is_removed_and_no_other(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from bucket_server import BucketServer, etag_of
+from bucket_server import BucketServer
 from faulty_server import Answer, breaks, ignores_range, refuses
 from vlmflow.core import patience
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -206,24 +206,8 @@ def test_after_a_replaced_folder_a_passing_fault_is_still_waited_for(
     assert not any(waits), "a pause of an event that is set is none"
 
 
-def test_a_folder_of_an_older_checkout_is_compared_by_etag(
-    bucket: BucketServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_target_that_is_a_file(bucket: BucketServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "vlmflow")
-    bucket.objects["old/a"] = b"a" * 3 * PIECE
-    files = {"a": {"size": 3 * PIECE, "etag": etag_of(bucket.objects["old/a"])}}
-    bucket.objects["old/.manifest.json"] = json.dumps({"files": files}).encode()
-    (tmp_path / "x.part").mkdir()
-    (tmp_path / "x.part" / "a").write_bytes(b"b" * PIECE)
-    main("s3://bucket/old", tmp_path / "x")
-    assert content_of(tmp_path / "x") == {"a": bucket.objects["old/a"]}
-    assert "has the digest of the original" not in caplog.text
-    bucket.objects["old/a"] = b"b" * 3 * PIECE
-    with pytest.raises(VlmflowError, match="old is damaged: a: its object has changed"):
-        main("s3://bucket/old", tmp_path / "y")
-
-
-def test_a_target_that_is_a_file(bucket: BucketServer, tmp_path: Path) -> None:
     bucket.objects["run/data/rows.jsonl"] = rows = b"{}\n" * PIECE
     bucket.metadata["run/data/rows.jsonl"] = {"sha256": "0" * 64}
     with pytest.raises(VlmflowError, match=r"data/rows\.jsonl is damaged: the file: sha256"):
@@ -232,6 +216,19 @@ def test_a_target_that_is_a_file(bucket: BucketServer, tmp_path: Path) -> None:
     del bucket.metadata["run/data/rows.jsonl"]
     main("s3://bucket/run/data/rows.jsonl", tmp_path / "rows.jsonl")
     assert (tmp_path / "rows.jsonl").read_bytes() == rows
+    assert "it has no recorded digest to compare" in caplog.text
+
+
+def test_a_file_that_changes_meanwhile_is_refused(bucket: BucketServer, tmp_path: Path) -> None:
+    bucket.objects["run/data/rows.jsonl"] = b"a" * 3 * PIECE
+
+    def change(answer: Answer) -> Answer:
+        bucket.objects["run/data/rows.jsonl"] = b"b" * 3 * PIECE
+        return refuses(503)(answer)
+
+    bucket.faults["rows.jsonl"] = [change] * 6
+    with pytest.raises(VlmflowError, match="the file: its object has changed"):
+        main("s3://bucket/run/data/rows.jsonl", tmp_path / "rows.jsonl")
 
 
 def test_what_cannot_be_downloaded_is_reported(bucket: BucketServer, tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
-"""The instance of vlmflow, if several people share a namespace: a suffix of names, and a label.
+"""What a laptop does in the cluster through kubectl: commands in the controller, and files to and from its volumes.
 
-The environment variable VLMFLOW_INSTANCE names it, on a laptop and in the controller (k8s/base/controller.yaml).
-Without it the namespace has one vlmflow, whose objects have no suffix and no label. k8s/components/instance sets both.
-
-Runs kubectl in one namespace, and commands in the controller.
-
-Copies files and folders between this machine and the volumes of a cluster, through its controller.
+If several people share a namespace, the environment variable VLMFLOW_INSTANCE names one's instance of vlmflow, on a
+laptop and in the controller (k8s/base/controller.yaml): a suffix of names, and a label. Without it the namespace has
+one vlmflow, whose objects have no suffix and no label. k8s/components/instance sets both.
 """
 
 import logging
@@ -20,14 +17,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from vlmflow.core.errors import VlmflowError
-from vlmflow.core.progress import Progress
 from vlmflow.remote.cluster import file_stream
 from vlmflow.remote.cluster.file_stream import Broken, Refused, files_at, heard, receive, say, send, sizes_at
+from vlmflow.remote.library import Progress, VlmflowError
+
+log = logging.getLogger("vlmflow")
 
 VARIABLE = "VLMFLOW_INSTANCE"
 LABEL = "app.kubernetes.io/instance"
 PART_OF = "app.kubernetes.io/part-of=vlmflow"
+
+VOLUMES = ("/cache", "/outputs")
+TARGETS = PurePosixPath("/outputs/targets")
+"""The folder of the targets (default-storage-prefix of profiles/kubernetes)."""
+
+FILE_STREAM = Path(file_stream.__file__).read_text()
+"""A program that the controller's Python gets as text, because its image has none of our files."""
+
+TRIES = 8
+"""Streams in a row without new bytes after which copying fails."""
+PAUSE = 2.0
+"""Seconds before the second stream; each further pause is twice as long."""
 
 
 def instance() -> str:
@@ -37,29 +47,29 @@ def instance() -> str:
     """
     name = os.environ.get(VARIABLE, "")
     if name and not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?", name):
-        what = f"{VARIABLE} is {name!r}, not a name of at most 30 lower-case letters, digits and dashes"
         raise VlmflowError(
-            what, f"unset {VARIABLE}, or export {VARIABLE}=NAME with the name in your copy of k8s/components/instance"
+            f"{VARIABLE} is {name!r}, not a name of at most 30 lower-case letters, digits and dashes",
+            f"unset {VARIABLE}, or export {VARIABLE}=NAME with the name in your copy of k8s/components/instance",
         )
     return name
 
 
-def named(name: str) -> str:
+def own_name(name: str) -> str:
     """Return the name of an object of k8s/ in this instance."""
     return f"{name}-{instance()}" if instance() else name
 
 
-def short(name: str) -> str:
+def short_name(name: str) -> str:
     """Return the name of an object in k8s/."""
     return name.removesuffix(f"-{instance()}") if instance() else name
 
 
-def labels() -> dict[str, str]:
+def own_labels() -> dict[str, str]:
     """Return the labels of this instance's objects."""
     return {LABEL: instance()} if instance() else {}
 
 
-def selector() -> str:
+def own_selector() -> str:
     """Return the selector of this instance's objects, which excludes those of other instances."""
     return f"{PART_OF},{LABEL}={instance()}" if instance() else f"{PART_OF},!{LABEL}"
 
@@ -78,11 +88,12 @@ class Kubectl:
 
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
-        found = shutil.which(os.environ.get("KUBECTL", "kubectl"))
-        if found is None:
+        program = shutil.which(os.environ.get("KUBECTL", "kubectl"))
+        if program is None:
             raise VlmflowError("kubectl is not installed", "install it, or set KUBECTL=/path/to/kubectl")
-        self._command = [found, "--namespace", namespace]
-        self._controller = (f"deployment/{named('controller')}", "--container=controller")
+        self._command = [program, "--namespace", namespace]
+        self._controller = (f"deployment/{own_name('controller')}", "--container=controller")
+        self._next_step = f"run `make doctor NAMESPACE={namespace}` to see what the cluster lacks"
 
     def run(self, *arguments: str, stdin: str | None = None) -> str:
         """Run one command and return its output. stdin: its input.
@@ -91,7 +102,7 @@ class Kubectl:
         """
         ended = subprocess.run([*self._command, *arguments], input=stdin, capture_output=True, text=True, check=False)
         if ended.returncode:
-            raise VlmflowError(f"kubectl {arguments[0]}: {ended.stderr.strip()}", self.next_step)
+            raise VlmflowError(f"kubectl {arguments[0]}: {ended.stderr.strip()}", self._next_step)
         return ended.stdout
 
     def in_controller(self, *command: str) -> int:
@@ -104,38 +115,24 @@ class Kubectl:
 
         Raises VlmflowError if it fails.
         """
-        arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
-        process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = self.talk_to_controller(*command, stdout=None)
         try:
             yield pipe(process.stdin)
         except BrokenPipeError:
             pass  # the command's own message is the cause
         finally:
-            said = process.communicate()[1].decode(errors="replace").strip()
+            message = process.communicate()[1].decode(errors="replace").strip()
         if process.returncode:
-            raise VlmflowError(f"{self._controller[0]}: {said or f'exit code {process.returncode}'}", self.next_step)
+            cause = message or f"exit code {process.returncode}"
+            raise VlmflowError(f"{self._controller[0]}: {cause}", self._next_step)
 
-    def talk_to_controller(self, *command: str) -> subprocess.Popen[bytes]:
-        """Start a command in the controller with pipes for its standard input, output and error."""
-        arguments = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
-        return subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def talk_to_controller(self, *command: str, stdout: int | None = subprocess.PIPE) -> subprocess.Popen[bytes]:
+        """Start a command in the controller with pipes for its standard input, output and error.
 
-    @property
-    def next_step(self) -> str:
-        """What to do when a command fails."""
-        return f"run `make doctor NAMESPACE={self.namespace}` to see what the cluster lacks"
-
-
-log = logging.getLogger("vlmflow")
-
-VOLUMES = ("/cache", "/outputs")
-TARGETS = PurePosixPath("/outputs/targets")
-"""The folder of the targets (default-storage-prefix of profiles/kubernetes)."""
-
-TRIES = 8
-"""Streams in a row without new bytes after which copying fails."""
-PAUSE = 2.0
-"""Seconds before the second stream; each further pause is twice as long."""
+        stdout: None for our own.
+        """
+        words = [*self._command, "exec", "--stdin", *self._controller, "--", *command]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
 
 
 def get(kubectl: Kubectl, target: str, to: Path) -> None:
@@ -148,10 +145,14 @@ def get(kubectl: Kubectl, target: str, to: Path) -> None:
     source, to = _on_volume(target), to.resolve()
     with Progress(f"get {target}", 0, "bytes") as progress:
 
+        def show(done: int, total: int) -> None:
+            progress.total = progress.total or total
+            progress.advance(max(0, done - progress.count))
+
         def stream() -> int:
             with _Talk(kubectl, "send", source) as (give, take):
                 say(give, sizes_at(to))
-                return receive(to, take, lambda done, total: _show(progress, done, total))
+                return receive(to, take, show)
 
         _until_all_is_there(stream, lambda: sum(sizes_at(to).values()))
     log.info(f"copied {target} to {to}; every file has the digest of the original")
@@ -162,19 +163,20 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
 
     to: an absolute path on a volume. Raises VlmflowError as `get` does.
     """
-    place, source = _on_volume(to), source.resolve()
-    total = sum(file.stat().st_size for file in _local_files(source).values())
-    there = 0
-
+    target, source, there = _on_volume(to), source.resolve(), 0
+    try:
+        total = sum(file.stat().st_size for file in files_at(source).values())
+    except Refused as refused:
+        raise VlmflowError(str(refused), "give a file, or a folder of files") from None
     with Progress(f"put {to}", total, "bytes") as progress:
 
         def stream() -> int:
             nonlocal there
-            with _Talk(kubectl, "receive", place) as (give, take):
-                have = heard(take)
-                there = sum(have.values())
+            with _Talk(kubectl, "receive", target) as (give, take):
+                sizes = heard(take)
+                there = sum(sizes.values())
                 progress.start_at(min(there, total))
-                send(source, have, _Counted(give, progress))
+                send(source, sizes, _Counted(give, progress))
                 wrong: int = heard(take)["wrong"]
                 return wrong
 
@@ -182,24 +184,17 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
     log.info(f"copied {source} to {to}; every file has the digest of the original")
 
 
-def _local_files(source: Path) -> dict[str, Path]:
-    try:
-        return files_at(source)
-    except Refused as refused:
-        raise VlmflowError(str(refused), "give a file, or a folder of files") from None
-
-
 def _on_volume(path: str) -> PurePosixPath:
-    place = TARGETS / path
-    if ".." in place.parts or not any(place.is_relative_to(volume) for volume in VOLUMES):
+    absolute = TARGETS / path
+    if ".." in absolute.parts or not any(absolute.is_relative_to(volume) for volume in VOLUMES):
         raise VlmflowError(
             f"{path}: neither a target nor a path on a volume",
             "give a target (merged/RUN), or a path under /cache or /outputs",
         )
-    return place
+    return absolute
 
 
-def _until_all_is_there(stream: Callable[[], int], have: Callable[[], int]) -> None:
+def _until_all_is_there(stream: Callable[[], int], bytes_there: Callable[[], int]) -> None:
     """Open streams until one ends with every digest right; each resumes where the last one broke off."""
     tries, before = 0, -1
     while True:
@@ -210,18 +205,12 @@ def _until_all_is_there(stream: Callable[[], int], have: Callable[[], int]) -> N
             cause = f"{wrong} files arrived with other bytes than those sent"
         except Broken as broken:
             cause = str(broken)
-        now = have()
+        now = bytes_there()
         tries, before = (0 if now > before >= 0 else tries + 1), now
         if tries >= TRIES:
             raise VlmflowError(cause, "run `make doctor` to see what the cluster lacks; the same command resumes here")
         log.info(f"{cause}; resuming where it broke off")
         time.sleep(min(PAUSE * 2**tries, 60))
-
-
-def _show(progress: Progress, done: int, total: int) -> None:
-    if not progress.total:
-        progress.total = total
-    progress.advance(max(0, done - progress.count))
 
 
 class _Counted:
@@ -244,27 +233,26 @@ class _Talk:
     """
 
     def __init__(self, kubectl: Kubectl, action: str, path: PurePosixPath) -> None:
-        program = Path(file_stream.__file__).read_text()
-        self._process = kubectl.talk_to_controller("python", "-c", program, action, str(path))
+        self._process = kubectl.talk_to_controller("python", "-c", FILE_STREAM, action, str(path))
         self._streams = pipe(self._process.stdin), pipe(self._process.stdout)
-        self._said: list[bytes] = []
+        self._messages: list[bytes] = []
         stderr = pipe(self._process.stderr)
-        self._reader = threading.Thread(target=lambda: self._said.extend(stderr), daemon=True)
+        self._reader = threading.Thread(target=lambda: self._messages.extend(stderr), daemon=True)
 
     def __enter__(self) -> tuple[IO[bytes], IO[bytes]]:
         self._reader.start()
         return self._streams
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         for stream in self._streams:
             with suppress(OSError):  # the other side has ended first; its message is the cause
                 stream.close()
         code = self._process.wait()
         self._reader.join(10)
-        said = b"".join(self._said).decode(errors="replace").strip()
-        refused = next((line for line in said.splitlines() if line.startswith("refused: ")), "")
-        if refused:
-            step = "fix that path, then run the same command again: it resumes from here"
-            raise VlmflowError(refused.removeprefix("refused: "), step)
+        lines = b"".join(self._messages).decode(errors="replace").strip().splitlines()
+        for line in lines:
+            if line.startswith("refused: "):
+                step = "fix that path, then run the same command again: it resumes from here"
+                raise VlmflowError(line.removeprefix("refused: "), step)
         if isinstance(error, OSError | Broken) or (code and error is None):
-            raise Broken(said.splitlines()[-1] if said else str(error or f"exit code {code}")) from None
+            raise Broken(lines[-1] if lines else str(error or f"exit code {code}")) from None

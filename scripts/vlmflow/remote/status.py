@@ -1,0 +1,154 @@
+"""The lists of `make status`: this user's jobs in Slurm, and the Jobs of a namespace of Kubernetes, a line for each."""
+
+import getpass
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from vlmflow.remote.cluster.api import Object, Refused, connect
+from vlmflow.remote.cluster.groups import KINDS, job_of, nodes_of
+from vlmflow.remote.cluster.kubectl import own_selector
+from vlmflow.remote.job import LINES, last_lines, newest_progress
+from vlmflow.remote.kubernetes.job_shape import RULE, words_of
+from vlmflow.remote.kubernetes.namespace import Namespace
+from vlmflow.remote.kubernetes.outcome import by_node, judge_pods, read_time
+from vlmflow.remote.kubernetes.waiting import ClusterState, explain
+from vlmflow.remote.library import VlmflowError, clock, printable
+from vlmflow.remote.slurm.queue import QueuedJob, SlurmError, ask, jobs
+from vlmflow.remote.slurm.waiting import reason_in_words, starts_by_itself
+
+PATIENCE = 10.0
+"""Seconds to retry the API of Kubernetes: a person waits for this answer."""
+
+STATES = {
+    "PENDING": "waiting",
+    "CONFIGURING": "starting",
+    "COMPLETING": "ending",
+    "STAGE_OUT": "ending",
+    "SIGNALING": "running",
+    "RESIZING": "running",
+    "REQUEUED": "waiting",
+    "REQUEUE_FED": "waiting",
+    "REQUEUE_HOLD": "held",
+    "RESV_DEL_HOLD": "held",
+    "SPECIAL_EXIT": "held",
+}
+"""Slurm's words for a job that has not ended, in ours; the others are the same in small letters."""
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a line for each row. The columns are aligned, but for the last, of which each cell keeps its width."""
+    widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+
+
+def of_kubernetes(namespace: str, multi_node: str, optional: bool) -> list[str]:
+    """Return the lines for the namespace's Jobs, the oldest first, or one that says why there are none.
+
+    multi_node: how several pods train together (`cluster.multi_node`). optional: whether a machine without a
+    configured cluster has nothing to say. A refusal of the API server ends the process.
+    """
+    try:
+        client = connect(lambda text: print(text, file=sys.stderr), PATIENCE)
+    except VlmflowError as error:
+        return [] if optional else [error.cause]
+    try:
+        lines = in_columns(_jobs_of(Namespace(client, namespace, KINDS[multi_node])))
+    except VlmflowError as error:
+        return [error.cause]
+    except Refused as error:
+        if not error.status:
+            return [f"no cluster answers: {error}"]
+        sys.exit(f"namespace {namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks")
+    return lines or [f"namespace {namespace} has no Job of vlmflow"]
+
+
+def _jobs_of(cluster: Namespace) -> list[list[str]]:
+    jobs = sorted(cluster.jobs(f"{own_selector()},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
+    if not jobs:
+        return []
+    pods: dict[str, list[Object]] = {}
+    for pod in cluster.pods(f"{own_selector()},{RULE}"):
+        pods.setdefault(job_of(pod), []).append(pod)
+    state = ClusterState.of(cluster)
+    return [_job_row(cluster, job, pods.get(job["metadata"]["name"], []), state) for job in jobs]
+
+
+def _job_row(cluster: Namespace, job: Object, own: list[Object], state: ClusterState) -> list[str]:
+    now, pods = cluster.now(), by_node(own)
+    outcome = judge_pods(job, own, {}, now)
+    detail = outcome.ended.cause
+    if outcome.state == "waiting":
+        detail = explain(job, own, state).why
+    elif outcome.state == "running":
+        detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], LINES, nodes_of(job)))
+    since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())
+    where = ",".join(pod.get("spec", {}).get("nodeName", "-") for pod in pods.values()) or "-"
+    return [words_of(job), outcome.state, since, where, detail]
+
+
+def has_slurm() -> bool:
+    """Whether this machine has Slurm's commands."""
+    return shutil.which("squeue") is not None
+
+
+def of_slurm(folder: Path) -> list[str]:
+    """Return a line for each job that vlmflow submitted and that has not ended, or one that says why there is none.
+
+    folder: the working directory of Snakemake; of a job of another one the folder is shown, too.
+    """
+    try:
+        ours = [job for job in jobs().values() if job.words and job.is_active]
+        places = _places() if ours else {}
+        rows = [_row(job, *places.get(job.id, ("", "")), folder) for job in sorted(ours, key=lambda job: job.submitted)]
+    except SlurmError as error:
+        return [f"Slurm does not answer: {printable(error.cause)}"]
+    return in_columns(rows) or ["Slurm has no job of vlmflow"]
+
+
+def _places() -> dict[str, tuple[str, str]]:
+    """Return when Slurm expects each job of this user to start, as Slurm writes it, and the job's folder, by id."""
+    answer = ask("squeue", "--noheader", f"--user={getpass.getuser()}", "--format=%i|%S|%Z")
+    fields = (line.split("|", 2) for line in answer.splitlines() if line.count("|") >= 2)
+    return {job.strip(): (start, where) for job, start, where in fields}
+
+
+def _row(job: QueuedJob, start: str, where: str, folder: Path) -> list[str]:
+    rule, _, wildcards = job.name.partition(":")
+    if job.where:
+        age, detail = clock(job.used), _progress(job.id)
+    else:
+        submitted, expected = _time(job.submitted), _time(start)
+        age = clock((datetime.now() - submitted).total_seconds()) if submitted else "-"
+        detail = reason_in_words(job.reason)
+        if expected and starts_by_itself(job.reason):
+            detail += f"; Slurm expects to start it at {expected:%Y-%m-%d %H:%M}"
+    if where and Path(where) != folder.resolve():
+        detail = f"in {where}: {detail}" if detail else f"in {where}"
+    state = STATES.get(job.state, job.state.lower())
+    return list(map(printable, [f"{rule} {wildcards}".strip(), state, age, job.where or "-", job.id, detail]))
+
+
+def _time(text: str) -> datetime | None:
+    """Read a time of Slurm, which is this machine's, without a zone; None for N/A."""
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _progress(job: str) -> str:
+    """Return the newest line of progress in the log of a job; "" if there is none yet, or the job has ended."""
+    try:
+        shown = ask("scontrol", "show", "job", job)
+    except SlurmError as error:
+        if error.outage:
+            raise
+        return ""
+    log = re.search(r"^\s*StdOut=(.+)$", shown, re.MULTILINE)
+    return newest_progress(last_lines(Path(log[1]))) if log else ""
