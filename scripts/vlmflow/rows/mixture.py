@@ -16,8 +16,7 @@ from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.pictures.manifest import contents_digest, picture_counts, read_picture_manifest
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.holdout import shared
-from vlmflow.rows.mixture_files import SPLITS, Member, MixtureWriter, id_in_mixture, source_in_mixture
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.mixture_files import SPLITS, Member, MixedRow, MixtureWriter, id_in_mixture, source_in_mixture
 from vlmflow.rows.stats import MIXTURE, MemberStats, RawFile, RulesUsed, SplitCounts, Stats
 from vlmflow.rows.strict_rows import Found
 
@@ -126,10 +125,10 @@ def _take(
             else:
                 counts.kept += 1
                 counts.sources[source_in_mixture(member.name, row.source)] += 1
-                counts.attempts[int(row.attempts[-1])] += 1
+                counts.attempts[row.attempts[-1]] += 1
 
 
-def _shared(member: Member, row: ShareGptRow, parts: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
+def _shared(member: Member, row: MixedRow, parts: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
     """Return why a row is in no split: an earlier one has one of its pictures, or its prompt. held: parts, by split."""
     for split, taken in held.items():
         if what := shared(row.images, parts, taken):
@@ -137,7 +136,7 @@ def _shared(member: Member, row: ShareGptRow, parts: list[bytes], held: Mapping[
     return None
 
 
-def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callable[[ShareGptRow], int]:
+def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callable[[MixedRow], int]:
     """Return the function that gives how often a train row is written, if it is in no other split.
 
     Raises VlmflowError if there are fewer rows than are to be drawn.
@@ -145,7 +144,7 @@ def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callab
     amount = amount_of(member.drawn)
     key = str(seed).encode()
 
-    def place(row: ShareGptRow) -> int:
+    def place(row: MixedRow) -> int:
         name = id_in_mixture(member.name, row.id)
         return int.from_bytes(hashlib.blake2b(name.encode(), key=key, digest_size=BITS // 8).digest())
 

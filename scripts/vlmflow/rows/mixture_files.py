@@ -20,9 +20,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.pictures.manifest import KnownPicture, contents_digest, name_and_digest, read_picture_manifest
 from vlmflow.raw.named import UNKNOWN_SOURCE
-from vlmflow.rows.chat import ASSISTANT, Reject, places_answered
-from vlmflow.rows.row_check import Grouping
-from vlmflow.rows.sharegpt import ShareGptRow, as_line, lines_of, trained_characters
+from vlmflow.rows.chat import ASSISTANT, Reject, Turn, places_answered
+from vlmflow.rows.row_check import prompt_digest
+from vlmflow.rows.sharegpt import ENCODER, ShareGptRow, lines_of, trained_characters
 from vlmflow.rows.stats import QuarantinedRow, Stats
 
 MARK = ":"
@@ -65,6 +65,22 @@ def picture_in_mixture(member: str, name: str) -> str:
     return f"{member}/{name}"
 
 
+TURNS = msgspec.json.Decoder(list[Turn])
+
+
+class MixedRow(ShareGptRow, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """A validated row whose turns stay the bytes that they are, for few rows need more: mixing changes only names."""
+
+    attempts: list[int]  # type: ignore[assignment]  # a validated row has integers, and they are written again
+    scores: list[int]  # type: ignore[assignment]
+    conversations: msgspec.Raw  # type: ignore[assignment]
+
+    @property
+    def turns(self) -> list[Turn]:
+        """Its turns, decoded."""
+        return TURNS.decode(self.conversations)
+
+
 @dataclass(frozen=True)
 class Member:
     """A data set that is mixed.
@@ -80,6 +96,11 @@ class Member:
     manifests: Sequence[Path] = ()
 
     @cached_property
+    def one_prompt(self) -> bool:
+        """Whether all its rows have the same prompt."""
+        return self.stats.one_prompt
+
+    @cached_property
     def pictures(self) -> dict[str, bytes]:
         """The SHA-256 of its usable pictures, by their names in its store."""
         entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in self.manifests)
@@ -90,19 +111,17 @@ class Member:
         """Return where the validated rows of a split are; an empty split has an empty file."""
         return self.folder / f"{split}.jsonl"
 
-    def rows(self, split: str) -> Iterator[ShareGptRow]:
+    def rows(self, split: str) -> Iterator[MixedRow]:
         """Yield the validated rows of a split, in the order of its file."""
-        return lines_of(self.file(split), ShareGptRow)
+        return lines_of(self.file(split), MixedRow)
 
-    def parts_of(self, row: ShareGptRow) -> list[bytes]:
+    def parts_of(self, row: MixedRow) -> list[bytes]:
         """Return what no two splits may share of a row (`row_check.Grouped.parts`).
 
         Raises VlmflowError if no image manifest has a picture.
         """
         if not row.images:
-            found = Grouping(None, None, self.stats.one_prompt).parts_of(row)
-            assert not isinstance(found, Reject)
-            return found[1]
+            return [prompt_digest(row.turns, self.one_prompt)]
         try:
             return [self.pictures[name] for name in row.images]
         except KeyError as error:
@@ -141,20 +160,26 @@ class MixtureWriter:
         self.named: dict[str, Counter[str]] = {split: Counter() for split in SPLITS}
         self.trained: Counter[int] = Counter()
 
-    def write(self, member: Member, split: str, row: ShareGptRow, copy: int) -> None:
+    def write(self, member: Member, split: str, row: MixedRow, copy: int) -> None:
         """Write a row to a split under its names in the mixture."""
         images = [picture_in_mixture(member.name, name) for name in row.images]
         if member.stats.last_answer_only and not self.last_answer_only:
             row = _with_last_trained(row)
         row = msgspec.structs.replace(
-            row, id=id_in_mixture(member.name, row.id, copy), source=source_in_mixture(member.name, row.source)
+            row,
+            id=id_in_mixture(member.name, row.id, copy),
+            source=source_in_mixture(member.name, row.source),
+            images=images,
         )
-        self._files[split].write(as_line(row, images) + b"\n")
-        self.named[split].update(set(images))
-        if split == "train":
-            self.trained.update(trained_characters(row, self.last_answer_only))
+        self._files[split].write(ENCODER.encode(row) + b"\n")
+        named = self.named[split]
+        for name in set(images):
+            named[name] += 1
+        if row.scores and split == "train":
+            for score, characters in trained_characters(row.turns, row.scores, self.last_answer_only).items():
+                self.trained[score] += characters
 
-    def reject(self, member: Member, split: str, number: int, row: ShareGptRow, reject: Reject) -> None:
+    def reject(self, member: Member, split: str, number: int, row: MixedRow, reject: Reject) -> None:
         """Write a row that is kept out to the quarantine. number: its place in its file, from 0."""
         line = QuarantinedRow(
             split=split,
@@ -166,7 +191,7 @@ class MixtureWriter:
             start=None,
             end=None,
             checksum="",
-            raw=msgspec.Raw(as_line(row, row.images)),
+            raw=msgspec.Raw(ENCODER.encode(row)),
         )
         self._files["quarantine"].write(msgspec.json.encode(line) + b"\n")
 
@@ -193,15 +218,13 @@ class MixtureWriter:
         return contents
 
 
-def _with_last_trained(row: ShareGptRow) -> ShareGptRow:
+def _with_last_trained(row: MixedRow) -> MixedRow:
     """Return a row that says that only its last answer is trained, for a mixture in which others train all."""
-    *earlier, (first, _) = places_answered(row.conversations)
+    turns = row.turns
+    *earlier, (first, _) = places_answered(turns)
     if not earlier:
         return row
-    turns = [
-        msgspec.structs.replace(turn, loss=number >= first and turn.loss is not False)
-        if turn.speaker in ASSISTANT
-        else turn
-        for number, turn in enumerate(row.conversations)
-    ]
-    return msgspec.structs.replace(row, conversations=turns)
+    for number, turn in enumerate(turns):
+        if turn.speaker in ASSISTANT:
+            turn.loss = number >= first and turn.loss is not False
+    return msgspec.structs.replace(row, conversations=msgspec.Raw(ENCODER.encode(turns)))

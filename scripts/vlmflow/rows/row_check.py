@@ -25,7 +25,7 @@ from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.processes import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.manifest import PictureEntry, name_and_digest
-from vlmflow.rows.chat import IMAGE_TAG, Reject, said
+from vlmflow.rows.chat import IMAGE_TAG, Reject, Turn, said
 from vlmflow.rows.convert import ConvertedRow, training_line
 from vlmflow.rows.sharegpt import ShareGptRow, conversation_in, first_fault, may_hold_marks, trained_characters
 
@@ -190,8 +190,7 @@ class Grouping:
         if self.modality and bool(row.images) != (self.modality == "image"):
             return Reject("schema", f"{counted(len(row.images), 'picture')} in a data set of modality {self.modality}")
         if not row.images:
-            prompt = "\0".join(said(row.conversations)[: 1 + self.one_prompt])
-            return [], [hashlib.sha256(prompt.encode()).digest()]
+            return [], [prompt_digest(row.conversations, self.one_prompt)]
         names, digests = [], []
         for path in row.images:
             found = self._picture(path)
@@ -213,6 +212,11 @@ class Grouping:
             return Reject(f"picture_{picture.reason}", f"{path}: {picture.detail}")
         name, sha256 = name_and_digest(picture)
         return name, bytes.fromhex(sha256)
+
+
+def prompt_digest(turns: Sequence[Turn], one_prompt: bool) -> bytes:
+    """Return the SHA-256 of a row's prompt: its first turn, and if all rows have the same one, also the answer."""
+    return hashlib.sha256("\0".join(said(turns)[: 1 + one_prompt]).encode()).digest()
 
 
 class _Origin(msgspec.Struct):
@@ -362,6 +366,6 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_onl
         content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=in_order).digest(),
         attempts=int(row.attempts[-1]),
         score_field_differs=row.score_field_differs,
-        trained=trained_characters(row, last_answer_only),
+        trained=trained_characters(row.conversations, row.scores, last_answer_only),
         line=training,
     )

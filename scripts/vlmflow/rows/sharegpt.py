@@ -298,19 +298,19 @@ def loss_scale(last_answer_only: bool) -> str:
     return "last_round" if last_answer_only else "default"
 
 
-def trained_characters(row: ShareGptRow, last_answer_only: bool) -> dict[int, int]:
+def trained_characters(turns: Sequence[Turn], scores: Sequence[float], last_answer_only: bool) -> dict[int, int]:
     """Return the characters of a row's trained answers by score; {} if its answers have no scores.
 
-    last_answer_only: whether all other answers are history.
+    turns, scores: those of the row. last_answer_only: whether all other answers are history.
     """
-    found: dict[int, int] = {}
-    if row.scores:
-        answers = [turn for turn in row.conversations if turn.speaker == "gpt"]
+    characters: dict[int, int] = {}
+    if scores:
+        answers = [turn for turn in turns if turn.speaker == "gpt"]
         first = len(answers) - 1 if last_answer_only else 0
-        for turn, score in zip(answers[first:], row.scores[first:], strict=True):
+        for turn, score in zip(answers[first:], map(int, scores[first:]), strict=True):
             if turn.loss is not False:
-                found[int(score)] = found.get(int(score), 0) + len(turn.value)
-    return found
+                characters[score] = characters.get(score, 0) + len(turn.value)
+    return characters
 
 
 def is_mixed(trained: Mapping[int, int]) -> bool:
