@@ -371,7 +371,8 @@ def test_a_model_without_a_revision_is_named_before_the_first_job(tmp_path: Path
 TWO_JOBS = f"""
 import sys
 sys.path.insert(0, "{ROOT}/scripts")
-from vlmflow.harness import before_start, patches
+from vlmflow.harness import patches
+from vlmflow.harness.plan import share_gpus
 rule all:
     input: "one", "two"
 rule train:
@@ -384,7 +385,7 @@ rule train:
         "date +%s.%N >> {{output}}"
 def plan_and_share(plan):
     plan()
-    before_start.share_gpus(workflow, None)
+    share_gpus(workflow, None)
 patches.around_planning(workflow, plan_and_share)
 """
 """Each job waits some time for the other one to begin."""

@@ -110,11 +110,11 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         ESTIMATE,
     ),
     "another docstring": (
-        edit("scripts/vlmflow/rows/trajectories.py", '"""Trajectories:', '"""Some trajectories:'),
+        edit("scripts/vlmflow/rows/trajectories.py", '"""The right answers', '"""Right answers'),
         set(),
     ),
     "a comment in the code that trains": (
-        edit("scripts/vlmflow/in_trainer/stop.py", "def ends_here(", "# A comment.\ndef ends_here("),
+        edit("scripts/vlmflow/in_trainer/checkpoints.py", "    def ends_here(", "    # A comment.\n    def ends_here("),
         set(),
     ),
     "another text of the model card": (
@@ -122,7 +122,7 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         PUBLISHING,
     ),
     "a function that the trainers run": (
-        edit("scripts/vlmflow/in_trainer/stop.py", "def ends_here(", "def ends_there("),
+        edit("scripts/vlmflow/in_trainer/checkpoints.py", "def ends_here(", "def ends_there("),
         FROM_TRAINING,
     ),
 }

@@ -53,7 +53,7 @@ def test_swapped_values_are_a_change(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("rows/questions.py", "casefold()", "lower()"),
+        ("rows/row_check.py", "casefold()", "lower()"),
         ("rows/forms/prompt_completion.py", "completion: str", "completion: int | str"),
     ],
 )
