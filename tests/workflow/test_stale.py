@@ -1,5 +1,6 @@
 """Only what is stale reruns: a table of changes, read from real dry runs over finished outputs."""
 
+import ast
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -83,6 +84,43 @@ def add_row(checkout: Checkout) -> None:
     raw.write_text(raw.read_text() + " ")
 
 
+def rename_module(checkout: Checkout, old: str, new: str) -> None:
+    """Let all code import another module for `old`, as in a renamed file: dotted names below `vlmflow`."""
+    for file in (checkout.root / "scripts").rglob("*.py"):
+        text = file.read_text()
+        if f"vlmflow.{old}" in text:
+            file.write_text(text.replace(f"vlmflow.{old}", f"vlmflow.{new}"))
+
+
+def rename_file(checkout: Checkout) -> None:
+    rows = checkout.root / "scripts" / "vlmflow" / "rows"
+    (rows / "holdout.py").rename(rows / "halves.py")
+    rename_module(checkout, "rows.holdout", "rows.halves")
+
+
+def merge_modules(checkout: Checkout) -> None:
+    core = checkout.root / "scripts" / "vlmflow" / "core"
+    with (core / "errors.py").open("a") as file:
+        file.write((core / "progress.py").read_text())
+    (core / "progress.py").unlink()
+    rename_module(checkout, "core.progress", "core.errors")
+
+
+def move_function(checkout: Checkout) -> None:
+    """Let a function that conversion uses stand in a module of its own."""
+    chat = checkout.root / "scripts" / "vlmflow" / "rows" / "chat.py"
+    text = chat.read_text()
+    (moved,) = (
+        ast.get_source_segment(text, node)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef) and node.name == "json_text"
+    )
+    assert moved
+    chat.with_name("moved.py").write_text(f"import json\n\n\n{moved}\n")
+    first = text.index("\nfrom ")
+    chat.write_text(f"{text[:first]}\nfrom vlmflow.rows.moved import json_text{text[first:].replace(moved, '')}")
+
+
 CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
     "nothing": (lambda checkout: None, set()),
     "the configuration rewritten in another order": (settings(), set()),
@@ -117,6 +155,9 @@ CHANGES: dict[str, tuple[Callable[[Checkout], None], set[str]]] = {
         edit("scripts/vlmflow/in_trainer/checkpoints.py", "    def ends_here(", "    # A comment.\n    def ends_here("),
         set(),
     ),
+    "a moved function": (move_function, set()),
+    "a renamed file": (rename_file, set()),
+    "two modules merged": (merge_modules, set()),
     "another text of the model card": (
         edit("scripts/vlmflow/reports/templates/card/card.md.jinja", "## Verification", "## What was verified"),
         PUBLISHING,
