@@ -17,6 +17,7 @@ from vlmflow.evaluation.report import (
     Interval,
     MarginFigures,
     MarginReport,
+    ModelAnswer,
     ModelFigures,
 )
 from vlmflow.evaluation.scoring.stated import Overlap
@@ -186,6 +187,21 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
         "versions": {},
     }
     return EvaluationReport(**(usual | fields))
+
+
+def an_answer(text: str, *, right: bool) -> ModelAnswer:
+    """Return a model's answer that all scores call right, or wrong."""
+    score = float(right)
+    return ModelAnswer(
+        text=text,
+        answer=text,
+        cut=False,
+        right=right,
+        exact_match=right,
+        token_f1=score,
+        anls=score,
+        relaxed_accuracy=right,
+    )
 
 
 def some_answers() -> AnswerReport:

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import msgspec
 
-from made_accounts import some_answers, some_evaluation, some_provenance, some_report
+from made_accounts import an_answer, some_answers, some_evaluation, some_provenance, some_report
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedModel, EvaluatedRow, Loss, Margin, ModelAnswer
+from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedModel, EvaluatedRow, Loss, Margin
 from vlmflow.in_trainer.messages import Begin, End, Event, Log, as_line
 from vlmflow.reports.provenance import published_weights
 from vlmflow.supervisor.report import TrainingDigests
@@ -102,10 +102,7 @@ def tracked_run(folder: Path, steps: int = STEPS, count: int = 3) -> Path:
     write_account(answered / "report.json", msgspec.structs.replace(answers, tuned=tuned, rows=1))
     found = [evaluated_row(number) for number in range(count)]
     (evaluated / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in found))
-    wrong, right = (
-        ModelAnswer("wrong", "wrong", False, False, False, 0.0, 0.0, False),
-        ModelAnswer("gold 1", "gold 1", False, True, True, 1.0, 1.0, True),
-    )
+    wrong, right = an_answer("wrong", right=False), an_answer("gold 1", right=True)
     turn = AnsweredTurn(1, "look again", "gold 1", "gold 1", "words", wrong, right)
     said = AnsweredRow("row-1", "coco", ["a.png"], "a", False, [turn])
     (answered / "rows.jsonl").write_bytes(msgspec.json.encode(said) + b"\n")

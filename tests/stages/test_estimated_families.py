@@ -40,6 +40,10 @@ from vlmflow.estimate.run import Batch, TrainingMode
 from vlmflow.estimate.shape import ALIGNER, LANGUAGE, TOWER, ModelShape, adapted, read_shape
 from vlmflow.swift.model_layers import starred
 
+# Where a process's first backward pass is on fake tensors, PyTorch starts threads, and refuses all passes in its forks,
+# such as those of other tests. After a real one, it does not.
+torch.ones((), requires_grad=True).backward()
+
 SIZES = {
     "vocab_size": 1_500,
     "hidden_size": 128,

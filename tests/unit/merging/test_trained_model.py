@@ -97,7 +97,10 @@ def named(*names: str) -> Callable[[Path], None]:
         ),
         (changed(TRAINED, value=torch.zeros(3, 3)), f"{TRAINED} has shape (3, 3), in the base (80, 48)"),
         (changed(TRAINED, value=torch.zeros(80, 48, dtype=torch.int8)), "is I8 in the checkpoint"),
-        (lambda trained: (trained / "model.safetensors").write_bytes(b"{}"), "model.safetensors: its header would end"),
+        (
+            lambda trained: (trained / "model.safetensors").write_bytes(b"{}"),
+            "model.safetensors: its header cannot be read",
+        ),
         (lambda trained: (trained / "trained.json").write_text("[]"), "trained.json"),
         (changed(TRAINED, value=torch.full((80, 48), torch.nan)), "a merged value is NaN"),
     ],

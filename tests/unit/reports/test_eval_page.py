@@ -9,11 +9,11 @@ import pytest
 
 from browser import Browser
 from fire_rows import write_picture
-from made_accounts import answers_alone, compared, some_answers, some_evaluation, some_figures
+from made_accounts import an_answer, answers_alone, compared, some_answers, some_evaluation, some_figures
 from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedRow, Loss, Margin, MarginReport, ModelAnswer
+from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedRow, Loss, Margin, MarginReport
 from vlmflow.reports.eval_page import eval_page
 
 LONG = "lp" * 50
@@ -158,16 +158,10 @@ def test_a_run_that_costs_first_answers_is_not_green(folder: Path) -> None:
     assert '<p class="verdict maybe"><b>learned; costs first answers</b>' in html(folder)
 
 
-def an_answer(text: str, right: bool) -> ModelAnswer:
-    return ModelAnswer(text, text, False, right, right, float(right), float(right), right)
-
-
 def test_answers_are_shown_side_by_side(folder: Path, tmp_path: Path) -> None:
+    blue = an_answer(f"blue {HOSTILE}{LONG}", right=False)
     turns = [
-        AnsweredTurn(
-            rounds, "q", "r", "green", "text", an_answer(f"blue {HOSTILE}{LONG}", False), an_answer("green", rounds > 0)
-        )
-        for rounds in (0, 1)
+        AnsweredTurn(rounds, "q", "r", "green", "text", blue, an_answer("green", right=rounds > 0)) for rounds in (0, 1)
     ]
     answers = tmp_path / "answers"
     answers.mkdir()
@@ -211,7 +205,7 @@ def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> 
     figures = MarginReport(answers_alone(), None, {name: answers_alone() for name in ("s", "t")})
     plain = {"rows": 1, "feedback": False, "figures": figures, "left_out": {}, "sentence": "Better."}
     write_account(folder / "report.json", some_evaluation(split="test", looks=3, **plain))
-    answer = an_answer("blue", False)
+    answer = an_answer("blue", right=False)
     turns = [AnsweredTurn(k, "q", "r", gold, "text", answer, answer) for k, gold in enumerate(["green", "grey"])]
     answers = tmp_path / "answers"
     answers.mkdir()
