@@ -38,7 +38,7 @@ class BucketServer(FaultyServer):
         """Store a folder as `s3_folder` does: the objects of one attempt, and the manifest."""
         attempt = f"{folder}/.stored-{letter * 32}/files"
         entries = {
-            name: Entry(len(content), f"{attempt}/{name}", hashlib.sha256(content).hexdigest())
+            name: Entry(len(content), hashlib.sha256(content).hexdigest(), f"{attempt}/{name}")
             for name, content in files.items()
         }
         self.objects |= {f"{attempt}/{name}": content for name, content in files.items()}

@@ -13,15 +13,8 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 from snakemake.api import SnakemakeApi
+from snakemake.settings import types
 from snakemake.settings.enums import Quietness
-from snakemake.settings.types import (
-    ConfigSettings,
-    DAGSettings,
-    ExecutionSettings,
-    OutputSettings,
-    ResourceSettings,
-    StorageSettings,
-)
 
 from vlmflow.remote.library import (
     CHECKOUT,
@@ -54,10 +47,10 @@ def command_line(program: str, description: str | None, waits_for: str) -> argpa
     return parser
 
 
-def exit_with(main: Callable[[], int]) -> None:
-    """End the process with what `main` returns, or with its VlmflowError in words."""
+def exit_with(main: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> None:
+    """End the process with what `main` returns for a command line, or with its VlmflowError in words."""
     try:
-        sys.exit(main())
+        sys.exit(main(given))
     except VlmflowError as error:
         sys.exit(str(error))
     except KeyboardInterrupt:
@@ -79,8 +72,8 @@ def planned_jobs(
     run: str,
     files: Iterable[Path],
     folder: Path,
-    resources: ResourceSettings,
-    storage: StorageSettings,
+    resources: types.ResourceSettings,
+    storage: types.StorageSettings,
     read: Callable[[Any], Read],
     executor: tuple[Any, Any] | None = None,
 ) -> list[Read]:
@@ -91,22 +84,16 @@ def planned_jobs(
 
     Raises VlmflowError with Snakemake's message if it refuses the workflow or its configuration.
     """
-    settings, output = OutputSettings(quiet={Quietness.ALL}), io.StringIO()
+    output, config = io.StringIO(), types.ConfigSettings(configfiles=[file.absolute() for file in files])
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         try:
-            with SnakemakeApi(settings) as api:
-                workflow = api.workflow(
-                    resources,
-                    ConfigSettings(configfiles=[file.absolute() for file in files]),
-                    storage,
-                    snakefile=CHECKOUT / "Snakefile",
-                    workdir=folder,
-                )
-                workflow.dag(DAGSettings(targets={f"merged/{run}"}))
+            with SnakemakeApi(types.OutputSettings(quiet={Quietness.ALL})) as api:
+                workflow = api.workflow(resources, config, storage, snakefile=CHECKOUT / "Snakefile", workdir=folder)
+                workflow.dag(types.DAGSettings(targets={f"merged/{run}"}))
                 # The API's own views of a plan (`summary`, `printdag`) cut all threads to one.
                 plan = workflow._workflow
                 if executor is not None:
-                    plan.execution_settings = ExecutionSettings()
+                    plan.execution_settings = types.ExecutionSettings()
                     plan._executor_plugin, plugin_settings = executor
                     plan._executor_plugin.validate_settings(plugin_settings)
                 plan._prepare_dag(forceall=True, ignore_incomplete=True, lock_warn_only=True)
@@ -146,14 +133,20 @@ class Finding:
 
 
 def report(findings: Iterable[Finding], as_json_text: bool) -> int:
-    """Print findings as they come, or JSON at the end; returns the exit code: 0 if nothing prevents a run."""
+    """Print findings as they come, or at the end {"ready": bool, "checks": [{what, state, found, next_step}]} as JSON.
+
+    Returns the exit code: 0 if nothing prevents a run.
+    """
     colours, printed = sys.stdout.isatty() and "NO_COLOR" not in os.environ, []
     for finding in findings:
         printed.append(finding)
         if not as_json_text:
             print(as_line(finding, colours), flush=True)
-    ready = _is_ready(printed)
-    print(as_json(printed) if as_json_text else f"\n{'ready' if ready else 'NOT ready'}")
+    ready = all(finding.state != "fail" for finding in printed)
+    if as_json_text:
+        print(json.dumps({"ready": ready, "checks": [asdict(finding) for finding in printed]}, indent=1))
+    else:
+        print(f"\n{'ready' if ready else 'NOT ready'}")
     return 0 if ready else 1
 
 
@@ -164,15 +157,6 @@ def as_line(finding: Finding, colours: bool) -> str:
     found = finding.found.replace("\n", "\n" + " " * 27)
     step = f"\n{'':<27}what to do: {finding.next_step}" if finding.next_step else ""
     return f"{mark} {finding.what:<20} {found}{step}"
-
-
-def as_json(findings: list[Finding]) -> str:
-    """Format the findings for programs: {"ready": bool, "checks": [{what, state, found, next_step}]}."""
-    return json.dumps({"ready": _is_ready(findings), "checks": [asdict(finding) for finding in findings]}, indent=1)
-
-
-def _is_ready(findings: list[Finding]) -> bool:
-    return all(finding.state != "fail" for finding in findings)
 
 
 TRIALS: dict[str, tuple[Literal["warn", "fail"], str, str]] = {

@@ -84,10 +84,8 @@ def log(cluster: Kubectl) -> int:
     try:
         return follow(cluster, CONTROLLER)
     except KeyboardInterrupt:
-        print(
-            "\nThe run continues in the cluster: `make cluster-log` follows it again, `make cluster-stop` ends it.",
-            file=sys.stderr,
-        )
+        commands = "`make cluster-log` follows it again, `make cluster-stop` ends it"
+        print(f"\nThe run continues in the cluster: {commands}.", file=sys.stderr)
         return 130
 
 
@@ -130,11 +128,8 @@ def follow(cluster: Kubectl, controller: tuple[str, ...], patience: float = PATI
             )
         if told != shown:  # print it once, however long the controller does not answer
             told = shown
-            print(
-                "\nThe connection to the controller broke; trying again. The run continues.\n",
-                file=sys.stderr,
-                flush=True,
-            )
+            broken = "The connection to the controller broke; trying again. The run continues."
+            print(f"\n{broken}\n", file=sys.stderr, flush=True)
         time.sleep(PAUSE)
 
 
@@ -143,25 +138,12 @@ def stop(cluster: Kubectl) -> int:
     return cluster.in_controller(*CONTROLLER, "stop")
 
 
-def get(cluster: Kubectl, target: str, to: str) -> int:
-    """Copy a target here."""
-    kubectl.get(cluster, target, Path(to))
-    return 0
-
-
-def put(cluster: Kubectl, source: str, to: str) -> int:
-    """Copy a file or folder to the controller."""
-    kubectl.put(cluster, Path(source), to)
-    return 0
-
-
-def store_token(cluster: Kubectl) -> int:
+def token(cluster: Kubectl) -> None:
     """Create the Secret with the hub's token from the line HF_TOKEN=… of .env; it passes only over standard input."""
-    token = secret(read_token(CHECKOUT / ".env"))
+    text = secret(read_token(CHECKOUT / ".env"))
     # Server-side: a client-side apply would keep a second copy of the value in an annotation.
-    cluster.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=token)
+    cluster.run("apply", "--server-side", "--force-conflicts", "--filename=-", stdin=text)
     print(f"Secret {own_name(SECRET)} is in namespace {cluster.namespace}")
-    return 0
 
 
 def read_token(file: Path) -> str:
@@ -201,14 +183,8 @@ def secret(token: str) -> str:
     )
 
 
-ACTIONS: dict[str, Callable[..., int]] = {
-    "push": push,
-    "run": run,
-    "log": log,
-    "stop": stop,
-    "token": store_token,
-    "get": get,
-    "put": put,
+ACTIONS: dict[str, Callable[..., int | None]] = {
+    action.__name__: action for action in (push, run, log, stop, token, kubectl.get, kubectl.put)
 }
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ https://github.com/kubeflow/trainer at v1.9.3 (Training Operator) and v2.1.0 (Tr
 """
 
 import re
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -63,8 +64,13 @@ def as_attempt(job: Object, name: str) -> Object:
         variables = {ATTEMPT: group, NODE_0: f"{group}-0.{group}"}
         container = main_container(job)
         kept = [variable for variable in container.get("env") or [] if variable["name"] not in variables]
-        container["env"] = [*kept, *({"name": key, "value": value} for key, value in variables.items())]
+        container["env"] = [*kept, *as_variables(variables)]
     return job
+
+
+def as_variables(values: Mapping[str, str]) -> list[Object]:
+    """Return environment variables in the form of a container's spec."""
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def _narrow(spec: Object, group: str | None) -> None:
@@ -102,11 +108,7 @@ def service_of(job: Object) -> Object:
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {"name": metadata["name"], "labels": metadata["labels"], "ownerReferences": [owner]},
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {GROUP: metadata["name"]},
-        },
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {GROUP: metadata["name"]}},
     }
 
 
@@ -128,8 +130,7 @@ def _number(text: str | None) -> int | None:
 def job_of(pod: Object) -> str:
     """Return the name of a pod's Job; of a group's pod that of the attempt, also where an operator made another Job."""
     labels = pod["metadata"]["labels"]
-    name: str = labels.get(GROUP) or labels.get("job-name", "")
-    return name
+    return str(labels.get(GROUP) or labels.get("job-name", ""))
 
 
 def rule_container(pod: Object) -> str:
@@ -192,8 +193,7 @@ class IndexedJob:
         return {"kind": self.kind, "metadata": group["metadata"], "spec": spec, "status": status}
 
     def _spec(self, group: Object) -> Object:
-        spec: Object = group["spec"]
-        return spec
+        return dict(group["spec"])
 
     def _pods(self, job: Object, node_0: str, *variables: Object) -> Object:
         """Return the pod template of a Job for an operator. node_0: the host name of node 0. variables: also set."""

@@ -135,14 +135,14 @@ class Kubectl:
         return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE)
 
 
-def get(kubectl: Kubectl, target: str, to: Path) -> None:
+def get(kubectl: Kubectl, target: str, to: Path | str) -> None:
     """Copy a file or folder to this machine and check each file's SHA-256; bytes that are already here are kept.
 
     target: a target of the workflow (merged/RUN), or an absolute path on a volume.
 
     Raises VlmflowError if it does not exist, or the controller cannot be reached for minutes.
     """
-    source, to = _on_volume(target), to.resolve()
+    source, to = _on_volume(target), Path(to).resolve()
     with Progress(f"get {target}", 0, "bytes") as progress:
 
         def show(done: int, total: int) -> None:
@@ -150,7 +150,7 @@ def get(kubectl: Kubectl, target: str, to: Path) -> None:
             progress.advance(max(0, done - progress.count))
 
         def stream() -> int:
-            with _Talk(kubectl, "send", source) as (give, take):
+            with _talk(kubectl, "send", source) as (give, take):
                 say(give, sizes_at(to))
                 return receive(to, take, show)
 
@@ -158,12 +158,12 @@ def get(kubectl: Kubectl, target: str, to: Path) -> None:
     log.info(f"copied {target} to {to}; every file has the digest of the original")
 
 
-def put(kubectl: Kubectl, source: Path, to: str) -> None:
+def put(kubectl: Kubectl, source: Path | str, to: str) -> None:
     """Copy a file or folder of this machine to a volume; the controller checks each file's SHA-256.
 
     to: an absolute path on a volume. Raises VlmflowError as `get` does.
     """
-    target, source, there = _on_volume(to), source.resolve(), 0
+    target, source, there = _on_volume(to), Path(source).resolve(), 0
     try:
         total = sum(file.stat().st_size for file in files_at(source).values())
     except Refused as refused:
@@ -172,13 +172,12 @@ def put(kubectl: Kubectl, source: Path, to: str) -> None:
 
         def stream() -> int:
             nonlocal there
-            with _Talk(kubectl, "receive", target) as (give, take):
+            with _talk(kubectl, "receive", target) as (give, take):
                 sizes = heard(take)
                 there = sum(sizes.values())
                 progress.start_at(min(there, total))
                 send(source, sizes, _Counted(give, progress))
-                wrong: int = heard(take)["wrong"]
-                return wrong
+                return int(heard(take)["wrong"])
 
         _until_all_is_there(stream, lambda: there)
     log.info(f"copied {source} to {to}; every file has the digest of the original")
@@ -226,33 +225,31 @@ class _Counted:
             self._progress.advance(min(len(block), max(0, self._progress.total - self._progress.count)))
 
 
-class _Talk:
-    """A file_stream process in the controller; as a context it gives the streams to it and from it.
+@contextmanager
+def _talk(kubectl: Kubectl, action: str, path: PurePosixPath) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Run file_stream in the controller; the block gets the streams to it and from it.
 
     Raises VlmflowError with what it refused, and Broken if the connection broke.
     """
-
-    def __init__(self, kubectl: Kubectl, action: str, path: PurePosixPath) -> None:
-        self._process = kubectl.talk_to_controller("python", "-c", FILE_STREAM, action, str(path))
-        self._streams = pipe(self._process.stdin), pipe(self._process.stdout)
-        self._messages: list[bytes] = []
-        stderr = pipe(self._process.stderr)
-        self._reader = threading.Thread(target=lambda: self._messages.extend(stderr), daemon=True)
-
-    def __enter__(self) -> tuple[IO[bytes], IO[bytes]]:
-        self._reader.start()
-        return self._streams
-
-    def __exit__(self, error_type: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        for stream in self._streams:
+    process = kubectl.talk_to_controller("python", "-c", FILE_STREAM, action, str(path))
+    streams, messages = (pipe(process.stdin), pipe(process.stdout)), list[bytes]()
+    reader = threading.Thread(target=messages.extend, args=(pipe(process.stderr),), daemon=True)
+    reader.start()
+    broken: Exception | None = None
+    try:
+        yield streams
+    except (OSError, Broken) as error:
+        broken = error
+    finally:
+        for stream in streams:
             with suppress(OSError):  # the other side has ended first; its message is the cause
                 stream.close()
-        code = self._process.wait()
-        self._reader.join(10)
-        lines = b"".join(self._messages).decode(errors="replace").strip().splitlines()
+        code = process.wait()
+        reader.join(10)
+        lines = b"".join(messages).decode(errors="replace").strip().splitlines()
         for line in lines:
             if line.startswith("refused: "):
                 step = "fix that path, then run the same command again: it resumes from here"
                 raise VlmflowError(line.removeprefix("refused: "), step)
-        if isinstance(error, OSError | Broken) or (code and error is None):
-            raise Broken(lines[-1] if lines else str(error or f"exit code {code}")) from None
+    if broken or code:
+        raise Broken(lines[-1] if lines else str(broken or f"exit code {code}"))

@@ -3,13 +3,13 @@
 Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes about four short Jobs and removes them.
 """
 
+import argparse
 import logging
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from vlmflow.remote.cluster.api import Object, Refused, connect
@@ -31,18 +31,12 @@ LOCKS = {"default": CHECKOUT / "envs" / "data.lock", "train": CHECKOUT / "envs" 
 """The lock file of the packages in an image, by a template that has this image."""
 
 
-def main(
-    namespace: str,
-    files: list[Path],
-    runs: list[str],
-    as_json_text: bool,
-    patience: float,
-    max_threads: int | None = None,
-) -> int:
-    """Print the findings; returns the exit code."""
-    settings, runs = settings_and_runs([*LAYERS, *files], runs)
-    wanted = [needs.need_of(settings, run, needs.jobs_of(run, [*LAYERS[1:], *files], max_threads)) for run in runs]
-    return report(Doctor(namespace, settings, wanted, patience).look(), as_json_text)
+def main(given: argparse.Namespace) -> int:
+    """Print the findings; returns the exit code. given: the command line."""
+    settings, runs = settings_and_runs([*LAYERS, *given.configfile], given.run)
+    files = [*LAYERS[1:], *given.configfile]
+    wanted = [needs.need_of(settings, run, needs.jobs_of(run, files, given.max_threads)) for run in runs]
+    return report(Doctor(given.namespace, settings, wanted, given.patience).look(), given.json)
 
 
 class Doctor:
@@ -72,20 +66,19 @@ class Doctor:
     def look(self) -> Iterator[Finding]:
         """Yield each check as soon as it is made: first the objects, then what pods see."""
         cluster, name = self._cluster, self._cluster.namespace
+        path = f"/api/v1/namespaces/{name}"
         try:
             yield objects.check_version(cluster.call("GET", "/version"))
         except Refused as refused:
             yield _not_seen("API server", refused)
             return
-        present = list(
-            _try("namespace", lambda: [objects.check_namespace(cluster.get_path(f"/api/v1/namespaces/{name}"), name)])
-        )
-        yield from present
-        if any(finding.state == "fail" for finding in present):
-            return
+        for finding in _try("namespace", lambda: [objects.check_namespace(cluster.get_path(path), name)]):
+            yield finding
+            if finding.state == "fail":
+                return
         executor = (*objects.EXECUTOR, *objects.GROUPS[self._groups.name])
         yield from _try("several nodes", lambda: objects.check_several_nodes(cluster, self._groups))
-        yield from _try("rights", lambda: objects.check_rights(cluster, "yours", (*executor, *objects.STORAGE_KEYS)))
+        yield from _try("rights", lambda: [objects.check_rights(cluster, "yours", (*executor, *objects.STORAGE_KEYS))])
         yield from _try("rights of accounts", lambda: self._rights_of_accounts(executor))
         for claim in inside.FOLDERS:
             yield from _try(f"claim {claim}", partial(self._claim, claim))
@@ -102,27 +95,29 @@ class Doctor:
     def _rights_of_accounts(self, executor: tuple[objects.Right, ...]) -> list[Finding]:
         findings, name = [], self._cluster.namespace
         if self._cluster.get("serviceaccounts", own_name("vlmflow-controller")):
-            findings += objects.check_rights(self._as(name, "vlmflow-controller"), "controller", executor)
+            findings.append(objects.check_rights(self._as(name, "vlmflow-controller"), "controller", executor))
         return [*findings, objects.check_job_service_account(self._as(name, "vlmflow-job"))]
 
-    def _claim(self, name: str) -> list[Finding]:
+    def _claim(self, name: str) -> Iterator[Finding]:
         claim = own_name(name)
-        return [objects.check_claim(self._cluster.get("persistentvolumeclaims", claim), claim)]
+        yield objects.check_claim(self._cluster.get("persistentvolumeclaims", claim), claim)
 
-    def _read_templates(self) -> list[Finding]:
+    def _read_templates(self) -> Iterator[Finding]:
         templates = {template["metadata"]["name"]: template for template in templates_of(self._cluster)}
         finding = objects.check_templates(templates)
         if finding.state != "fail":
             self._templates = templates
-        return [finding]
+        yield finding
 
-    def _controller(self) -> list[Finding]:
+    def _controller(self) -> Iterator[Finding]:
         deployment = self._cluster.get("apps/v1/deployments", own_name("controller"))
-        return [*(self._claim(STATE_CLAIM) if deployment else []), objects.check_controller(deployment)]
+        if deployment:
+            yield from self._claim(STATE_CLAIM)
+        yield objects.check_controller(deployment)
 
-    def _look_at_nodes(self) -> list[Finding]:
+    def _look_at_nodes(self) -> Iterator[Finding]:
         self._nodes = self._cluster.call("GET", "/api/v1/nodes")["items"]
-        return needs.check_nodes(self._nodes, self._templates, self._needs)
+        yield from needs.check_nodes(self._nodes, self._templates, self._needs)
 
     def _look_inside(self, gpu_resource: str) -> Iterator[Finding]:
         # Without the right to list nodes, try the run's own number: its pod starts, or shows why it cannot.
@@ -160,7 +155,7 @@ class Doctor:
             probes[-1].answer(self._patience)
 
 
-def _try(row: str, check: Callable[[], list[Finding]]) -> Iterator[Finding]:
+def _try(row: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except Refused as refused:
@@ -180,7 +175,5 @@ if __name__ == "__main__":
     parser.add_argument(
         "--max-threads", type=int, metavar="N", help="as in make cluster-run: no rule requests more cores"
     )
-    given = parser.parse_args()
     logging.getLogger("urllib3").setLevel(logging.ERROR)
-    words = (given.namespace, given.configfile, given.run, given.json, given.patience, given.max_threads)
-    exit_with(lambda: main(*words))
+    exit_with(main, parser.parse_args())

@@ -6,6 +6,7 @@ A probe is a pod of a template, with our command.
 import re
 import time
 import uuid
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -275,30 +276,26 @@ HINTS = {
 """What to do, by words of a training's failure."""
 
 
-def check_inside(answer: Answer[Surroundings], lock: Path) -> list[Finding]:
+def check_inside(answer: Answer[Surroundings], lock: Path) -> Iterator[Finding]:
     """Turn the answer of an image's probe into checks of the image, the volumes and the clocks."""
     report = answer.report
     if report is None:
         step = "push the image to the nodes' registry, and set its name in the overlay under images:"
-        return [Finding(f"image {lock.stem}", "fail", f"{answer.image}: {answer.fault}", step)]
-    checks = [check_image(answer.image, report.python, report.packages, lock)]
+        yield Finding(f"image {lock.stem}", "fail", f"{answer.image}: {answer.fault}", step)
+        return
+    yield check_image(answer.image, report.python, report.packages, lock)
     for folder, errors in report.folders.items():
-        checks.append(check_folder(f"volume {folder}", errors, report.user, UNWRITABLE))
+        yield check_folder(f"volume {folder}", errors, report.user, UNWRITABLE)
     if report.folders:
-        checks.append(check_clock(report.time, answer))
-    return checks
+        yield check_clock(report.time, answer)
 
 
 def check_image(image: str, python: str, packages: dict[str, str | None], lock: Path) -> Finding:
     """Check the packages of an image against a lock file. packages: versions by name, as its pod reported them."""
     present: dict[str, str | None] = {canonicalize_name(name): version for name, version in packages.items()}
     locked = locked_versions(lock, python)
-    wrong = [
-        f"{name} {present.get(name, 'missing')} instead of {version}"
-        for name, version in locked.items()
-        if present.get(name) != version
-    ]
-    if wrong:
+    others = {name: version for name, version in locked.items() if present.get(name) != version}
+    if wrong := [f"{name} {present.get(name, 'missing')} instead of {version}" for name, version in others.items()]:
         few = ", ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
         step = f"rebuild the image (docker build --target {lock.stem}) with a new tag, and set it in the overlay"
         return Finding(f"image {lock.stem}", "fail", f"{image} was built from another envs/{lock.name}: {few}", step)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.remote.cluster.api import Object
-from vlmflow.remote.cluster.groups import NODE, main_container, with_pods
+from vlmflow.remote.cluster.groups import NODE, as_variables, main_container, with_pods
 from vlmflow.remote.cluster.kubectl import own_labels
 from vlmflow.remote.job import RuleJob
 from vlmflow.remote.kubernetes.templates import Template, merge, refuse_reach
@@ -80,11 +80,13 @@ def shape(
         "template": {"metadata": merge(template.pod_metadata, metadata), "spec": pod},
     }
     container = main_container(job)
-    command = OUTLIVE_SIGTERM + _with_private_sources(command)
+    # Snakemake compares the archive of the sources with the sha256 in the command, and then opens it again to unpack
+    # it. In the folder for outputs, on the volume of all jobs, another pod could replace it in between.
+    private = f"--local-storage-prefix {SOURCES}"
+    command = OUTLIVE_SIGTERM + DEPLOYS.sub(lambda deploys: f"{deploys[0].rstrip()} {private} ", command, count=1)
     container["args"] = [shell, command if rule_job.nodes == 1 else _on_nodes(command, rule_job)]
     container["resources"] = _resources(container.get("resources") or {}, template.gpu_resource, rule_job)
-    ours = {**env, VERDICT: VERDICT_FILE}
-    added = [pod_folder.variable(), *({"name": key, "value": value} for key, value in ours.items())]
+    added = [pod_folder.variable(), *as_variables({**env, VERDICT: VERDICT_FILE})]
     container["env"] = merge({"env": container.get("env") or []}, {"env": added})["env"]
     container |= {"terminationMessagePath": VERDICT_FILE, "terminationMessagePolicy": "File"}
     return with_pods(job, rule_job.nodes) if rule_job.nodes > 1 else job
@@ -103,15 +105,6 @@ def label_value(text: Any) -> str:
     https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", str(text))[:63].strip("._-")
-
-
-def _with_private_sources(command: str) -> str:
-    """Return the command with the archive of the sources in a folder that the pod alone can write.
-
-    Snakemake compares the archive with the sha256 in the command, and then opens it again to unpack it. In the folder
-    for outputs, on the volume of all jobs, another pod could replace it in between.
-    """
-    return DEPLOYS.sub(lambda deploys: f"{deploys[0].rstrip()} --local-storage-prefix {SOURCES} ", command, count=1)
 
 
 def _on_nodes(command: str, rule_job: RuleJob) -> str:

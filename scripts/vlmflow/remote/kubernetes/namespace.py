@@ -188,12 +188,6 @@ def end_all(cluster: Namespace, selector: str, why: str, say: Callable[[str], No
 
     Returns the names of the pods that existed and do not run any more, as far as is known.
     """
-    ended = _end_jobs(cluster, selector, why, say)
-    cluster.delete_rest(selector)
-    return ended
-
-
-def _end_jobs(cluster: Namespace, selector: str, why: str, say: Callable[[str], None]) -> set[str]:
     jobs, pods = cluster.jobs(selector), cluster.pods(selector)
     idle_since, ended = time.monotonic(), set()
     if jobs:
@@ -212,11 +206,14 @@ def _end_jobs(cluster: Namespace, selector: str, why: str, say: Callable[[str], 
         lost = [pod["metadata"]["name"] for pod in running if is_lost(pod, cluster.now())]
         if lost and len(lost) == len(running):
             say(f"These pods remain until their nodes, which do not answer, return or are deleted: {', '.join(lost)}.")
-            return ended - set(lost)
+            ended -= set(lost)
+            break
         if not running and not jobs:
-            return ended
+            break
         if time.monotonic() - idle_since > IDLE_SECONDS:
             say(f"The cluster has not removed these Jobs yet, but no pod runs: {', '.join(map(words_of, jobs))}.")
-            return ended
+            break
         time.sleep(0.5)
         jobs, pods = cluster.jobs(selector), cluster.pods(selector)
+    cluster.delete_rest(selector)
+    return ended

@@ -3,7 +3,7 @@
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
@@ -68,8 +68,7 @@ def jobs_of(run: str, files: Iterable[Path], max_threads: int | None = None) -> 
 
 def gpu_resource(template: Object) -> str:
     """Return the cluster's resource name of GPUs, from an annotation of the template `gpu`."""
-    name: str = (template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu")
-    return name
+    return str((template["metadata"].get("annotations") or {}).get(GPU_RESOURCE, "nvidia.com/gpu"))
 
 
 def most_gpus(nodes: list[Object], resource: str) -> int:
@@ -78,11 +77,10 @@ def most_gpus(nodes: list[Object], resource: str) -> int:
 
 
 def _allocatable(node: Object, resource: str) -> Decimal:
-    amount: Decimal = parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0))
-    return amount
+    return Decimal(parse_quantity((node["status"].get("allocatable") or {}).get(resource, 0)))
 
 
-def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> list[Finding]:
+def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[Need]) -> Iterator[Finding]:
     """Check every job of each run against the nodes that its pods may use. templates: pod templates by name.
 
     The capacity of an empty node counts: what runs there now will end.
@@ -94,17 +92,16 @@ def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[N
         spec = templates.get(job.template or "default", templates["default"])["template"]["spec"]
         return [barred(node, spec) or _lacking(node, resource, job, need.weights_mb) for node in nodes]
 
-    findings = [Finding("GPUs", "ok", _inventory(nodes, resource))]
+    yield Finding("GPUs", "ok", _inventory(nodes, resource))
     for need in needs:
         looked_at = [(job, faults_of(need, job)) for job in need.jobs]
         unfit = [(job, faults) for job, faults in looked_at if faults.count(None) < job.nodes]
-        findings += dict.fromkeys(_no_node(need, job, faults, resource) for job, faults in unfit)
+        yield from dict.fromkeys(_no_node(need, job, faults, resource) for job, faults in unfit)
         if not unfit:
             largest, faults = max(looked_at, key=lambda pair: (pair[0].gpus, pair[0].mem_mb, pair[0].nodes))
             rules = f"each of its {len({job.rule for job in need.jobs})} rules fits on a node"
             found = f"{rules}; {largest.rule} ({_in_words(largest, resource)}) fits on {faults.count(None)}"
-            findings.append(Finding(f"run {need.run}", "ok", found))
-    return findings
+            yield Finding(f"run {need.run}", "ok", found)
 
 
 def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) -> Finding:
@@ -148,9 +145,8 @@ def _inventory(nodes: list[Object], resource: str) -> str:
             memory = labels.get("nvidia.com/gpu.memory")
             size = f" with {int(memory) / 1024:.0f} GiB" if memory and memory.isdigit() else ""
             cards[f"{count} × {labels.get('nvidia.com/gpu.product', 'product not labelled')}{size}"] += 1
-    return (
-        "; ".join(f"{counted(count, 'node')} of {card}" for card, count in cards.items()) or f"no node has {resource}"
-    )
+    inventory = "; ".join(f"{counted(count, 'node')} of {card}" for card, count in cards.items())
+    return inventory or f"no node has {resource}"
 
 
 def _lacking(node: Object, resource: str, job: RuleJob, weights_mb: int) -> str | None:

@@ -65,7 +65,7 @@ GROUPS = {
 NODES = Right("", "nodes", "list", "which node lacks what; cluster-wide")
 
 
-def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]:
+def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> Finding:
     """Check the executor's rights. who: whose they are, for the table. rights: those that they should have."""
     lacking = missing(api, rights)
     found = f"all {len(rights)} that the executor uses"
@@ -75,10 +75,10 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> list[Finding]
             "controller: kubectl apply -k k8s/overlays/NAME makes its Role, with a component for cluster.multi_node "
             "(docs/kubernetes.md, Which object); others: ask the namespace's administrator"
         )
-        return [Finding(f"rights, {who}", "fail", f"missing: {words}", step)]
+        return Finding(f"rights, {who}", "fail", f"missing: {words}", step)
     if missing(api, (NODES,)):
         found += "; no right to list nodes: why a pod waits is shown without amounts (k8s/components/see-nodes)"
-    return [Finding(f"rights, {who}", "ok", found)]
+    return Finding(f"rights, {who}", "ok", found)
 
 
 def check_job_service_account(api: Api) -> Finding:
@@ -96,13 +96,8 @@ def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
     lacking = []
     for right in rights:
         resource, _, subresource = right.resource.partition("/")
-        attributes = {
-            "namespace": "" if right == NODES else api.namespace,
-            "group": right.group,
-            "resource": resource,
-            "subresource": subresource,
-            "verb": right.verb,
-        }
+        attributes = {"group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb}
+        attributes["namespace"] = "" if right == NODES else api.namespace
         review = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
@@ -187,9 +182,8 @@ def check_secret(secret: Object | None, hub_sources: list[str]) -> Finding:
 def check_controller(deployment: Object | None) -> Finding:
     """Check that the controller's pod runs, and that jobs cannot write what it executes."""
     if deployment is None:
-        return Finding(
-            "controller", "warn", "none: Snakemake runs elsewhere, with targets in S3", "see docs/kubernetes.md"
-        )
+        found = "none: Snakemake runs elsewhere, with targets in S3"
+        return Finding("controller", "warn", found, "see docs/kubernetes.md")
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or []
     if not any(STATE_CLAIM in volume.get("persistentVolumeClaim", {}).get("claimName", "") for volume in volumes):
         found = f"an older version, without the claim {STATE_CLAIM}: jobs can write what it executes"

@@ -12,6 +12,7 @@ executes would get all of these rights.
 """
 
 import re
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +113,7 @@ def template_in(cron_job: Object) -> Object | None:
 def read_templates(objects: list[Object], namespace: str) -> dict[str, Template]:
     """Return the checked templates by name. Raises VlmflowError if one is wrong or missing."""
     templates = {template.name: template for template in map(read_template, objects)}
-    missing = [name for name in NAMES if name not in templates]
-    if missing:
+    if missing := [name for name in NAMES if name not in templates]:
         raise VlmflowError(
             f"namespace {namespace} has no pod template {', '.join(missing)} (with the label {PART_OF})",
             "`kubectl apply -k k8s/overlays/NAME` makes them",
@@ -127,7 +127,8 @@ def read_template(template: Object) -> Template:
     where = f"pod template {metadata['name']}"
     pod = template.get("template") or {}
     spec, pod_metadata = pod.get("spec") or {}, pod.get("metadata") or {}
-    _check_container(where, spec)
+    for fault in _faults_of_containers(spec):
+        raise VlmflowError(f"{where}: {fault}", NEXT)
     refuse_reach(where, spec, NEXT)
     annotations = metadata.get("annotations") or {}
     gpu_resource = annotations.get(GPU_RESOURCE, Template.gpu_resource)
@@ -149,22 +150,21 @@ def read_template(template: Object) -> Template:
     )
 
 
-def _check_container(where: str, spec: Object) -> None:
+def _faults_of_containers(spec: Object) -> Iterator[str]:
+    """Yield what is wrong with a template's containers, or set for them; after the first, nothing is certain."""
     mains = [container for container in spec.get("containers") or [] if container.get("name") == CONTAINER]
     if len(mains) != 1:
-        raise VlmflowError(f"{where}: has no container named {CONTAINER} to run the rule", NEXT)
+        yield f"has no container named {CONTAINER} to run the rule"
     if "args" in mains[0]:
-        raise VlmflowError(
-            f"{where}: container {CONTAINER} must not set args: the rule's command goes there (command is kept)", NEXT
-        )
+        yield f"container {CONTAINER} must not set args: the rule's command goes there (command is kept)"
     for key in DECIDES:
         if key in spec:
-            raise VlmflowError(f"{where}: must not set spec.{key}; {DECIDES[key]}", NEXT)
+            yield f"must not set spec.{key}; {DECIDES[key]}"
     for container in [*spec["containers"], *(spec.get("initContainers") or [])]:
         image = container.get("image") or ""
         tag = image.rpartition("/")[2].partition(":")[2]
         if "@" not in image and tag in ("", "latest"):
-            raise VlmflowError(f"{where}: image {image!r} has no tag or digest, so two pulls may differ", NEXT)
+            yield f"image {image!r} has no tag or digest, so two pulls may differ"
 
 
 def refuse_reach(where: str, pod: Object, next_step: str) -> None:
@@ -174,29 +174,24 @@ def refuse_reach(where: str, pod: Object, next_step: str) -> None:
 
     Raises VlmflowError.
     """
+    for fault in _faults_of_reach(pod):
+        raise VlmflowError(f"{where}: {fault}", next_step)
+
+
+def _faults_of_reach(pod: Object) -> Iterator[str]:
     if pod.get("automountServiceAccountToken") is not False:
-        raise VlmflowError(
-            f"{where}: automountServiceAccountToken must be false: a job's pod may not hold a token", next_step
-        )
+        yield "automountServiceAccountToken must be false: a job's pod may not hold a token"
     if CONTROLLER_ACCOUNT in (pod.get("serviceAccountName") or ""):
-        raise VlmflowError(
-            f"{where}: serviceAccountName is {pod['serviceAccountName']}, the controller's own account", next_step
-        )
+        yield f"serviceAccountName is {pod['serviceAccountName']}, the controller's own account"
     for volume in pod.get("volumes") or []:
         claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", "")
         if STATE_CLAIM in claim:
-            raise VlmflowError(
-                f"{where}: volume {volume['name']} is the claim {claim}, which holds what the controller executes",
-                next_step,
-            )
+            yield f"volume {volume['name']} is the claim {claim}, which holds what the controller executes"
         for source in (volume.get("projected") or {}).get("sources") or []:
             # The API server ignores a token for another audience (a cloud's identity service).
             if "serviceAccountToken" in source and not source["serviceAccountToken"].get("audience"):
-                raise VlmflowError(
-                    f"{where}: volume {volume['name']} holds a token for the API server (a serviceAccountToken "
-                    "without an audience)",
-                    next_step,
-                )
+                token = "a token for the API server (a serviceAccountToken without an audience)"  # noqa: S105
+                yield f"volume {volume['name']} holds {token}"
 
 
 def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Template:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Self
 
 from kubernetes.utils.quantity import parse_quantity
@@ -47,31 +47,22 @@ class ClusterState:
         self._holding = [pod for pod in pods if _holds(pod)]
         self._events = by_object(events)
         self._nodes = nodes
-        self._rooms: dict[str, tuple[float, float] | None] = {}
+        self.room = cache(self._room)
 
     @classmethod
     def of(cls, cluster: Namespace) -> Self:
         """Read it from the cluster."""
         return cls(cluster.holding_pods(), cluster.events(), cluster.nodes())
 
-    def message(self, kind: str, name: str, reasons: Collection[str]) -> str:
-        """Return the newest event of an object with one of these reasons, as it says it; "" if there is none."""
-        return message_of(self.latest(kind, name, reasons))
-
     def latest(self, kind: str, name: str, reasons: Collection[str]) -> Object | None:
         """Return the newest event of an object with one of these reasons, or None."""
         return newest_of(self._events.get((kind, name), []), reasons)
 
-    def room(self, resource: str) -> tuple[float, float] | None:
+    def _room(self, resource: str) -> tuple[float, float] | None:
         """Return how much of a resource the largest node has, and the most that is free on one node.
 
         None without the right to list nodes.
         """
-        if resource not in self._rooms:
-            self._rooms[resource] = self._sum(resource)
-        return self._rooms[resource]
-
-    def _sum(self, resource: str) -> tuple[float, float] | None:
         if self._nodes is None:
             return None
         has = {
@@ -150,15 +141,13 @@ def _no_pod(job: Object, state: ClusterState) -> Waiting:
         return Waiting("its pod is not created yet" + (f" by {kind.operator}" if kind.operator else ""))
     if message.startswith("Error creating"):
         message = message.partition(": ")[2]
-    quota = re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message)
-    if quota:
-        requested, limits = _amounts(quota[2]), _amounts(quota[4])
-        if any(amount > limits.get(name, float("inf")) for name, amount in requested.items()):
-            return Waiting(f"quota {quota[1]} can never allow it: requested {quota[2]}, limit {quota[4]}", 0.0)
-        return Waiting(
-            f"quota {quota[1]} is exhausted: requested {quota[2]}, used {quota[3]}, limit {quota[4]}; the Job starts "
-            "when others end"
-        )
+    if quota := re.search(r"exceeded quota: (\S+), requested: (.*), used: (.*), limited: (.*)", message):
+        name, requested, used, limited = quota.groups()
+        limits = _amounts(limited)
+        if any(amount > limits.get(resource, float("inf")) for resource, amount in _amounts(requested).items()):
+            return Waiting(f"quota {name} can never allow it: requested {requested}, limit {limited}", 0.0)
+        amounts = f"requested {requested}, used {used}, limit {limited}"
+        return Waiting(f"quota {name} is exhausted: {amounts}; the Job starts when others end")
     if "violates PodSecurity" in message:
         return Waiting(f"its pod is refused: {message}", 0.0)
     return _refused(f"its pod is refused: {message}", message)
@@ -177,8 +166,7 @@ def _refused(why: str, message: str, trying: bool = False) -> Waiting:
 
 
 def _pod(pod: Object, state: ClusterState) -> Waiting:
-    refused = _container(pod, state)
-    if refused:
+    if refused := _container(pod, state):
         return refused
     for condition in pod.get("status", {}).get("conditions") or []:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -210,15 +198,12 @@ def _container(pod: Object, state: ClusterState) -> Waiting | None:
 def _unscheduled(pod: Object, message: str, state: ClusterState) -> str:
     reason = message.partition(". ")[0].rstrip(".")  # what follows is about preemption
     if "PersistentVolumeClaim" in message or "persistentvolumeclaim" in message:
-        claims = [
-            volume["persistentVolumeClaim"]["claimName"]
-            for volume in pod["spec"].get("volumes") or []
-            if "persistentVolumeClaim" in volume
-        ]
+        volumes = (volume.get("persistentVolumeClaim") for volume in pod["spec"].get("volumes") or [])
+        claims = [claim["claimName"] for claim in volumes if claim]
         unbound = [
             f"claim {claim} is not bound ({words})"
             for claim in claims
-            if (words := state.message("PersistentVolumeClaim", claim, CLAIM))
+            if (words := message_of(state.latest("PersistentVolumeClaim", claim, CLAIM)))
         ]
         return "; ".join(unbound) or f"one of its claims is missing or not bound ({', '.join(claims)}): {reason}"
     short = [_shortage(name, pod, state) for name in re.findall(r"Insufficient (\S+?)[,.;]?(?=\s|$)", message)]
@@ -245,10 +230,9 @@ def _shortage(resource: str, pod: Object, state: ClusterState) -> str:
 
 def _starting(pod: Object, state: ClusterState) -> str:
     node, name = pod["spec"]["nodeName"], pod["metadata"]["name"]
-    trouble = state.message("Pod", name, MOUNT)
-    if trouble:
+    if trouble := message_of(state.latest("Pod", name, MOUNT)):
         return f"node {node} cannot set up the pod: {trouble}"
-    pulling = state.message("Pod", name, {"Pulling", "Pulled", "Created", "Started"})
+    pulling = message_of(state.latest("Pod", name, {"Pulling", "Pulled", "Created", "Started"}))
     if pulling.startswith("Pulling"):
         return f"node {node}: {pulling[0].lower()}{pulling[1:]}"
     return f"node {node} is starting the pod"

@@ -75,6 +75,7 @@ class Followed:
     progress: str = ""
 
 
+@dataclass
 class Watch:
     """Follows Jobs from their creation to their end.
 
@@ -82,19 +83,13 @@ class Watch:
     all pods of a group must run, from the moment when one of them has a node.
     """
 
-    def __init__(
-        self,
-        cluster: Namespace,
-        selector: str,
-        say: Callable[[str], None],
-        clock: Callable[[], float] = time.monotonic,
-        gang_timeout: float = 600.0,
-    ) -> None:
-        self._cluster = cluster
-        self._selector = selector
-        self._say = say
-        self._clock = clock
-        self._gang_timeout = gang_timeout
+    cluster: Namespace
+    selector: str
+    say: Callable[[str], None]
+    clock: Callable[[], float] = time.monotonic
+    gang_timeout: float = 600.0
+
+    def __post_init__(self) -> None:
         self._followed: dict[str, Followed] = {}
         self._state = ClusterState()
         self._read = float("-inf")
@@ -104,7 +99,7 @@ class Watch:
         self, name: str, rule_job: RuleJob, pending_limit: float | None, waiting_since: float | None = None
     ) -> None:
         """Follow a Job from now on. waiting_since: in monotonic seconds, when it began to wait if that was before."""
-        since = self._clock() if waiting_since is None else waiting_since
+        since = self.clock() if waiting_since is None else waiting_since
         self._followed[name] = Followed(rule_job, pending_limit, since)
 
     def look_patiently(self, names: list[str], warn: Callable[[str], None]) -> dict[str, Outcome]:
@@ -137,15 +132,15 @@ class Watch:
         """
         followed = {name: self._followed[name] for name in names}
         pods: dict[str, list[Object]] = {}
-        for pod in self._cluster.pods(self._selector):
+        for pod in self.cluster.pods(self.selector):
             pods.setdefault(job_of(pod), []).append(pod)
         # After the pods: if a suspension removed a pod, the Job already shows it.
-        jobs = {job["metadata"]["name"]: job for job in self._cluster.jobs(self._selector)}
+        jobs = {job["metadata"]["name"]: job for job in self.cluster.jobs(self.selector)}
         self._look_around(followed.values())
         outcomes = {}
         for name, record in followed.items():
             job, own = jobs.get(name), pods.get(name, [])
-            outcome = judge_pods(job, own, record.seen, self._cluster.now())
+            outcome = judge_pods(job, own, record.seen, self.cluster.now())
             record.seen = newest_seen(job, own, record.seen)
             outcomes[name] = replace(self._tell(record, job, own, outcome), ran=self._ran(record, outcome))
         self._say_who_took(outcomes)
@@ -156,7 +151,7 @@ class Watch:
 
     def _look_around(self, followed: Iterable[Followed]) -> None:
         """Read what explains waiting, if a Job has waited for long and it was not read just now."""
-        now = self._clock()
+        now = self.clock()
         due = any(
             len(record.seen) < record.rule_job.nodes
             or any(pod.get("status", {}).get("phase") == "Pending" for pod in record.seen.values())
@@ -164,11 +159,11 @@ class Watch:
             if now - record.waiting_since >= EXPLAINED_AFTER - READ_BEFORE
         )
         if due and now - self._read >= READ_EVERY:
-            self._state, self._read = ClusterState.of(self._cluster), now
+            self._state, self._read = ClusterState.of(self.cluster), now
 
     def _ran(self, record: Followed, outcome: Outcome) -> float:
         """Return for how many seconds a Job's newest pod has been seen running."""
-        now = self._clock()
+        now = self.clock()
         if outcome.state == "running":
             record.ran_since = record.ran_since or now
             record.waiting_since = now  # if it is suspended later, its waiting counts from then
@@ -181,7 +176,7 @@ class Watch:
         unseen = {name: outcome for name, outcome in outcomes.items() if outcome.unseen}
         if unseen:
             with suppress(Refused):  # this changes only the message
-                events = self._cluster.events()
+                events = self.cluster.events()
                 for name, outcome in unseen.items():
                     outcomes[name] = replace(outcome, ended=taken_by(outcome.pod or "", events) or outcome.ended)
 
@@ -190,16 +185,16 @@ class Watch:
             return self._tell_waiting(record, explain(job, own, self._state), outcome, own)
         if outcome.state == "running":
             if record.told:
-                self._say(f"{record.rule_job.words} is running.")
+                self.say(f"{record.rule_job.words} is running.")
             record.told, record.hopeless_since, record.placed_since = "", {}, None
             self._tell_progress(record, outcome)
         if outcome.state == "ending" and record.told != outcome.ended.cause:
             record.told = outcome.ended.cause
-            self._say(f"{record.rule_job.words} is ending: {outcome.ended.cause}. Its pod still saves its work.")
+            self.say(f"{record.rule_job.words} is ending: {outcome.ended.cause}. Its pod still saves its work.")
         return outcome
 
     def _tell_waiting(self, record: Followed, waiting: Waiting, outcome: Outcome, own: list[Object]) -> Outcome:
-        now = self._clock()
+        now = self.clock()
         waited = now - record.waiting_since
         if waiting.hopeless_after is None:
             record.hopeless_since = {}
@@ -208,11 +203,11 @@ class Watch:
             if now - since >= waiting.hopeless_after and not waiting.trying:
                 return replace(outcome, state="failed", ended=Ended("refused", waiting.why, waiting.again))
         if self._holds_others_up(record, own):
-            why = f"not all of its pods run after {self._gang_timeout:.0f} s (cluster.gang_timeout): {waiting.why}"
+            why = f"not all of its pods run after {self.gang_timeout:.0f} s (cluster.gang_timeout): {waiting.why}"
             return replace(outcome, state="failed", ended=Ended("preempted", why), incomplete=True)
         if waited >= EXPLAINED_AFTER and waiting.reason != record.told and now - record.told_at >= EXPLAINED_AFTER:
             record.told, record.told_at = waiting.reason, now
-            self._say(f"{record.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
+            self.say(f"{record.rule_job.words} has waited {waited:.0f} s: {waiting.why}")
         if record.pending_limit is not None and waited >= record.pending_limit:
             why = f"it has waited {waited:.0f} s; its template allows {record.pending_limit:.0f} s: {waiting.why}"
             return replace(outcome, state="failed", ended=Ended("refused", why, again=False))
@@ -223,17 +218,17 @@ class Watch:
         if record.rule_job.nodes == 1 or not any(pod["spec"].get("nodeName") for pod in own):
             record.placed_since = None
             return False
-        record.placed_since = record.placed_since or self._clock()
-        return self._clock() - record.placed_since >= self._gang_timeout
+        record.placed_since = record.placed_since or self.clock()
+        return self.clock() - record.placed_since >= self.gang_timeout
 
     def _tell_progress(self, record: Followed, outcome: Outcome) -> None:
-        now = self._clock()
+        now = self.clock()
         if outcome.pod and now - record.log_read >= PROGRESS_EVERY:
             record.log_read = now
-            line = newest_progress(self._cluster.log_end(outcome.pod, LINES, record.rule_job.nodes))
+            line = newest_progress(self.cluster.log_end(outcome.pod, LINES, record.rule_job.nodes))
             if line and line != record.progress:
                 record.progress = line
-                self._say(line)
+                self.say(line)
 
 
 @dataclass

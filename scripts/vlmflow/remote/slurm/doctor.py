@@ -3,6 +3,7 @@
 It runs on a login node, plans the runs with a profile, and submits a job of a few seconds to each partition of theirs.
 """
 
+import argparse
 import contextlib
 import io
 import os
@@ -16,16 +17,8 @@ from snakemake import cli
 from snakemake.settings.types import ResourceSettings, StorageSettings
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from vlmflow.remote.doctor import (
-    MANY,
-    Finding,
-    command_line,
-    exit_with,
-    hub_sources,
-    planned_jobs,
-    report,
-    settings_and_runs,
-)
+from vlmflow.remote import doctor
+from vlmflow.remote.doctor import Finding
 from vlmflow.remote.library import CHECKOUT, Config, VlmflowError
 from vlmflow.remote.slurm import site
 from vlmflow.remote.slurm.partitions import Partition, accounts, named_by, partitions, why_in_none
@@ -42,14 +35,14 @@ PlannedJob = tuple[Request, tuple[str, ...]]
 """What a job asks Slurm for, and the call of sbatch that submits it."""
 
 
-def main(files: list[Path], profile: str, runs: list[str], folder: Path, as_json_text: bool, patience: float) -> int:
-    """Print the findings; returns the exit code."""
-    options = read_profile(profile, files)
-    settings, runs = settings_and_runs([CHECKOUT / "config.yaml", *options.configfile], runs)
+def main(given: argparse.Namespace) -> int:
+    """Print the findings; returns the exit code. given: the command line."""
+    options, folder = read_profile(given.profile, given.configfile), given.directory.resolve()
+    settings, runs = doctor.settings_and_runs([CHECKOUT / "config.yaml", *options.configfile], given.run)
     if not folder.is_dir():
         raise VlmflowError(f"--directory {folder}: no such folder", "name the working directory of your runs")
     refuse_without_slurm()
-    return report(look(options, settings, runs, folder, patience), as_json_text)
+    return doctor.report(look(options, settings, runs, folder, given.patience), given.json)
 
 
 def read_profile(profile: str, files: list[Path]) -> Any:
@@ -80,7 +73,7 @@ def planned(options: Any, settings: Config, run: str, folder: Path) -> list[Plan
     plugin = ExecutorPluginRegistry().get_plugin("slurm")
     own = plugin.get_settings(options)
     resources = ResourceSettings(
-        cores=MANY,
+        cores=doctor.MANY,
         nodes=1,
         max_threads=options.max_threads,
         default_resources=options.default_resources,
@@ -100,13 +93,12 @@ def planned(options: Any, settings: Config, run: str, folder: Path) -> list[Plan
             minutes=None if request.warning else request.runtime or None,
             log=Path(os.devnull),
             workdir=str(folder),
-            account=f"-A {shlex.quote(request.account)}" if request.account else "",
             partition=f"-p {shlex.quote(','.join(request.partitions))}" if request.partitions else "",
             settings=own,
         )
         return request, tuple(words)
 
-    jobs = planned_jobs(run, options.configfile, folder, resources, StorageSettings(), read, (plugin, own))
+    jobs = doctor.planned_jobs(run, options.configfile, folder, resources, StorageSettings(), read, (plugin, own))
     return [job for job in jobs if job is not None]
 
 
@@ -142,7 +134,7 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
         yield from (site.check_time(request, of_site[name]) for request in savers)
         if savers:
             yield site.check_preemption(of_site[name], config, max(request.warning for request in savers))
-    hub = ENDPOINT if hub_sources(settings, runs) else ""
+    hub = ENDPOINT if doctor.hub_sources(settings, runs) else ""
     yield from _look_inside([(of_site[name], used[name]) for name in used], settings, folder, hub, patience)
 
 
@@ -192,11 +184,9 @@ def _look_inside(
 
 
 if __name__ == "__main__":
-    parser = command_line("make doctor ON=slurm", __doc__, "a job to start")
+    parser = doctor.command_line("make doctor ON=slurm", __doc__, "a job to start")
     parser.add_argument("--profile", default=str(PROFILE), help="yours, for this site")
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="FOLDER", help="the working directory, as of snakemake"
     )
-    given = parser.parse_args()
-    folder = given.directory.resolve()
-    exit_with(lambda: main(given.configfile, given.profile, given.run, folder, given.json, given.patience))
+    doctor.exit_with(main, parser.parse_args())

@@ -5,9 +5,8 @@ jobs end, never takes an unanswered query for an answer, finds the jobs of an ea
 """
 
 import asyncio
-import shlex
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,9 @@ from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
 from vlmflow.remote.job import Attempts, Ended, RuleJob, interrupt_when_told_to_end
 from vlmflow.remote.library import VlmflowError
-from vlmflow.remote.slurm import in_job
+from vlmflow.remote.slurm import in_job, queue
 from vlmflow.remote.slurm.partitions import named_by, partitions
-from vlmflow.remote.slurm.queue import (
-    GONE,
-    SlurmError,
-    ask,
-    end_jobs,
-    ended_of,
-    jobs,
-    refuse_without_slurm,
-    wait_until_ended,
-)
+from vlmflow.remote.slurm.queue import SlurmError, ask, jobs
 from vlmflow.remote.slurm.request import EarlierJobs, Request, comment_of, rule_job_of, sbatch_words, script, warning_of
 from vlmflow.remote.slurm.waiting import News
 
@@ -75,7 +65,7 @@ class SlurmExecutor(Executor):
         self._warned = ""
         self._news = News(self.logger.info)
         try:
-            refuse_without_slurm()
+            queue.refuse_without_slurm()
             self._site = partitions()
             self._earlier = EarlierJobs(self.workflow.workdir_init, self.logger.info)
         except VlmflowError as error:
@@ -83,11 +73,6 @@ class SlurmExecutor(Executor):
         super().__post_init__()
         self._ends = Path(self.workflow.persistence.aux_path).absolute() / "slurm-ends"
         self.next_seconds_between_status_checks = FIRST_PAUSE
-
-    def get_account_arg(self, job: Any) -> Iterable[str]:
-        """Yield the option for the account, as the call gives it; without one, Slurm takes the user's own."""
-        account = job.resources.get("slurm_account")
-        yield f" -A {shlex.quote(str(account))}" if account else ""
 
     def get_job_args(self, job: Any) -> str:
         """Let the job's Snakemake use the cores and the memory that the job has; not all nodes show it only those."""
@@ -127,8 +112,8 @@ class SlurmExecutor(Executor):
                 self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it")
                 return self._info(job, earlier.id)
             self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, which makes it otherwise")
-            end_jobs({earlier.id: warning_of(job)}, self.logger.info)
-            wait_until_ended([earlier.id])
+            queue.end_jobs({earlier.id: warning_of(job)}, self.logger.info)
+            queue.wait_until_ended([earlier.id])
         return None
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
@@ -144,7 +129,6 @@ class SlurmExecutor(Executor):
             minutes=self._minutes(job, rule_job),
             log=log,
             workdir=self.workflow.workdir_init,
-            account=next(iter(self.get_account_arg(job))),
             partition=self.get_partition_arg(job),
             settings=self.workflow.executor_settings,
         )
@@ -185,7 +169,7 @@ class SlurmExecutor(Executor):
         if not active_jobs:
             return
         try:
-            queue = await asyncio.to_thread(jobs)
+            present = await asyncio.to_thread(jobs)
         except SlurmError as error:
             self._warn(f"{error.cause}; the jobs go on, and the next look is in a moment")
             for info in active_jobs:
@@ -194,7 +178,7 @@ class SlurmExecutor(Executor):
         pauses = [LONGEST_PAUSE]
         for info in active_jobs:
             number = str(info.external_jobid)
-            job = queue.get(number)
+            job = present.get(number)
             if job is not None and job.is_active:
                 pauses.append(FIRST_PAUSE + job.used / 20)
                 self._missing.pop(number, None)
@@ -225,7 +209,7 @@ class SlurmExecutor(Executor):
         """Report a job that has ended; returns whether it is over, and not submitted again."""
         job, words, number = info.job, _words(info.job), str(info.external_jobid)
         verdict = in_job.verdict_file(self._ends, number)
-        ended = GONE if state == "GONE" else ended_of(state, verdict)
+        ended = queue.GONE if state == "GONE" else queue.ended_of(state, verdict)
         self._submitted.pop(number, None)
         self._missing.pop(number, None)
         if ended is None:
@@ -260,7 +244,8 @@ class SlurmExecutor(Executor):
     def cancel_jobs(self, active_jobs: list[SubmittedJobInfo]) -> None:
         """Let trainers save, and end all jobs of this call, also those that a look at the queue has in hand."""
         self._ending = True
-        end_jobs({number: warning_of(info.job) for number, info in dict(self._submitted).items()}, self.logger.info)
+        warnings = {number: warning_of(info.job) for number, info in dict(self._submitted).items()}
+        queue.end_jobs(warnings, self.logger.info)
 
     def _rule_job_of(self, job: Any) -> RuleJob:
         rule_job = rule_job_of(job)

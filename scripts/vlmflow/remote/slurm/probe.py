@@ -5,7 +5,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -128,26 +128,21 @@ def folders_of(working: Path, stores: Mapping[str, str]) -> dict[Path, str]:
     }
 
 
-def check_nodes(partition: str, first: FirstNode, names: Mapping[Path, str], nodes: int, hub: str) -> list[Finding]:
-    """Turn what a job saw into findings.
+def check_nodes(partition: str, first: FirstNode, names: Mapping[Path, str], nodes: int, hub: str) -> Iterator[Finding]:
+    """Yield what a job saw as findings.
 
     names: what each folder is, for people. nodes: those that the job had. hub: the address that was asked; "" for none.
     """
-    node = printable(first.node)
-    findings = [
-        Finding(
-            f"jobs in {partition}", "ok", f"{node} sees the checkout and starts its Python {printable(first.python)}"
-        )
-    ]
-    findings += _check_folders(partition, first, names)
-    findings += _check_second(partition, first, names, nodes)
-    findings.append(_check_temporary(partition, first))
+    found = f"{printable(first.node)} sees the checkout and starts its Python {printable(first.python)}"
+    yield Finding(f"jobs in {partition}", "ok", found)
+    yield from _check_folders(partition, first, names)
+    yield from _check_second(partition, first, names, nodes)
+    yield _check_temporary(partition, first)
     if hub and first.hub:
         step = "let fetching stages run here (slurm.here: [fetch, pages]), or set HTTPS_PROXY or HF_ENDPOINT"
-        findings.append(Finding(f"hub from {partition}", "fail", f"{hub}: {printable(first.hub)}", step))
+        yield Finding(f"hub from {partition}", "fail", f"{hub}: {printable(first.hub)}", step)
     elif hub:
-        findings.append(Finding(f"hub from {partition}", "ok", f"{hub} answers"))
-    return findings
+        yield Finding(f"hub from {partition}", "ok", f"{hub} answers")
 
 
 def _check_folders(partition: str, first: FirstNode, names: Mapping[Path, str]) -> list[Finding]:
@@ -180,11 +175,12 @@ def _check_second(partition: str, first: FirstNode, names: Mapping[Path, str], n
         findings.append(Finding(row, "warn", "not checked: a job there has one node", "nothing, for runs on one node"))
     elif not findings:
         findings.append(Finding(row, "ok", f"{other} sees files, links and locks of {printable(first.node)}"))
-    signals = Finding(f"signals in {partition}", "ok", f"a step on {other} gets SIGTERM")
     if second.signal:
         step = "trainers are told to save by a signal, and come again by scontrol requeue: jobs need Slurm's commands"
-        signals = Finding(signals.what, "fail", printable(second.signal), step)
-    return [*findings, signals]
+        findings.append(Finding(f"signals in {partition}", "fail", printable(second.signal), step))
+    else:
+        findings.append(Finding(f"signals in {partition}", "ok", f"a step on {other} gets SIGTERM"))
+    return findings
 
 
 def _check_temporary(partition: str, first: FirstNode) -> Finding:

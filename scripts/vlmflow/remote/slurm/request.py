@@ -109,15 +109,14 @@ def sbatch_words(
     minutes: int | None,
     log: Path,
     workdir: str,
-    account: str,
     partition: str,
     settings: Any,
 ) -> list[str]:
     """Return the call of sbatch, without its script.
 
     comment: see `comment_of`. slurm: the block of the configuration. minutes: the time limit, None for the partition's.
-    log: the file of its output, with %j for the job's number. account, partition: options as the plugin writes them.
-    settings: the plugin's.
+    log: the file of its output, with %j for the job's number. partition: an option as the plugin writes it. settings:
+    the plugin's.
 
     Raises WorkflowError if a resource is not as the plugin wants it.
     """
@@ -126,11 +125,12 @@ def sbatch_words(
     resources |= {"mem_mb": rule_job.mem_mb or None, "runtime": minutes, "nodes": rule_job.nodes}
     if rule_job.nodes > 1 and not rule_job.gpus:
         resources["tasks"] = rule_job.nodes
+    account = resources.get("slurm_account")  # without one, Slurm takes the user's own
     params = {
         "run_uuid": name_of(rule_job),
         "slurm_logfile": log,
         "comment_str": comment,
-        "account": account,
+        "account": f"-A {shlex.quote(str(account))}" if account else "",
         "partition": partition,
         "workdir": workdir,
     }

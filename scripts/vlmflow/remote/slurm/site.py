@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from vlmflow.remote.doctor import Finding
 from vlmflow.remote.library import counted
@@ -72,17 +72,17 @@ def check_partition(partition: Partition) -> Finding:
 
 def check_run(
     run: str, requests: Sequence[Request], site: Mapping[str, Partition], of_user: frozenset[str] | None
-) -> list[Finding]:
+) -> Iterator[Finding]:
     """Check that a partition can hold every job of a run. requests: those of its jobs."""
     refusals = dict.fromkeys(filter(None, (why_in_none(request, site, of_user) for request in requests)))
-    findings = [Finding(f"run {run}", "fail", why, step) for why, step in refusals]
-    if not findings:
+    for why, step in refusals:
+        yield Finding(f"run {run}", "fail", why, step)
+    if not refusals:
         largest = max(requests, key=lambda request: (request.gpus, request.mem_mb, request.nodes))
         words = f"{counted(largest.threads, 'core')}, {largest.mem_mb / 1000:,.0f} GB"
         words += f", {counted(largest.gpus, 'GPU')}" if largest.gpus else ""
         found = f"each of its {counted(len(requests), 'job')} fits; the largest is {largest.rule} ({words})"
-        findings.append(Finding(f"run {run}", "ok", found))
-    return findings
+        yield Finding(f"run {run}", "ok", found)
 
 
 def check_time(request: Request, partition: Partition) -> Finding:
@@ -122,27 +122,25 @@ def check_preemption(partition: Partition, config: Mapping[str, str], warning: i
     return Finding(row, "ok", f"{found}: {grace} s to save")
 
 
-def check_settings(config: Mapping[str, str]) -> list[Finding]:
+def check_settings(config: Mapping[str, str]) -> Iterator[Finding]:
     """Judge what the whole site has set: signals, and how long ended jobs stay in the queue."""
-    findings = []
     wait, over = _seconds(config, "KillWait"), config.get("OverTimeLimit", "0 min")
     if wait < LITTLE_TIME:
         step = "nothing, for jobs at their time limit; after scancel, a training may resume from its last checkpoint"
-        findings.append(Finding("KillWait", "warn", f"{wait} s between SIGTERM and SIGKILL", step))
+        yield Finding("KillWait", "warn", f"{wait} s between SIGTERM and SIGKILL", step)
     more = "" if over.split()[0] == "0" else f", {over} after it (OverTimeLimit)"
     requeue = "come again by themselves" if config.get("JobRequeue") == "1" else "come again because they ask for it"
-    findings.append(Finding("lost jobs", "ok", f"end at their time limit{more}; {requeue} after a node is lost"))
+    yield Finding("lost jobs", "ok", f"end at their time limit{more}; {requeue} after a node is lost")
     age = _seconds(config, "MinJobAge")
     if age < SHORT_MEMORY:
         step = "nothing, if accounting is on; else a failed job may be read as lost, and run once more"
-        findings.append(Finding("MinJobAge", "warn", f"an ended job is forgotten after {age} s", step))
+        yield Finding("MinJobAge", "warn", f"an ended job is forgotten after {age} s", step)
     tracking = config.get("ProctrackType", "").rpartition("/")[2]
     if tracking in ("pgid", ""):
         step = "ask the site for proctrack/cgroup: processes that left their group stay on nodes after a job's end"
-        findings.append(Finding("processes of jobs", "warn", f"proctrack/{tracking}", step))
+        yield Finding("processes of jobs", "warn", f"proctrack/{tracking}", step)
     else:
-        findings.append(Finding("processes of jobs", "ok", f"proctrack/{tracking}: all of them end with their job"))
-    return findings
+        yield Finding("processes of jobs", "ok", f"proctrack/{tracking}: all of them end with their job")
 
 
 def _seconds(config: Mapping[str, str], key: str) -> int:

@@ -14,7 +14,7 @@ If this job downloaded a file with another folder and did not change it, the sto
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -46,8 +46,8 @@ class Entry:
     """One file of a folder: its size in bytes, its SHA-256 in hexadecimal, and the key of its object in the bucket."""
 
     size: int
-    key: str
     sha256: str
+    key: str
 
 
 def dump(entries: dict[str, Entry]) -> bytes:
@@ -55,9 +55,7 @@ def dump(entries: dict[str, Entry]) -> bytes:
 
     Raises VlmflowError if there are too many.
     """
-    files = {
-        name: {"size": entry.size, "sha256": entry.sha256, "key": entry.key} for name, entry in sorted(entries.items())
-    }
+    files = {name: asdict(entry) for name, entry in sorted(entries.items())}
     content = (json.dumps({"version": 1, "files": files}, indent=1, ensure_ascii=False) + "\n").encode()
     if len(content) > LARGEST:
         cause = f"a folder has {len(files):,} files: its manifest is larger than {LARGEST // 1_000_000} MB"
@@ -90,7 +88,7 @@ def _entry(name: str, size: Any, sha256: Any, key: Any, **_: Any) -> Entry:
         raise ValueError(f"{name}: invalid size {size!r}")
     if not re.fullmatch(r"[0-9a-f]{64}", sha256) or not _OBJECT.fullmatch(key):
         raise ValueError(f"{name}: invalid sha256 or key: {sha256}, {key}")
-    return Entry(size, key, sha256)
+    return Entry(size, sha256, key)
 
 
 def _broken(address: str, fault: str) -> VlmflowError:
@@ -183,7 +181,7 @@ class Folder:
         for path in sorted(local.rglob("*")):
             if path.is_file() and path.name != FOLDER_MARK:
                 name = path.relative_to(local).as_posix()
-                entries[name] = Entry(path.stat().st_size, f"{attempt}/files/{name}", sha256_of(path))
+                entries[name] = Entry(path.stat().st_size, sha256_of(path), f"{attempt}/files/{name}")
                 self._send(path, entries[name])
         sent = {item.key: item.size for item in self._below(attempt)}
         for name, entry in entries.items():

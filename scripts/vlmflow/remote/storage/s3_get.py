@@ -22,23 +22,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from vlmflow.remote.library import (
-    AGAIN,
-    BUFFER,
-    CONNECT_TIMEOUT,
-    PASSING_STATUS,
-    READ_TIMEOUT,
-    PassingError,
-    PassingFault,
-    Progress,
-    VlmflowError,
-    patiently,
-    printable,
-    remove,
-    require_free_disk,
-    whole_file,
-    whole_folder,
-)
+from vlmflow.remote import library
+from vlmflow.remote.library import BUFFER, PassingError, PassingFault, Progress, VlmflowError, printable
 from vlmflow.remote.storage.s3_folder import Entry, Folder, is_not_there
 
 log = logging.getLogger("vlmflow")
@@ -74,21 +59,20 @@ def main(address: str, local: Path) -> None:
             "check that the run has made it, and that SNAKEMAKE_STORAGE_S3_… set its server and keys",
         ) from None
     except OSError as error:
-        raise PassingError(f"{error.filename or local}: {error.strerror}", f"fix it, then {AGAIN}") from None
+        raise PassingError(f"{error.filename or local}: {error.strerror}", f"fix it, then {library.AGAIN}") from None
     digests = "every file has the digest of the original" if compared else "it has no recorded digest to compare"
     log.info(f"copied {address} to {local}; {digests}")
 
 
 def _server() -> Any:
-    given = {name: os.environ.get(f"SNAKEMAKE_STORAGE_S3_{name.upper()}") for name in ("access_key", "secret_key")}
     return boto3.resource(
         "s3",
         endpoint_url=os.environ.get("SNAKEMAKE_STORAGE_S3_ENDPOINT_URL"),
-        aws_access_key_id=given["access_key"],
-        aws_secret_access_key=given["secret_key"],
+        aws_access_key_id=os.environ.get("SNAKEMAKE_STORAGE_S3_ACCESS_KEY"),
+        aws_secret_access_key=os.environ.get("SNAKEMAKE_STORAGE_S3_SECRET_KEY"),
         config=Config(
-            connect_timeout=CONNECT_TIMEOUT,
-            read_timeout=READ_TIMEOUT,
+            connect_timeout=library.CONNECT_TIMEOUT,
+            read_timeout=library.READ_TIMEOUT,
             retries={"mode": "standard", "total_max_attempts": 2},  # _piece is more patient, and says what it waits for
             max_pool_connections=STREAMS,
         ),
@@ -111,7 +95,7 @@ class _Download:
         entries = self._folder.entries()
         if entries is None:
             return self._file(local)
-        with whole_folder(local, resumed=True) as part:
+        with library.whole_folder(local, resumed=True) as part:
             while True:
                 self._ended.clear()  # the requests of an earlier version are over
                 try:
@@ -131,14 +115,14 @@ class _Download:
             if left.is_symlink() or not left.is_dir():
                 name = left.relative_to(part).as_posix()
                 if name not in entries or left.is_symlink() or left.stat().st_size > entries[name].size:
-                    remove(left)
+                    library.remove(left)
             elif not any(left.iterdir()):
                 left.rmdir()
         here = sum(left.stat().st_size for left in part.rglob("*") if left.is_file())
         total = sum(entry.size for entry in entries.values())
         with Progress(f"get {self._key}", total, "bytes") as progress:
             progress.start_at(here)
-            require_free_disk(part, total - here, self._folder.address)
+            library.require_free_disk(part, total - here, self._folder.address)
             for name, entry in entries.items():
                 target = part / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -154,9 +138,9 @@ class _Download:
             if is_not_there(error):
                 raise FileNotFoundError(self._folder.address) from None
             raise
-        entry = Entry(stored.content_length, self._key, stored.metadata.get("sha256", ""))
+        entry = Entry(stored.content_length, stored.metadata.get("sha256", ""), self._key)
         self._conditions = {"IfMatch": stored.e_tag}
-        with whole_file(local) as file, Progress(f"get {self._key}", entry.size, "bytes") as progress:
+        with library.whole_file(local) as file, Progress(f"get {self._key}", entry.size, "bytes") as progress:
             self._complete("the file", entry, file, progress)
         return bool(entry.sha256)
 
@@ -222,7 +206,7 @@ class _Download:
                     raise self._damaged(name, "missing") from None
                 if code in OTHER:
                     raise self._damaged(name, "its object has changed") from None
-                if error.response["ResponseMetadata"]["HTTPStatusCode"] in PASSING_STATUS:
+                if error.response["ResponseMetadata"]["HTTPStatusCode"] in library.PASSING_STATUS:
                     raise PassingFault(f"S3 answers {code}") from None
                 raise
             except BotoCoreError as error:
@@ -232,7 +216,8 @@ class _Download:
             if len(content) < end - begin:
                 raise PassingFault(f"S3 ended the answer {end - begin - len(content):,} bytes early")
 
-        patiently(f"{self._folder.address}: {printable(name)}", receive, lambda: len(content), self._ended.wait)
+        subject = f"{self._folder.address}: {printable(name)}"
+        library.patiently(subject, receive, lambda: len(content), self._ended.wait)
         return content[: end - begin]
 
     def _damaged(self, name: str, fault: str) -> VlmflowError:
@@ -243,11 +228,8 @@ class _Download:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        prog="python -m vlmflow.remote.storage.s3_get",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = argparse.ArgumentParser("python -m vlmflow.remote.storage.s3_get", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("address", help="s3://BUCKET/TARGET")
     parser.add_argument("to", type=Path, help="where to put it; it must not exist")
     given = parser.parse_args()

@@ -10,16 +10,12 @@ from vlmflow.remote.library import VlmflowError, sha256_of
 from vlmflow.remote.storage.s3_folder import Folder, is_not_there
 
 UNFINISHED_UPLOADS = {
-    "Rules": [
-        {
-            "ID": "unfinished-uploads",
-            "Status": "Enabled",
-            "Filter": {"Prefix": ""},
-            "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
-        }
-    ]
+    "ID": "unfinished-uploads",
+    "Status": "Enabled",
+    "Filter": {"Prefix": ""},
+    "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 7},
 }
-"""The lifecycle of a bucket that we make: parts of interrupted uploads cost money and are listed nowhere."""
+"""A rule for a bucket that we make: parts of interrupted uploads cost money and are listed nowhere."""
 
 
 class S3Object(StorageObject):
@@ -164,11 +160,9 @@ class S3Object(StorageObject):
             region = self.provider.settings.region
             where = {} if region == DEFAULT_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
             self.provider.s3c.create_bucket(Bucket=self.bucket, **where)
+            lifecycle, client = {"Rules": [UNFINISHED_UPLOADS]}, self.provider.s3c.meta.client
             try:
-                self.provider.s3c.meta.client.put_bucket_lifecycle_configuration(
-                    Bucket=self.bucket, LifecycleConfiguration=UNFINISHED_UPLOADS
-                )
+                client.put_bucket_lifecycle_configuration(Bucket=self.bucket, LifecycleConfiguration=lifecycle)
             except ClientError as error:  # some servers have no lifecycles
-                self.provider.logger.warning(
-                    f"bucket {self.bucket}: cannot set a lifecycle for unfinished uploads: {error}"
-                )
+                fault = f"cannot set a lifecycle for unfinished uploads: {error}"
+                self.provider.logger.warning(f"bucket {self.bucket}: {fault}")

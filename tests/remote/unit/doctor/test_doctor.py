@@ -41,7 +41,7 @@ def node(gpus: int = 4, taints: tuple = (), memory: str = "500Gi", **more: str) 
 
 
 def run_check(*nodes: dict, template: dict = TEMPLATES["gpu"], need: Need = A100) -> Finding:
-    return needs.check_nodes(list(nodes), TEMPLATES | {"gpu": template}, [need])[1]
+    return list(needs.check_nodes(list(nodes), TEMPLATES | {"gpu": template}, [need]))[1]
 
 
 def test_a_controller_whose_state_jobs_can_write_is_a_failure() -> None:
@@ -107,7 +107,7 @@ def test_a_rule_that_fits_on_no_node_is_named_even_if_the_training_fits() -> Non
 
 def test_several_jobs_of_a_rule_that_ask_the_same_are_reported_once() -> None:
     merges = tuple(replace(MERGE, wildcards={"run": run}) for run in "ab")
-    findings = needs.check_nodes([node(cpu="2")], TEMPLATES, [Need("big", 4, 17_500, merges)])
+    findings = list(needs.check_nodes([node(cpu="2")], TEMPLATES, [Need("big", 4, 17_500, merges)]))
     assert [finding.what for finding in findings] == ["GPUs", "rule merge_weights, run big"]
 
 
@@ -383,10 +383,11 @@ def test_a_probe_that_ends_without_a_report_says_why() -> None:
     assert asked(OnePod([], pod)).fault == "its pod ended as Succeeded: it says nothing"
 
 
-def test_table_and_json_say_whether_it_is_ready() -> None:
+def test_table_and_json_say_whether_it_is_ready(capsys: pytest.CaptureFixture[str]) -> None:
     good, bad = Finding("a", "ok", "fine"), Finding("b", "fail", "gone", "bring it")
-    assert json.loads(doctor.as_json([good]))["ready"] is True
-    assert json.loads(doctor.as_json([good, bad]))["ready"] is False
+    for findings, ready in (([good], True), ([good, bad], False)):
+        assert doctor.report(findings, as_json_text=True) == (0 if ready else 1)
+        assert json.loads(capsys.readouterr().out)["ready"] is ready
     assert "what to do: bring it" in doctor.as_line(bad, colours=False)
     assert "\x1b" not in doctor.as_line(bad, colours=False)
 

@@ -1,5 +1,6 @@
 """What the doctor reads of a call: the profile, the configuration, and the plan. Nothing here asks Slurm."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_profile_that_is_none_of_slurm_is_refused(profile: str, said: str) -> 
     ("run", "folder", "path", "said"),
     [
         ("mine", ".", "/usr/bin", "--run: unknown run mine"),
-        ("qwen3vl-fire", "nowhere", "/usr/bin", "--directory nowhere: no such folder"),
+        ("qwen3vl-fire", "nowhere", "/usr/bin", "nowhere: no such folder"),
         ("qwen3vl-fire", ".", "/nowhere", "this machine has no sbatch"),
     ],
 )
@@ -46,7 +47,7 @@ def test_bad_input_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("PATH", path)
     with pytest.raises(VlmflowError) as refusal:
-        doctor.main(DEMO, PROFILE, [run], Path(folder), False, 0)
+        doctor.main(Namespace(configfile=DEMO, profile=PROFILE, run=[run], directory=Path(folder)))
     assert said in refusal.value.cause
     assert "\n" not in refusal.value.cause
 

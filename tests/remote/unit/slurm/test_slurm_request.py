@@ -20,6 +20,7 @@ TRAIN = {
     "nodes": 1,
     "gpu": 4,
     "warning_seconds": 180,
+    "slurm_account": "my account",
     "slurm_partition": "a100",
     "gpu_manufacturer": "nvidia",
 }
@@ -57,7 +58,6 @@ def words(one: SimpleNamespace, gpus_by: str = "gpus", gpu_model: str | None = N
         minutes=120,
         log=Path("/data/slurm logs/%j.log"),
         workdir="/data/a folder",
-        account=" -A 'my account'",
         partition=" -p a100",
         settings=SimpleNamespace(requeue=False, no_requeue=False, qos=None, reservation=None),
     )
@@ -149,7 +149,6 @@ def test_a_job_without_memory_and_time_asks_for_neither() -> None:
         minutes=None,
         log=Path("log"),
         workdir="/data",
-        account="",
         partition="",
         settings=None,
     )

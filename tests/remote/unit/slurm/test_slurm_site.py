@@ -156,12 +156,12 @@ def test_settings_that_cost_something_are_named(key: str, value: str, what: str)
 
 
 def test_an_answer_without_faults_is_ready() -> None:
-    findings = check_nodes("gpu", FIRST, NAMES, 2, "https://huggingface.co")
+    findings = list(check_nodes("gpu", FIRST, NAMES, 2, "https://huggingface.co"))
     assert set(states(*findings)) == {"ok"}
     assert [one.what for one in findings] == [
         *("jobs in gpu", "folders in gpu", "two nodes of gpu", "signals in gpu", "TMPDIR in gpu", "hub from gpu"),
     ]
-    assert check_nodes("gpu", FIRST, NAMES, 1, "")[2].state == "warn"
+    assert list(check_nodes("gpu", FIRST, NAMES, 1, ""))[2].state == "warn"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_an_answer_without_faults_is_ready() -> None:
     ],
 )
 def test_what_a_job_lacks_is_a_finding(first: FirstNode, what: str, state: str, words: str) -> None:
-    findings = check_nodes("gpu", first, NAMES, 2, "https://huggingface.co")
+    findings = list(check_nodes("gpu", first, NAMES, 2, "https://huggingface.co"))
     (wrong,) = [one for one in findings if one.state != "ok"]
     assert (wrong.what, wrong.state) == (what, state)
     assert words in wrong.found

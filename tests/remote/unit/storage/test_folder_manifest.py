@@ -14,7 +14,7 @@ DIGEST = "ab" * 32
 
 
 def entry(name: str, size: int = 1, key: str | None = None) -> Entry:
-    return Entry(size, key or KEY + name, DIGEST)
+    return Entry(size, DIGEST, key or KEY + name)
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
