@@ -56,15 +56,15 @@ def find_leftovers(
     for run in sorted(place.name for place in _folders(folder / "checkpoints")):
         try:
             made_of = finished(folder, run)
-        except OtherVersionError as error:
-            notes.append(
-                f"{run}: keeping its trainings, because another version of vlmflow wrote its reports ({error.cause})"
-            )
-            continue
         except VlmflowError as error:
-            notes.append(f"{run}: keeping its trainings, because it is not finished: {error.cause}")
+            why = f"it is not finished: {error.cause}"
+            if isinstance(error, OtherVersionError):
+                why = f"another version of vlmflow wrote its reports ({error.cause})"
+            notes.append(f"{run}: keeping its trainings, because {why}")
             continue
-        found += _of_work(folder, run)
+        work = folder / "work" / run
+        if work.is_dir() and any(work.iterdir()):
+            found.append(Leftover(work, f"intermediate merged weights; merged/{run} is proven"))
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
             found += of_trainings(store / run, made_of)
             found += of_trials(folder, store / run)
@@ -77,7 +77,8 @@ def find_leftovers(
     if store := _own_store(folder, settings.stores.models, "models", notes):
         found += _of_models(folder, store, settings, pins)
     if store := _own_store(folder, settings.stores.raw, "raw", notes):
-        found += _of_raw_files(store, settings, pins)
+        sources = [address for dataset in settings.raw_datasets.values() for address in dataset.all_addresses]
+        found += _of_hub(store, sources, pins, "data set", set())
     if store := _own_store(folder, settings.stores.pictures, "pictures", notes):
         found += _of_pictures(folder, store, settings)
     return found, list(dict.fromkeys(notes))
@@ -138,12 +139,6 @@ def _own_store(folder: Path, store: str, name: str, notes: list[str]) -> Path | 
         return place
     notes.append(f"{place} (stores.{name}): kept, because it is outside {folder} and others may use it")
     return None
-
-
-def _of_work(folder: Path, run: str) -> Iterator[Leftover]:
-    work = folder / "work" / run
-    if work.is_dir() and any(work.iterdir()):
-        yield Leftover(work, f"intermediate merged weights; merged/{run} is proven")
 
 
 def of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[Leftover]:
@@ -209,11 +204,6 @@ def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]
     yield from _of_hub(store, sources, pins, "model", in_use)
 
 
-def _of_raw_files(store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
-    sources = [address for dataset in settings.raw_datasets.values() for address in dataset.all_addresses]
-    yield from _of_hub(store, sources, pins, "data set", set())
-
-
 def _of_hub(
     store: Path, sources: Iterable[str], pins: dict[str, Pin], what: str, in_use: set[Path]
 ) -> Iterator[Leftover]:
@@ -233,13 +223,9 @@ def _of_hub(
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
     if not (folder / "images").is_dir():  # targets are elsewhere, so the pictures in use are unknown here
         return
-    unused = {
-        place
-        for place in _folders(store)
-        if not place.name.startswith(".")
-        and place.name not in settings.datasets
-        and not (folder / "images" / place.name).exists()
-    }
+    of_datasets = [place for place in _folders(store) if not place.name.startswith(".")]
+    others = [place for place in of_datasets if place.name not in settings.datasets]
+    unused = {place for place in others if not (folder / "images" / place.name).exists()}
     for place in sorted(unused):
         yield Leftover(place, "pictures of a data set that is neither in the configuration nor under images/")
     kept = {".rewritten": "a rewritten picture", named.ROOT: "a picture out of data files"}

@@ -19,7 +19,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,9 +125,8 @@ class Lease:
             try:
                 found = newest(self.folder)
                 if found is None or found.number != number or found.token != self.token:
-                    _end_at_once(
-                        f"{self.folder}: {found.holder if found else 'another process'} took over this run folder"
-                    )
+                    holder = found.holder if found else "another process"
+                    _end_at_once(f"{self.folder}: {holder} took over this run folder")
                 self._write(number, count)
             except OSError as error:  # while the volume is unreachable, nobody can write to it or take over
                 log.debug(f"{self._file(number)}: {error}")
@@ -175,8 +174,6 @@ def _end_at_once(why: str) -> None:
     """Kill the trainers and this process; after SIGTERM the trainers would still save a checkpoint."""
     log.error(f"{why}; ending at once, so that only one trainer writes to it")
     for child in psutil.Process().children(recursive=True):
-        try:
+        with suppress(psutil.NoSuchProcess):
             child.kill()
-        except psutil.NoSuchProcess:
-            continue
     os.kill(os.getpid(), signal.SIGKILL)

@@ -230,11 +230,8 @@ READS_AT_THE_END = 1_000
 """How often tarfile may read at an archive's end; for each decompressed block it may do so once."""
 
 EXTENDED = {
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
 }
 
 
@@ -277,10 +274,7 @@ def tar_members(archive: Path, wanted: Set[str], max_bytes: int) -> Iterator[Nam
     Raises Refused if it is not a tar, or damaged.
     """
     try:
-        with (
-            ArchiveWithAnEnd(archive) as file,
-            tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedHeader) as files,
-        ):
+        with ArchiveWithAnEnd(archive) as file, tarfile.open(fileobj=file, mode="r|*", tarinfo=BoundedHeader) as files:
             for entry in files:
                 files.members.clear()  # type: ignore[attr-defined]  # it would keep them all; typeshed leaves it out
                 name = entry.name.removeprefix("./")

@@ -269,19 +269,10 @@ class PictureFetch:
                     *(name, cost.pictures, cost.rows, reason, REASONS[reason], cost.example, cost.detail),
                 )
         costs = [cost for source in sources.values() for cost in source.missing.values()]
-
-        def total(key: str) -> int:
-            return sum(getattr(source, key) for source in sources.values())
-
-        return FetchedPictures(
-            wanted=total("wanted"),
-            had=total("had"),
-            fetched=total("fetched"),
-            missing=PictureCost(sum(cost.pictures for cost in costs), sum(cost.rows for cost in costs)),
-            bytes_wanted=total("bytes_wanted"),
-            bytes_transferred=total("bytes_transferred"),
-            sources=sources,
-        )
+        missing = PictureCost(sum(cost.pictures for cost in costs), sum(cost.rows for cost in costs))
+        keys = ("wanted", "had", "fetched", "bytes_wanted", "bytes_transferred")
+        sums = {key: sum(getattr(source, key) for source in sources.values()) for key in keys}
+        return FetchedPictures(missing=missing, sources=sources, **sums)
 
 
 def _can_be_fetched(source: PictureSource) -> bool:

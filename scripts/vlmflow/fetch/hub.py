@@ -10,16 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import urljoin
 
 import httpx
-from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url, set_client_factory
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    OfflineModeIsEnabled,
-    RemoteEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub import HfApi, constants, errors, get_hf_file_metadata, hf_hub_url, set_client_factory
 from huggingface_hub.utils import build_hf_headers
 from huggingface_hub.utils._http import default_client_factory
 
@@ -86,10 +77,8 @@ def describe(source: HubSource, revision: str | None = None) -> tuple[str, list[
                 repo.repo, repo_type=repo.repo_type, revision=revision, files_metadata=True, timeout=TIMEOUT
             )
             entries = [
-                (entry.rfilename, entry.lfs.size, entry.lfs.sha256)
-                if entry.lfs
-                else (entry.rfilename, entry.size, entry.blob_id)
-                for entry in getattr(info, "siblings", None) or []
+                (file.rfilename, *((file.lfs.size, file.lfs.sha256) if file.lfs else (file.size, file.blob_id)))
+                for file in getattr(info, "siblings", None) or []
             ]
         commit = info.sha
         if not isinstance(commit, str) or not re.fullmatch(COMMIT, commit):
@@ -172,13 +161,12 @@ def _in_our_words(name: str, revision: str | None) -> Iterator[None]:
     """Convert huggingface_hub's errors; their texts hold addresses and whatever the server wrote."""
     try:
         yield
-    except OfflineModeIsEnabled:
+    except errors.OfflineModeIsEnabled:
         raise VlmflowError(f"{name}: HF_HUB_OFFLINE forbids access to the hub", "unset it for this stage") from None
-    except HFValidationError:
-        raise VlmflowError(
-            f"{name} is not a valid name on the hub", "use hf://OWNER/NAME or hf://datasets/OWNER/NAME/FILE"
-        ) from None
-    except HfHubHTTPError as error:
+    except errors.HFValidationError:
+        step = "use hf://OWNER/NAME or hf://datasets/OWNER/NAME/FILE"
+        raise VlmflowError(f"{name} is not a valid name on the hub", step) from None
+    except errors.HfHubHTTPError as error:
         raise _refusal(error, name, revision) from None
     except httpx.TooManyRedirects:
         raise VlmflowError(f"{name}: the hub's redirects form a loop", "check HF_ENDPOINT and proxies") from None
@@ -196,18 +184,18 @@ def broken_off(error: Exception, address: str) -> PassingFault:
     return PassingFault(reason)
 
 
-def _refusal(error: HfHubHTTPError, name: str, revision: str | None) -> VlmflowError | PassingFault:
+def _refusal(error: errors.HfHubHTTPError, name: str, revision: str | None) -> VlmflowError | PassingFault:
     status = error.response.status_code
-    if isinstance(error, GatedRepoError) or status == 403:
+    if isinstance(error, errors.GatedRepoError) or status == 403:
         return VlmflowError(
             f"{name} is gated, and its owner has not granted access ({status})",
             "accept its terms on its page on the hub, then set your token: HF_TOKEN or `.venv/bin/hf auth login`",
         )
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return VlmflowError(f"{name}: there is no commit {revision}", "check the revision in pins.yaml")
-    if isinstance(error, RemoteEntryNotFoundError):
+    if isinstance(error, errors.RemoteEntryNotFoundError):
         return VlmflowError(f"{name}: there is no such file at {revision}", "check the address and the revision")
-    if isinstance(error, RepositoryNotFoundError) or status in (401, 404):
+    if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
         return VlmflowError(
             f"{name}: the hub does not have it, or not for this token ({status})",
             "check the address; if it is private or gated, set a token for it: HF_TOKEN or `.venv/bin/hf auth login`",

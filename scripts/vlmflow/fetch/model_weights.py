@@ -155,18 +155,8 @@ def _broken(file: Path | str, fault: str) -> VlmflowError:
 
 
 WEIGHT_SUFFIXES = (
-    ".bin",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".index.json",
-    ".msgpack",
-    ".onnx",
-    ".onnx_data",
-    ".pt",
-    ".pth",
-    ".safetensors",
-    ".tflite",
+    *(".bin", ".ckpt", ".gguf", ".h5", ".index.json", ".msgpack", ".onnx", ".onnx_data", ".pt", ".pth"),
+    *(".safetensors", ".tflite"),
 )
 """Suffixes of weights. Files beside the shards still hold the unmerged model, so they are left out."""
 

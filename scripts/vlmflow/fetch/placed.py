@@ -79,8 +79,8 @@ def copy(source: Path, raw: Path) -> None:
         ) from None
 
 
-class RawAccount(msgspec.Struct):
-    """What `raw/DATASET/.fetched/FILE.json` says of the raw file FILE."""
+class FileRecord(msgspec.Struct, frozen=True):
+    """What an account says of a file: of a raw one in `raw/DATASET/.fetched/FILE.json`. bytes: its size."""
 
     bytes: int
     sha256: str
@@ -92,7 +92,7 @@ def write_raw_account(raw: Path, account: Path) -> None:
     files = read_files(f"reading {raw}", "files", raw.parent, [raw.name])
     read = files[raw.name]
     logger.info("%s: %d bytes, sha256 %s", raw, read.size, read.sha256)
-    write_account(account, RawAccount(read.size, read.sha256))
+    write_account(account, FileRecord(read.size, read.sha256))
     remember(_record(raw), files, began)
 
 
@@ -105,19 +105,12 @@ def refuse_changed_raw(raw: Sequence[Path], accounts: Sequence[Path]) -> None:
     """
     for file, account in zip(raw, accounts, strict=True) if accounts else ():
         next_step = f"remove {file} and run the same command again: the workflow fetches it again"
-        recorded = read_account(account, RawAccount).sha256
+        recorded = read_account(account, FileRecord).sha256
         refuse_changed("raw files", file.parent, {file.name: recorded}, _record(file), next_step)
 
 
 def _record(raw: Path) -> str:
     return f"raw/{raw.parent.name}"
-
-
-class FileRecord(msgspec.Struct, frozen=True):
-    """What a manifest records of a file. bytes: its size."""
-
-    bytes: int
-    sha256: str
 
 
 class InFp8(msgspec.Struct, frozen=True):

@@ -13,19 +13,8 @@ from vlmflow.config.tables import PictureSource, Pin
 from vlmflow.core.files import unfinished
 from vlmflow.core.patience import PassingFault
 from vlmflow.core.progress import Progress, amount, in_threads
-from vlmflow.fetch.archives import (
-    Content,
-    Member,
-    Range,
-    Read,
-    content_of,
-    kept_members,
-    parquet_members,
-    ranges_of,
-    read_members,
-    refuse_unreadable,
-    tar_members,
-)
+from vlmflow.fetch import archives
+from vlmflow.fetch.archives import Content, Member, Range, Read, content_of, ranges_of
 from vlmflow.fetch.picture_source import ARCHIVE_SHARE, WHY_ARCHIVE, Way, open_archives, ways_to
 from vlmflow.fetch.remote_file import Digests, RemoteFile, fetch_whole, name_on_disk
 from vlmflow.fetch.transport import CONNECTIONS, Answer, Missing, Refused, Transport, host_of
@@ -52,11 +41,8 @@ class FetchProgress(Progress):
         """Return the report after `seconds` of work."""
         if self.count > self.total:
             self.total = 0
-        rate = self.pictures / seconds if seconds > 0 else 0.0
-        return (
-            f"{super().line(seconds)} · {self.pictures:,} of {self.total_pictures:,} pictures"
-            f" · {amount(rate, 'pictures')}/s"
-        )
+        rate = amount(self.pictures / seconds if seconds > 0 else 0.0, "pictures")
+        return f"{super().line(seconds)} · {self.pictures:,} of {self.total_pictures:,} pictures · {rate}/s"
 
 
 @dataclass
@@ -130,7 +116,7 @@ class SourceFetch:
         if not remote.takes_ranges:
             return Way("whole", remote.length, "its server does not support ranges")
         key = f"{remote.name} {remote.version} {remote.length}"
-        self._find_members(kept_members(self._directory_file, key, remote.read, remote.length))
+        self._find_members(archives.kept_members(self._directory_file, key, remote.read, remote.length))
         if self.bytes_wanted >= ARCHIVE_SHARE * remote.length:
             return Way("whole", remote.length, WHY_ARCHIVE)
         return Way("ranges", sum(span.end - span.start for span in ranges_of(self._members)), way.why)
@@ -142,7 +128,7 @@ class SourceFetch:
             try:
                 if name not in members:
                     raise Refused("no_member", f"{self.source.archive} has no member {name!r}")
-                refuse_unreadable(members[name], self.max_bytes)
+                archives.refuse_unreadable(members[name], self.max_bytes)
                 self._members[name] = members[name]
             except Refused as refusal:
                 self.missing[name] = refusal.missing
@@ -201,25 +187,22 @@ class SourceFetch:
                 self.missing[name] = Missing("no_member", f"{self.source.archive} has no member {name!r}")
 
     def _unpack_zip(self, archive: Path, size: int) -> None:
-        descriptor = os.open(archive, os.O_RDONLY)
-        try:
+        with archive.open("rb") as file:
 
             def read(start: int, end: int) -> bytes:
-                return os.pread(descriptor, end - start, start)
+                return os.pread(file.fileno(), end - start, start)
 
-            self._find_members(read_members(read, size))
+            self._find_members(archives.read_members(read, size))
             self._read_ranges(read)
-        finally:
-            os.close(descriptor)
 
     def _unpack_stream(self, archive: Path) -> set[str]:
         """Read a tar or parquet file, and return the names of the wanted pictures in it."""
         wanted, source = set(self.wanted), self.source
         if source.form == "tar":
-            contents = tar_members(archive, wanted, self.max_bytes)
+            contents = archives.tar_members(archive, wanted, self.max_bytes)
         else:
             column = source.picture_column or "image"
-            contents = parquet_members(archive, wanted, self.max_bytes, column, source.name_column)
+            contents = archives.parquet_members(archive, wanted, self.max_bytes, column, source.name_column)
         present = set()
         for name, content in contents:
             present.add(name)

@@ -16,7 +16,7 @@ The files of a run that go to the hub: each is compared with its recorded digest
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -30,7 +30,7 @@ from vlmflow.core.files import FOLDER_MARK, read_json, sha256_of
 from vlmflow.fetch.placed import PROVENANCE
 from vlmflow.merging.proof import WRITTEN_AFTERWARDS
 from vlmflow.reports.card import model_card
-from vlmflow.reports.licences import UNKNOWN, LicenceOfSource, StatedLicences, hub_datasets
+from vlmflow.reports.licences import UNKNOWN, StatedLicences, hub_datasets
 from vlmflow.reports.page import render
 from vlmflow.reports.provenance import Provenance
 from vlmflow.supervisor.report import TrainingReport, read_release
@@ -67,7 +67,7 @@ def rights_of(*stated: StatedLicences) -> list[Rights]:
 
     Raises VlmflowError with the licence and the sources if one forbids to pass on the weights.
     """
-    licences = sorted(chain.from_iterable(map(_all, stated)), key=lambda one: one[0])
+    licences = sorted(chain.from_iterable(map(_named, stated)), key=lambda one: one[0])
     found = [
         Rights(licence, [what for _, what in listed], _note(licence))
         for licence, listed in groupby(licences, key=lambda one: one[0])
@@ -81,23 +81,19 @@ def rights_of(*stated: StatedLicences) -> list[Rights]:
     return found
 
 
-def _all(stated: StatedLicences) -> Iterator[tuple[str, str]]:
+def _named(stated: StatedLicences) -> Iterator[tuple[str, str]]:
+    """Yield each licence of a run's data, and what has it."""
     yield stated.licence, f"data set {stated.dataset}"
-    yield from _sources("questions from", stated.questions)
-    yield from _sources("pictures of", stated.pictures)
-
-
-def _sources(what: str, listed: Iterable[LicenceOfSource]) -> Iterator[tuple[str, str]]:
-    for one in listed:
-        yield one.licence, f"{what} {one.source} ({one.rows:,} rows)"
+    for words, sources in (("questions from", stated.questions), ("pictures of", stated.pictures)):
+        yield from ((source.licence, f"{words} {source.source} ({source.rows:,} rows)") for source in sources)
 
 
 def _note(licence: str) -> str:
     if licence == UNKNOWN:
         return "that is no permission"
-    return (
-        "not for commercial use: say so to those who get the weights" if NOT_COMMERCIAL.search(_plain(licence)) else ""
-    )
+    if NOT_COMMERCIAL.search(_plain(licence)):
+        return "not for commercial use: say so to those who get the weights"
+    return ""
 
 
 def _plain(licence: str) -> str:
@@ -197,8 +193,11 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
         )
     sha256 = report.digests.released[ADAPTER_WEIGHTS]
     weights = _on_disk(full / ADAPTER_WEIGHTS, sha256)
-    config = json.dumps(_for_others(read_json(full / ADAPTER_CONFIG), facts), indent=2).encode() + b"\n"
-    written = {ADAPTER_CONFIG: config, CARD: adapter_card(facts, sha256).encode()}
+    config = read_json(full / ADAPTER_CONFIG) | {"base_model_name_or_path": None, "revision": None}
+    if isinstance(source := parse_source(facts.base_model.source), HubSource):
+        config |= {"base_model_name_or_path": source.repo, "revision": facts.base_model.revision}
+    own = json.dumps(config, indent=2).encode() + b"\n"
+    written = {ADAPTER_CONFIG: own, CARD: adapter_card(facts, sha256).encode()}
     return _package(merged, {ADAPTER_WEIGHTS: weights}, written, facts)
 
 
@@ -213,13 +212,6 @@ def adapter_card(facts: Provenance, sha256: str) -> str:
         pipeline="image-text-to-text" if facts.sees_pictures else "text-generation",
         sha256=sha256,
     )
-
-
-def _for_others(config: dict[str, Any], facts: Provenance) -> dict[str, Any]:
-    """Return peft's configuration with the base as others find it: on the hub, or (null) nowhere."""
-    source = parse_source(facts.base_model.source)
-    base, revision = (source.repo, facts.base_model.revision) if isinstance(source, HubSource) else (None, None)
-    return config | {"base_model_name_or_path": base, "revision": revision}
 
 
 def _on_disk(file: Path, sha256: str) -> OutgoingFile:

@@ -47,20 +47,14 @@ def _clean(settings: Config, yes: bool, stores: bool) -> None:
     if not found:
         return print("nothing to delete")
     print(f"total: {len(found)}, {amount(sum(sizes.values()), 'bytes')}")
-    if yes or _agrees():  # the answer may take an hour: that is why the directory stays locked
+    if not yes and not sys.stdin.isatty():
+        print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
+    elif yes or agrees("Delete all of it?"):  # the answer may take an hour: that is why the directory stays locked
         for one in found:
             _delete(one)
         print("deleted")
-
-
-def _agrees() -> bool:
-    if not sys.stdin.isatty():
-        print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
-        return False
-    if not agrees("Delete all of it?"):
+    else:
         print("nothing deleted")
-        return False
-    return True
 
 
 def _delete(one: Leftover) -> None:

@@ -16,17 +16,8 @@ from huggingface_hub.utils import disable_progress_bars
 from vlmflow.config.model import errors_in_words, tool_parser
 from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.core.progress import agrees
+from vlmflow.publish import repository
 from vlmflow.publish.package import Package, Rights, adapter_package, merged_package, read_provenance, rights_of
-from vlmflow.publish.repository import (
-    Repository,
-    address,
-    create,
-    look_at,
-    refuse_other_bytes,
-    refuse_unless_fits,
-    send,
-    tag,
-)
 from vlmflow.serving.finished_run import refuse_no_name
 
 
@@ -43,24 +34,24 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     merged = folder / "merged" / run
     facts = read_provenance(merged)
     rights = rights_of(*(one.rights for one in facts.rounds))
-    found = look_at(to)
+    found = repository.look_at(to)
     if adapter:
         package = adapter_package(merged, folder / "checkpoints" / run / "full", facts)
     else:
         package = merged_package(merged, facts)
-    refuse_unless_fits(to, found, package, public)
+    repository.refuse_unless_fits(to, found, package, public)
     private = found.private if found else not public
-    _show(to, found, package, rights, facts.rounds[-1].base_model.source, private)
+    _show(to, found is not None, package, rights, facts.rounds[-1].base_model.source, private)
     if not (yes or _agrees(to, private)):
         print("nothing sent")
         return
-    commit = send(found or create(to, private), package)
-    refuse_other_bytes(to, commit, package.files)
-    tag(to, package, commit)
-    print(f"published: {address(to, package)}\n  every digest on the hub is that of the verified file")
+    commit = repository.send(found or repository.create(to, private), package)
+    repository.refuse_other_bytes(to, commit, package.files)
+    repository.tag(to, package, commit)
+    print(f"published: {repository.address(to, package)}\n  every digest on the hub is that of the verified file")
 
 
-def _show(to: str, found: Repository | None, package: Package, rights: list[Rights], base: str, private: bool) -> None:
+def _show(to: str, exists: bool, package: Package, rights: list[Rights], base: str, private: bool) -> None:
     for name, file in package.files.items():
         print(f"{file.size:>16,} bytes  {file.sha256[:12]}  {printable(name)}")
     print(f"{package.size:>16,} bytes  in {len(package.files)} files")
@@ -70,7 +61,7 @@ def _show(to: str, found: Repository | None, package: Package, rights: list[Righ
     print(f"  its own, which is not recorded here: base model {printable(base)}")
     if package.paths:
         print(f"names of this machine in the files: {printable(', '.join(package.paths))}")
-    place = "exists, is" if found else "new,"
+    place = "exists, is" if exists else "new,"
     print(f"to: {to} ({place} {'private' if private else 'PUBLIC: everybody may have it'}), tag {package.tag}")
 
 
