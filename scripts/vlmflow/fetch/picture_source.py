@@ -141,9 +141,8 @@ def open_archives(
     archive = source.archive
     assert archive is not None, "a source without an archive is fetched one by one"
     if (address := _on_hub(archive)) is None:
-        archives: list[tuple[RemoteFile, Digests]] = [
-            (RemoteFile(archive, lambda: archive, transport, source.size), {"md5": source.md5})
-        ]
+        remote = RemoteFile(archive, lambda: archive, transport, source.size)
+        archives: list[tuple[RemoteFile, Digests]] = [(remote, {"md5": source.md5})]
     else:
         pin = pin_of(archive, pins)
         revision = pinned_revision(address, pin)
@@ -154,13 +153,10 @@ def open_archives(
             raise VlmflowError(f"{address}: there is no such file at {revision}", "check it in picture_sources.yaml")
         sha256 = files[0].sha256 if len(files) == 1 else None
         require_pinned(address, pin, size=sum(file.size for file in files), sha256=sha256)
-        archives = [
-            (
-                RemoteFile(str(file), partial(hub.address_of, file), transport, file.size, file.etag),
-                {"sha256": file.sha256, "md5": source.md5},
-            )
-            for file in files
-        ]
+        archives = []
+        for file in files:
+            remote = RemoteFile(str(file), partial(hub.address_of, file), transport, file.size, file.etag)
+            archives.append((remote, {"sha256": file.sha256, "md5": source.md5}))
     for remote, _ in archives:
         remote.open()
     return archives

@@ -125,13 +125,8 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
     Raises VlmflowError with their number, and what to do.
     """
     digests = {name_and_digest(entry)[0]: digest_in_store(store, entry) for entry in entries}
-    refuse_changed(
-        "pictures",
-        store,
-        digests,
-        f"pictures/{store.name}",
-        f"restore them, or check them again: make refresh-pictures DATASET={store.name}",
-    )
+    next_step = f"restore them, or check them again: make refresh-pictures DATASET={store.name}"
+    refuse_changed("pictures", store, digests, f"pictures/{store.name}", next_step)
 
 
 def digest_in_store(store: Path, entry: KnownPicture | PictureEntry) -> str:

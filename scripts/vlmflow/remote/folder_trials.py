@@ -99,14 +99,11 @@ def find(folder: str, name: str) -> dict[str, str]:
 
 if __name__ == "__main__":
     act = {"leave": leave, "find": find}[sys.argv[1]]
-    print(
-        json.dumps(
-            {
-                "user": os.getuid(),
-                "time": time.time(),
-                "python": platform.python_version(),
-                "folders": {folder: act(folder, sys.argv[2]) for folder in sys.argv[3:]},
-                "packages": {package.name: package.version for package in importlib.metadata.distributions()},
-            }
-        )
-    )
+    seen = {
+        "user": os.getuid(),
+        "time": time.time(),
+        "python": platform.python_version(),
+        "folders": {folder: act(folder, sys.argv[2]) for folder in sys.argv[3:]},
+        "packages": {package.name: package.version for package in importlib.metadata.distributions()},
+    }
+    print(json.dumps(seen))

@@ -24,17 +24,11 @@ PATIENCE = 10.0
 """Seconds to retry the API of Kubernetes: a person waits for this answer."""
 
 STATES = {
-    "PENDING": "waiting",
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_FED"), "waiting"),
+    **dict.fromkeys(("REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"), "held"),
+    **dict.fromkeys(("SIGNALING", "RESIZING"), "running"),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT"), "ending"),
     "CONFIGURING": "starting",
-    "COMPLETING": "ending",
-    "STAGE_OUT": "ending",
-    "SIGNALING": "running",
-    "RESIZING": "running",
-    "REQUEUED": "waiting",
-    "REQUEUE_FED": "waiting",
-    "REQUEUE_HOLD": "held",
-    "RESV_DEL_HOLD": "held",
-    "SPECIAL_EXIT": "held",
 }
 """Slurm's words for a job that has not ended, in ours; the others are the same in small letters."""
 

@@ -10,6 +10,7 @@ nothing twice.
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -63,12 +64,8 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
         folder / "images" / dataset / f"{split}.jsonl" for dataset in {*datasets.values()} for split in RAW_SPLITS
     )
     manifests = [place for place in places if place.is_file()]
-    send(
-        story,
-        lambda: all_traces(evaluated, answered, rows, manifests, story.ended),
-        settings,
-        folder / config.stores.trackers,
-    )
+    traces = partial(all_traces, evaluated, answered, rows, manifests, story.ended)
+    send(story, traces, settings, folder / config.stores.trackers)
 
 
 def _made(folder: Path, stage: str, run: FinishedRun) -> list[Path]:

@@ -96,10 +96,9 @@ def templates_of(api: Api) -> list[Object]:
     Raises Refused.
     """
     templates = [template for job in api.list(CRON_JOBS, own_selector()) if (template := template_in(job))]
-    return [
-        template | {"metadata": template["metadata"] | {"name": short_name(template["metadata"]["name"])}}
-        for template in templates
-    ]
+    for template in templates:
+        template["metadata"]["name"] = short_name(template["metadata"]["name"])
+    return templates
 
 
 def template_in(cron_job: Object) -> Object | None:
@@ -209,10 +208,7 @@ def choose(templates: dict[str, Template], named: str | None, gpus: int) -> Temp
 
 
 MERGED_BY = {
-    "containers": "name",
-    "initContainers": "name",
-    "ephemeralContainers": "name",
-    "imagePullSecrets": "name",
+    **dict.fromkeys(("containers", "initContainers", "ephemeralContainers", "imagePullSecrets"), "name"),
     "ports": "containerPort",
 }
 """Lists whose elements merge with the element of the same key."""

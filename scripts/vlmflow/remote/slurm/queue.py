@@ -74,7 +74,7 @@ def ask(*words: str, script: str | None = None, environment: Mapping[str, str] =
 OURS = "vlmflow"
 """The first word of the comment of each job of ours; `request.comment_of` gives the others."""
 
-FIELDS = "%i|%T|%r|%P|%D|%N|%M|%l|%V|%k|%j"
+FIELDS = "%i|%T|%r|%N|%M|%V|%k|%j"
 """squeue's format. The last two are texts of people, and may have the separator, too."""
 
 ACTIVE = {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"} | {
@@ -87,19 +87,16 @@ ACTIVE = {"PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPP
 class QueuedJob:
     """A job as squeue shows it.
 
-    state: Slurm's word, as `RUNNING`. reason: why it waits, Slurm's word, as `Resources`. nodes: their number.
-    where: their names, "" while it waits. used: seconds since its (last) start. limit: its time limit in seconds, None
-    without one. submitted: as Slurm writes a time. words: those of our comment, () for a job of somebody else.
+    state: Slurm's word, as `RUNNING`. reason: why it waits, Slurm's word, as `Resources`. where: the names of its
+    nodes, "" while it waits. used: seconds since its (last) start. submitted: as Slurm writes a time. words: those of
+    our comment, () for a job of somebody else.
     """
 
     id: str
     state: str
     reason: str
-    partition: str
-    nodes: int
     where: str
     used: int
-    limit: int | None
     submitted: str
     words: tuple[str, ...]
     name: str
@@ -116,26 +113,16 @@ def jobs() -> dict[str, QueuedJob]:
     Raises SlurmError if Slurm gives no answer.
     """
     answer = ask("squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={FIELDS}")
-    lines = (line.split("|", FIELDS.count("|")) for line in answer.splitlines() if line.count("|") >= 10)
+    separators = FIELDS.count("|")
+    lines = (line.split("|", separators) for line in answer.splitlines() if line.count("|") >= separators)
     return {job.id: job for job in map(_job, lines)}
 
 
 def _job(fields: list[str]) -> QueuedJob:
-    number, state, reason, partition, nodes, where, used, limit, submitted, comment, name = fields
+    number, state, reason, where, used, submitted, comment, name = fields
     words = tuple(comment.split())
-    return QueuedJob(
-        number.strip(),
-        state,
-        reason,
-        partition,
-        int(nodes) if nodes.isdigit() else 1,
-        where,
-        seconds(used) or 0,
-        seconds(limit),
-        submitted,
-        words if words[:1] == (OURS,) else (),
-        name,
-    )
+    ours = words if words[:1] == (OURS,) else ()
+    return QueuedJob(number.strip(), state, reason, where, seconds(used) or 0, submitted, ours, name)
 
 
 def seconds(text: str) -> int | None:

@@ -164,12 +164,12 @@ class Folder:
             source.download_file(str(file))
         except ClientError as error:
             if is_not_there(error):
-                raise self._damaged(f"{name}: missing") from None
+                raise damaged(self.address, f"{name}: missing") from None
             raise
         if file.stat().st_size != entry.size:
-            raise self._damaged(f"{name}: {file.stat().st_size} bytes instead of {entry.size}")
+            raise damaged(self.address, f"{name}: {file.stat().st_size} bytes instead of {entry.size}")
         if (digest := sha256_of(file)) != entry.sha256:
-            raise self._damaged(f"{name}: sha256 {digest} instead of {entry.sha256}")
+            raise damaged(self.address, f"{name}: sha256 {digest} instead of {entry.sha256}")
         return str(source.e_tag)
 
     def store(self, local: Path) -> None:
@@ -186,7 +186,8 @@ class Folder:
         sent = {item.key: item.size for item in self._below(attempt)}
         for name, entry in entries.items():
             if sent.get(entry.key) != entry.size:
-                raise self._damaged(f"{name}: {entry.size} bytes were sent, the storage has {sent.get(entry.key)}")
+                fault = f"{name}: {entry.size} bytes were sent, the storage has {sent.get(entry.key)}"
+                raise damaged(self.address, fault)
         self.manifest.put(Body=dump(entries))
         self._delete_what_killed_writers_left()
 
@@ -230,11 +231,11 @@ class Folder:
     def _below(self, attempt: str) -> list[Any]:
         return list(self.bucket.objects.filter(Prefix=f"{attempt}/"))
 
-    def _damaged(self, fault: str) -> VlmflowError:
-        return VlmflowError(
-            f"{self.address} is damaged: {fault}",
-            "remove it there and run the same command again: the workflow recreates it",
-        )
+
+def damaged(address: str, fault: str) -> VlmflowError:
+    """Return the error for a target in storage whose bytes are not those that were stored."""
+    step = "remove it there and run the same command again: the workflow recreates it"
+    return VlmflowError(f"{address} is damaged: {fault}", step)
 
 
 def is_not_there(error: ClientError) -> bool:

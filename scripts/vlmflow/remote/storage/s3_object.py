@@ -7,7 +7,7 @@ from snakemake_interface_storage_plugins.io import IOCacheStorageInterface, Mtim
 from snakemake_storage_plugin_s3 import DEFAULT_REGION, StorageObject
 
 from vlmflow.remote.library import VlmflowError, sha256_of
-from vlmflow.remote.storage.s3_folder import Folder, is_not_there
+from vlmflow.remote.storage.s3_folder import Folder, damaged, is_not_there
 
 UNFINISHED_UPLOADS = {
     "ID": "unfinished-uploads",
@@ -130,10 +130,7 @@ class S3Object(StorageObject):
             valid.reload()
             if valid.e_tag == etag:  # otherwise another writer has replaced it meanwhile
                 local.unlink()
-                raise VlmflowError(
-                    f"{self.query} is damaged: its sha256 is not {wanted}",
-                    "remove it there and run the same command again: the workflow recreates it",
-                )
+                raise damaged(self.query, f"its sha256 is not {wanted}")
 
     def _what_makes_it_valid(self) -> Any:
         """Return the object of a file, or of a folder's manifest; None if neither exists."""

@@ -17,8 +17,7 @@ GONE = "scancel: error: Kill job error on job id 2: Invalid job id specified"
 def queue(**states: str) -> str:
     """Return what squeue prints of jobs: their states, by letters for their numbers."""
     lines = (
-        f"{number[1:]}|{state}|None|gpu|1|n|0:30|9:00|2026-11-27T19:00:00|vlmflow a b c|x"
-        for number, state in states.items()
+        f"{number[1:]}|{state}|None|n|0:30|2026-11-27T19:00:00|vlmflow a b c|x" for number, state in states.items()
     )
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from vlmflow.core.progress import LOG_INTERVAL
 from vlmflow.remote.slurm.queue import QueuedJob
 from vlmflow.remote.slurm.waiting import UNTIL_SAID, News
 
-WAITING = QueuedJob("7", "PENDING", "Resources", "gpu", 1, "", 0, 600, "2026-11-27T19:00:00", (), "train_model:r")
+WAITING = QueuedJob("7", "PENDING", "Resources", "", 0, "2026-11-27T19:00:00", (), "train_model:r")
 RUNNING = replace(WAITING, state="RUNNING", reason="None", where="node-a")
 WORDS = "train_model run=r"
 

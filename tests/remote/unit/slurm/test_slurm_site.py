@@ -222,7 +222,7 @@ def test_a_job_that_says_nothing_is_a_finding(
     slurm = SlurmCommands(tmp_path, monkeypatch)
     slurm.answer("scancel")
     slurm.answer("sbatch", "7\n")
-    slurm.answer("squeue", f"7|{squeue}|gpu|1||0:00|5:00|2026-11-27T19:00:00||vlmflow-doctor\n" if squeue else "")
+    slurm.answer("squeue", f"7|{squeue}||0:00|2026-11-27T19:00:00||vlmflow-doctor\n" if squeue else "")
     with Probe(GPU, None, tmp_path, [], "") as started:
         if output is not None:
             started._output.write_text(output)

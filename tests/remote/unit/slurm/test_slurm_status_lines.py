@@ -17,14 +17,14 @@ from workflow_runs import ROOT
 
 COMMENT = "vlmflow aaaa bbbb cccc"
 QUEUE = f"""\
-11|FAILED|BadConstraints|cpu|1||0:00|10:00|2025-11-27T19:07:29|{COMMENT}|mix_rows:run=mem
-3|PENDING|Resources|gpu|1||0:00|5:00|SUBMITTED|{COMMENT}|train_model:run=other
-10|PENDING|PartitionTimeLimit|gpu|1||0:00|16:40:00|2025-11-27T19:07:29|{COMMENT}|train_model:run=long
-19|PENDING|JobHeldAdmin|cpu|1||0:00|10:00|2025-11-27T19:07:30|{COMMENT}|train_model:run=held
-2|PENDING|BeginTime|gpu|1||0:00|2:00:00|2025-11-27T19:07:37|{COMMENT}|train_smoke:run=mine
-1|RUNNING|None|gpu|1|node-a|1-00:00:32|2-00:00:00|2025-11-27T19:07:29|{COMMENT}|train_model:run=mine
-7|COMPLETING|None|gpu|2|node-[a-b]|0:32|2:00:00|2025-11-27T19:07:29|{COMMENT}|pages
-5|RUNNING|None|gpu|1|node-a|0:32|2:00:00|2025-11-27T19:07:29||train_model:run=somebody-else
+11|FAILED|BadConstraints||0:00|2025-11-27T19:07:29|{COMMENT}|mix_rows:run=mem
+3|PENDING|Resources||0:00|SUBMITTED|{COMMENT}|train_model:run=other
+10|PENDING|PartitionTimeLimit||0:00|2025-11-27T19:07:29|{COMMENT}|train_model:run=long
+19|PENDING|JobHeldAdmin||0:00|2025-11-27T19:07:30|{COMMENT}|train_model:run=held
+2|PENDING|BeginTime||0:00|2025-11-27T19:07:37|{COMMENT}|train_smoke:run=mine
+1|RUNNING|None|node-a|1-00:00:32|2025-11-27T19:07:29|{COMMENT}|train_model:run=mine
+7|COMPLETING|None|node-[a-b]|0:32|2025-11-27T19:07:29|{COMMENT}|pages
+5|RUNNING|None|node-a|0:32|2025-11-27T19:07:29||train_model:run=somebody-else
 """
 PLACES = """\
 11|2025-11-27T19:07:29|FOLDER
@@ -130,9 +130,9 @@ def test_a_controller_that_is_lost_meanwhile_is_one_line(slurm: Slurm, tmp_path:
 @pytest.mark.lengthy
 def test_odd_texts_reach_no_terminal_and_need_no_cluster_of_kubernetes(slurm: Slurm, tmp_path: Path) -> None:
     odd = "train_model:run=\x1b[2Jmine\u202e"
-    queue = f"1|RUNNING|None|gpu|1|node-a|x|y|2025-11-27|{COMMENT}|{odd}\nnonsense\n|||||||||||\n"
-    queue += f"2|NEW_STATE|A reason | with \x1b[1m|gpu|many||z||never|{COMMENT}|x\n"
-    queue += f"3|PENDING|A reason with \x1b[1m|gpu|many||z||never|{COMMENT}|x"
+    queue = f"1|RUNNING|None|node-a|x|2025-11-27|{COMMENT}|{odd}\nnonsense\n|||||||||||\n"
+    queue += f"2|NEW_STATE|A reason | with \x1b[1m||z|never|{COMMENT}|x\n"
+    queue += f"3|PENDING|A reason with \x1b[1m||z|never|{COMMENT}|x"
     folder = slurm(queue=queue, places="1|\x1b|FOLDER/\x1b[3J\nnonsense\n")
     (folder / "logs dir" / "1.log").write_bytes(b"\xff\x1b[2J\rmine \x1b[5m step 4/10 \xc2\xb7 0:12 left\n")
     words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", folder]
