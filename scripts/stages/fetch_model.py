@@ -10,20 +10,12 @@ from vlmflow.config.source import parse_source
 from vlmflow.config.tables import PINS, pin_of, read_pins
 from vlmflow.core.account import write_account
 from vlmflow.core.files import whole_folder
+from vlmflow.fetch import placed
 from vlmflow.fetch.chat_templates import own_files
 from vlmflow.fetch.dequantise import dequantised
 from vlmflow.fetch.model_files import list_files, log_left_out, refuse_code
 from vlmflow.fetch.model_weights import refuse_other_tensors
-from vlmflow.fetch.placed import (
-    MANIFEST,
-    PROVENANCE,
-    InFp8,
-    ModelManifest,
-    digest_of,
-    hash_files,
-    link_files,
-    published_files,
-)
+from vlmflow.fetch.placed import InFp8, ModelManifest, digest_of, hash_files
 from vlmflow.harness.stage import run_stage
 
 
@@ -54,7 +46,7 @@ def main(
     left_out: list[str]
     if merged:
         revision, (folder,) = None, merged
-        files, left_out = published_files(folder, threads), []
+        files, left_out = placed.published_files(folder, threads), []
         refuse_code(folder, list(files))
     elif isinstance(place, Path):
         revision, folder = None, place
@@ -74,12 +66,12 @@ def main(
         in_fp8 = InFp8(folder.resolve(), dict(sorted(files.items())), digest_of(files))
         folder, files = dequantised(store, folder, files, threads)
     own = own_files(folder, files, chat_template, date)
-    view, files = link_files(store, model.name, folder, files, own, of_target=bool(merged))
+    view, files = placed.link_files(store, model.name, folder, files, own, of_target=bool(merged))
     with whole_folder(model) as unfinished_folder:
         if merged:
-            shutil.copyfile(folder / PROVENANCE, unfinished_folder / PROVENANCE)
+            shutil.copyfile(folder / placed.PROVENANCE, unfinished_folder / placed.PROVENANCE)
         seen = ModelManifest(model.name, source, revision, view, files, sorted(left_out), digest_of(files), in_fp8)
-        write_account(unfinished_folder / MANIFEST, seen)
+        write_account(unfinished_folder / placed.MANIFEST, seen)
 
 
 if __name__ == "__main__":

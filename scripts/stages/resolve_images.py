@@ -8,12 +8,7 @@ from vlmflow.core.processes import UNDIVIDED, Part, items_of
 from vlmflow.core.progress import Progress
 from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
-from vlmflow.pictures.resolve import (
-    named_paths,
-    resolve_pictures,
-    say_what_was_found,
-    write_picture_manifest,
-)
+from vlmflow.pictures import resolve
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
 from vlmflow.raw import named
@@ -53,20 +48,22 @@ def main(
     out_of_rows = store / named.ROOT
     all_used = part == UNDIVIDED and (choice is None or choice.takes_all)
     with named.kept_in(out_of_rows) if all_used else nullcontext():
-        paths = named_paths(raw, split, choice, fixed_rows, threads)
+        paths = resolve.named_paths(raw, split, choice, fixed_rows, threads)
     paths = dict(items_of(part, paths.items()))
     if own := {path for path in paths if named.EMBEDDED.fullmatch(path)}:
         out_of_rows.mkdir(parents=True, exist_ok=True)  # rows may also name files that are called so in other roots
         roots = [str(out_of_rows), *roots]
         if not all_used:
             with named.kept_in(out_of_rows, own):
-                named_paths(raw, split, choice, fixed_rows, threads)
+                resolve.named_paths(raw, split, choice, fixed_rows, threads)
     picture_roots = PictureRoots(roots, key)
     with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
-        entries = resolve_pictures(paths, picture_roots, PictureStore(store, dataset), limits, threads, progress)
+        entries = resolve.resolve_pictures(
+            paths, picture_roots, PictureStore(store, dataset), limits, threads, progress
+        )
     if part == UNDIVIDED:
-        say_what_was_found(entries, key)
-    write_picture_manifest(manifest, entries)
+        resolve.say_what_was_found(entries, key)
+    resolve.write_picture_manifest(manifest, entries)
 
 
 if __name__ == "__main__":

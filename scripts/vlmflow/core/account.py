@@ -78,9 +78,8 @@ def read_account(path: Path, form: type[T]) -> T:
     Raises VlmflowError with the file if it is missing or not JSON; OtherVersionError with the file and the field if a
     field is missing or has another type.
     """
-    content = read_json(path)
     try:
-        return msgspec.convert(content, form, str_keys=True, dec_hook=_from_text)
+        return msgspec.convert(read_json(path), form, str_keys=True, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         # msgspec names the field last, or in backquotes; the message has it first ("train.kept is missing").
         fault, _, place = str(error).partition(" - at ")

@@ -155,8 +155,7 @@ def newest(folder: Path) -> Sign | None:
     """Return the lease with the highest number; None if there is none."""
     while number := max(numbers(folder), default=0):
         try:
-            says = json.loads((folder / f"lease-{number}.json").read_bytes())
-            return Sign(number, **says)
+            return Sign(number, **json.loads((folder / f"lease-{number}.json").read_bytes()))
         except FileNotFoundError:  # taken over meanwhile
             continue
         except (ValueError, TypeError, RecursionError):

@@ -59,16 +59,6 @@ with suppress(AttributeError, OSError):  # in a build that keeps libtiff to itse
     _libraries.TIFFSetErrorHandler(None)
 
 
-def format_of(content: bytes) -> str | None:
-    """Return the format of a picture by the first bytes of its file; None if it is not an accepted one."""
-    return next((name for name, magic in MAGIC.items() if magic.match(content)), None)
-
-
-def is_readable(format: str) -> bool:
-    """Return whether this build of Pillow has what decodes a format."""
-    return format not in CODECS or bool(features.check(CODECS[format]))
-
-
 def open_picture(file: Path | IO[bytes], formats: Sequence[str] = AS_THEY_ARE) -> ImageFile:
     """Open a picture, as `Image.open`; its pixels are decoded later, except an icon's.
 
@@ -147,10 +137,10 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
     Returns the picture, and its pixels for the trainer if it must be rewritten: RGB, upright, white under alpha, levels
     of more than 8 bits scaled, the first frame of an animation, the largest size of an icon.
     """
-    format = format_of(content)
+    format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
     if format is None:
         return Unusable("unknown_format", f"begins with {content[:16]!r}" if content else "the file is empty")
-    if not is_readable(format):
+    if format in CODECS and not features.check(CODECS[format]):
         return Unusable("unknown_format", f"{format}, which this build of Pillow cannot read")
     try:
         found = _decode(content, format, limits)
@@ -175,9 +165,8 @@ def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable 
     if min(width, height) < limits.min_side:
         return Unusable("too_small", f"{size}, the shorter side must have at least {limits.min_side}")
     if max(width, height) > limits.max_aspect * min(width, height):
-        return Unusable(
-            "too_elongated", f"{size}, the longer side may be at most {limits.max_aspect:g} times the shorter"
-        )
+        limit = f"the longer side may be at most {limits.max_aspect:g} times the shorter"
+        return Unusable("too_elongated", f"{size}, {limit}")
     return None
 
 
@@ -267,8 +256,7 @@ def _has_more(image: Image.Image) -> bool:
 def _turn(image: Image.Image) -> Image.Transpose | None:
     """Return the transposition that puts the picture upright, or None. Pillow itself turns a TIFF as it loads it."""
     try:
-        orientation: int = image.getexif().get(ExifTags.Base.Orientation, 1)
-        return UPRIGHT.get(orientation)
+        return UPRIGHT.get(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # ignore a damaged EXIF block: the trainer does not read it
         return None
 
@@ -312,7 +300,10 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
     if _has_16_bits(image):
         low, factor = 0.0, 2.0 ** (8 - _depth(image))
     else:
-        low, factor = _range_to_eight_bit(image)
+        low, high = _ends(image)
+        if not math.isfinite(high - low):
+            raise ValueError("grey levels are not finite numbers")
+        factor = 255 / ((high - low) or 1)
     transparent = image.info.get("transparency")
 
     import numpy as np  # as in _ends: few pictures need it, and its import takes as long as the rest of the start
@@ -363,11 +354,3 @@ def _ends(image: Image.Image) -> tuple[float, float]:
 
     ends = np.array([(levels.min(), levels.max()) for levels in (np.asarray(strip) for _, strip in _strips(image))])
     return float(ends[:, 0].min()), float(ends[:, 1].max())
-
-
-def _range_to_eight_bit(image: Image.Image) -> tuple[float, float]:
-    """Return the smallest grey level, and the factor for the distance from it."""
-    low, high = _ends(image)
-    if not math.isfinite(high - low):
-        raise ValueError("grey levels are not finite numbers")
-    return low, 255 / ((high - low) or 1)

@@ -169,12 +169,13 @@ BARE_MATHVISTA = re.compile(r"images/[0-9]+\.jpg")
 @lru_cache(1 << 10)
 def picture_name(path: str) -> str | Unusable:
     r"""Return the store name of a path as rows write it: with `/` for `\`, without empty and `.` parts."""
-    name = "/".join(part for part in path.replace("\\", "/").split("/") if part not in ("", "."))
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+    name = "/".join(parts)
     outside = (
         (path[:1] in ("/", "\\"), "an absolute path outside of the roots"),
         (ADDRESS.match(path.replace("\\", "/")), "an address"),
         (DRIVE.match(path), "a path with a drive letter"),
-        (".." in name.split("/"), "a path with '..'"),
+        (".." in parts, "a path with '..'"),
     )
     for found, what in outside:
         if found:
@@ -187,11 +188,8 @@ def picture_name(path: str) -> str | Unusable:
         (name != name.strip(), "white space at the beginning or end"),
         (name.startswith("http"), "begins with 'http', which the trainer takes for an address"),
         (len(_bytes(name)) > LONGEST_PATH, f"longer than {LONGEST_PATH} bytes"),
-        (
-            any(len(_bytes(part)) > LONGEST_PART for part in name.split("/")),
-            f"a part over {LONGEST_PART} bytes",
-        ),
-        (any(part.endswith(REWRITTEN_SUFFIX) for part in name.split("/")), f"{REWRITTEN_SUFFIX} is reserved"),
+        (any(len(_bytes(part)) > LONGEST_PART for part in parts), f"a part over {LONGEST_PART} bytes"),
+        (any(part.endswith(REWRITTEN_SUFFIX) for part in parts), f"{REWRITTEN_SUFFIX} is reserved"),
         (name.split("/")[0].casefold() == HOUSEKEEPING, f"{HOUSEKEEPING} is reserved"),
     )
     for found, what in invalid:

@@ -52,8 +52,7 @@ class PictureStore:
 
         rgb: the pixels to use instead of the file; None to use the file itself.
         """
-        copy = None if rgb is None else self._write_once(picture, rgb)
-        self._link(located, picture, copy)
+        self._link(located, picture, None if rgb is None else self._write_once(picture, rgb))
 
     def link(self, located: Located, picture: Picture, added: str) -> None:
         """Add another name for a picture that was added under the name `added`."""

@@ -27,8 +27,7 @@ def main(files: list[Path], folder: Path, port: int) -> None:
 
     Raises VlmflowError if the folder with the trainings does not exist, or the port is in use.
     """
-    settings = settings_of(files)
-    store = folder / settings.stores.runs
+    store = folder / settings_of(files).stores.runs
     if not store.is_dir():
         raise VlmflowError(
             f"no training has begun: {store.absolute()} does not exist",

@@ -30,8 +30,7 @@ def main(run: str, step: int, files: list[Path], folder: Path) -> None:
 
     Raises VlmflowError if the training has not reached the step, or its rows have changed.
     """
-    settings = settings_of(files)
-    run_folder = newest_training(folder / settings.stores.runs, run)
+    run_folder = newest_training(folder / settings_of(files).stores.runs, run)
     rows = trained_rows(run_folder, folder / "fitted" / run, step)
     print(f"{run_folder}, step {step}: {counted(len(rows), 'row')}, {sum(row.tokens for row in rows):,} tokens")
     width = max(len(row.id) for row in rows)

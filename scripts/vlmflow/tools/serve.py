@@ -42,12 +42,16 @@ def main(name: str, folder: Path, port: int, gpus: int, what: What = "merged") -
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
     run, key = finished_run(folder, name), key_of(ANSWER_KEY)
+    model = run.merged if what == "merged" else run.base()
+    adapter = run.adapter() if what == "adapter" else None
     with tempfile.TemporaryDirectory(prefix="vlmflow-serve-") as made:
         scratch, log = Path(made), (folder / "logs" / "serve" / f"{name}.log").absolute()
-        if run.device == "cpu":
-            serving = _with_transformers(run, scratch, log, port, key, what)
+        if run.device != "cpu":
+            serving = _with_vllm(run, model, adapter, scratch, log, port, key, gpus or run.ranks)
         else:
-            serving = _with_vllm(run, scratch, log, port, key, gpus or run.ranks, what)
+            link_served(model, scratch / name, run.settings.image_max_tokens, adapter)
+            at, cache, dtype = scratch / name, scratch / "cache", run.settings.dtype
+            serving = serve_with_transformers(at, cache, log, dtype=dtype, port=port, key=key)
         with serving as server:
             print(f"serving {name} at {server.url} (Ctrl-C ends it); its output: {log}")
             print(f"  the model's name in requests: {server.model}")
@@ -57,30 +61,13 @@ def main(name: str, folder: Path, port: int, gpus: int, what: What = "merged") -
         raise VlmflowError(f"the server ended with code {server.process.returncode}", f"read its output: {log}")
 
 
-def _parts(run: FinishedRun, what: What) -> tuple[Path, Path | None]:
-    """Return the folder of the model, and that of the adapter if one is put upon it."""
-    if what == "merged":
-        return run.merged, None
-    return run.base(), run.adapter() if what == "adapter" else None
-
-
-def _with_transformers(
-    run: FinishedRun, scratch: Path, log: Path, port: int, key: str | None, what: What
-) -> AbstractContextManager[Server]:
-    model, adapter = _parts(run, what)
-    link_served(model, scratch / run.name, run.settings.image_max_tokens, adapter)
-    folder, dtype = scratch / run.name, run.settings.dtype
-    return serve_with_transformers(folder, scratch / "cache", log, dtype=dtype, port=port, key=key)
-
-
 def _with_vllm(
-    run: FinishedRun, scratch: Path, log: Path, port: int, key: str | None, gpus: int, what: What
+    run: FinishedRun, model: Path, adapter: Path | None, scratch: Path, log: Path, port: int, key: str | None, gpus: int
 ) -> AbstractContextManager[Server]:
     """Print vLLM's command, and run it if vLLM is installed.
 
     vLLM takes the picture limits from the command, so that it needs no folder of ours and can be copied elsewhere.
     """
-    model, adapter = _parts(run, what)
     budget = PictureBudget.of(model, run.settings.image_max_tokens)
     at, length = port or free_port(), run.settings.max_length
     words = vllm_words(model, run.name, gpus, length, budget.processor is not None, budget.limits, at, adapter)

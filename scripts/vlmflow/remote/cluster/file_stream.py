@@ -27,7 +27,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 BLOCK = 1 << 20
 LONGEST_LINE = 64 << 20
@@ -48,13 +48,6 @@ class Broken(Exception):
 
 class Refused(Exception):
     """The path may not be copied, or does not exist."""
-
-
-class Sink(Protocol):
-    """What takes a stream."""
-
-    def write(self, block: bytes, /) -> object: ...  # noqa: D102
-    def flush(self) -> object: ...  # noqa: D102
 
 
 def files_at(path: Path) -> dict[str, Path]:
@@ -92,8 +85,8 @@ def sizes_at(path: Path) -> dict[str, int]:
     return {file.relative_to(root).as_posix().removesuffix(PART): file.stat().st_size for file in files}
 
 
-def send(path: Path, there: dict[str, int], stream: Sink) -> None:
-    """Send the files at a path. there: the bytes that the receiver has, by name.
+def send(path: Path, there: dict[str, int], stream: IO[bytes], seen: Callable[[int], object] = bool) -> None:
+    """Send the files at a path. there: the bytes that the receiver has, by name. seen: called with a block's bytes.
 
     Raises Refused as `files_at` does, and if a file shrinks meanwhile.
     """
@@ -110,6 +103,7 @@ def send(path: Path, there: dict[str, int], stream: Sink) -> None:
             for block in _blocks(content, about.st_size - offset, Refused):
                 digest.update(block)
                 stream.write(block)
+                seen(len(block))
         say(stream, {"sha256": digest.hexdigest()})
     stream.write(b"\n")
     stream.flush()
@@ -281,7 +275,7 @@ def _blocks(stream: IO[bytes], count: int, failure: type[Exception]) -> Iterator
         yield block
 
 
-def say(stream: Sink, value: Any) -> None:
+def say(stream: IO[bytes], value: Any) -> None:
     """Write a line of JSON."""
     stream.write(json.dumps(value).encode() + b"\n")
     stream.flush()

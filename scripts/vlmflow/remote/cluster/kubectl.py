@@ -170,13 +170,16 @@ def put(kubectl: Kubectl, source: Path | str, to: str) -> None:
         raise VlmflowError(str(refused), "give a file, or a folder of files") from None
     with Progress(f"put {to}", total, "bytes") as progress:
 
+        def show(sent: int) -> None:
+            progress.advance(min(sent, max(0, total - progress.count)))
+
         def stream() -> int:
             nonlocal there
             with _talk(kubectl, "receive", target) as (give, take):
                 sizes = heard(take)
                 there = sum(sizes.values())
                 progress.start_at(min(there, total))
-                send(source, sizes, _Counted(give, progress))
+                send(source, sizes, give, show)
                 return int(heard(take)["wrong"])
 
         _until_all_is_there(stream, lambda: there)
@@ -210,19 +213,6 @@ def _until_all_is_there(stream: Callable[[], int], bytes_there: Callable[[], int
             raise VlmflowError(cause, "run `make doctor` to see what the cluster lacks; the same command resumes here")
         log.info(f"{cause}; resuming where it broke off")
         time.sleep(min(PAUSE * 2**tries, 60))
-
-
-class _Counted:
-    """A stream that reports written bytes to a progress."""
-
-    def __init__(self, stream: IO[bytes], progress: Progress) -> None:
-        self._stream, self._progress = stream, progress
-        self.flush = stream.flush
-
-    def write(self, block: bytes) -> None:
-        self._stream.write(block)
-        if len(block) > 1:
-            self._progress.advance(min(len(block), max(0, self._progress.total - self._progress.count)))
 
 
 @contextmanager

@@ -110,8 +110,7 @@ class Doctor:
         yield finding
 
     def _controller(self) -> Iterator[Finding]:
-        deployment = self._cluster.get("apps/v1/deployments", own_name("controller"))
-        if deployment:
+        if deployment := self._cluster.get("apps/v1/deployments", own_name("controller")):
             yield from self._claim(STATE_CLAIM)
         yield objects.check_controller(deployment)
 

@@ -187,8 +187,7 @@ class HardenedExecutor(Executor):
             if outcome is None or outcome.state not in ("succeeded", "failed"):
                 yield info
             elif outcome.state == "succeeded":
-                missing = await self._missing_targets(info.job)
-                if missing:
+                if missing := await self._missing_targets(info.job):
                     self._report_failure(info, replace(outcome, ended=Ended(cause=f"its pod succeeded, but {missing}")))
                 else:
                     self.logger.info(f"Job {info.external_jobid} succeeded.")

@@ -104,21 +104,12 @@ class Answer(Generic[Form]):
 class Probe(Generic[Form]):
     """One Job, created at once; `answer` waits for it and deletes it."""
 
-    def __init__(
-        self,
-        cluster: Namespace,
-        template: Object,
-        command: list[str],
-        form: type[Form],
-        resources: dict[str, str] = SMALL,
-        elsewhere_than: str = "",
-        nodes: int = 1,
-    ) -> None:
-        """Create the Job. form: of the line of JSON that the command prints; the others are those of `probe_job`."""
+    def __init__(self, cluster: Namespace, form: type[Form], job: Object) -> None:
+        """Create the Job. form: of the line of JSON that its command prints. job: from `probe_job`."""
         self._cluster = cluster
         self._form = form
         self._name = f"vlmflow-doctor-{uuid.uuid4().hex[:8]}"
-        self._job = as_attempt(probe_job(template, command, resources, elsewhere_than, nodes), self._name)
+        self._job = as_attempt(job, self._name)
         self._image, self._fault = main_container(self._job)["image"], ""
         self._made: datetime | None = None
         try:
@@ -178,18 +169,14 @@ def _decides(pod: Object) -> tuple[bool, bool, int]:
 
 
 def probe_job(
-    template: Object, command: list[str], resources: dict[str, str], elsewhere_than: str = "", nodes: int = 1
+    template: Object, command: list[str], resources: dict[str, str] = SMALL, elsewhere_than: str = "", nodes: int = 1
 ) -> Object:
     """Return the Job of a probe, without a name: the template's pod with another command and other resources.
 
     resources: its requests and limits. elsewhere_than: a node on which it must not run. nodes: so many pods.
     """
     metadata, pod = deepcopy(template["metadata"]), deepcopy(template["template"])
-    pod["spec"] |= {
-        "restartPolicy": "Never",
-        "activeDeadlineSeconds": DEADLINE,
-        "terminationGracePeriodSeconds": 5,
-    }
+    pod["spec"] |= {"restartPolicy": "Never", "activeDeadlineSeconds": DEADLINE, "terminationGracePeriodSeconds": 5}
     if elsewhere_than:
         # A node needs to match only one term, so each term excludes it.
         affinity = pod["spec"].setdefault("affinity", {}).setdefault("nodeAffinity", {})
@@ -219,7 +206,7 @@ def look_inside(cluster: Namespace, template: Object, lock: Path, name: str) -> 
     name: the folder that it leaves there for `look_from_elsewhere`.
     """
     folders = FOLDERS.values() if lock.stem == "data" else []
-    return Probe(cluster, template, ["python", "-c", IN_POD, "leave", name, *folders], Surroundings)
+    return Probe(cluster, Surroundings, probe_job(template, ["python", "-c", IN_POD, "leave", name, *folders]))
 
 
 def look_from_elsewhere(cluster: Namespace, template: Object, name: str, first: str) -> Probe[Surroundings]:
@@ -228,7 +215,7 @@ def look_from_elsewhere(cluster: Namespace, template: Object, name: str, first: 
     first: a node on which it must not run; "" for none.
     """
     command = ["python", "-c", IN_POD, "find", name, *FOLDERS.values()]
-    return Probe(cluster, template, command, Surroundings, elsewhere_than=first)
+    return Probe(cluster, Surroundings, probe_job(template, command, elsewhere_than=first))
 
 
 def train_together(
@@ -250,7 +237,7 @@ def train_together(
     torchrun = ["torch.distributed.run", *(meeting if nodes > 1 else ["--standalone"])]
     command = ["python", "-m", *torchrun, f"--nproc-per-node={processes}", "--no-python", "python", "-c", DDP_TRIAL]
     device, template = (["cuda"], templates["gpu"]) if on_gpus else ([], templates["train"])
-    return Probe(cluster, template, [*command, *device], TrialTraining, resources, nodes=nodes)
+    return Probe(cluster, TrialTraining, probe_job(template, [*command, *device], resources, nodes=nodes))
 
 
 UNWRITABLE = (

@@ -189,8 +189,7 @@ def owner_of(invocation: str, kept: Path, targets: str) -> Owner:
 
 def commit_of(checkout: Path) -> str:
     """Return the commit of a checkout, for provenance; "" if unknown. VLMFLOW_COMMIT names it for one without .git."""
-    given = os.environ.get("VLMFLOW_COMMIT")
-    if given:
+    if given := os.environ.get("VLMFLOW_COMMIT"):
         return given
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

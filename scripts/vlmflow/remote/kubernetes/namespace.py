@@ -168,8 +168,7 @@ def refuse_strangers(cluster: Namespace, selector: str) -> None:
 
     Raises VlmflowError with their names: a run from another working directory makes the same targets.
     """
-    working = [job for job in cluster.jobs(selector) if not is_true(job, "Complete", "Failed")]
-    if working:
+    if working := [job for job in cluster.jobs(selector) if not is_true(job, "Complete", "Failed")]:
         names = ", ".join(map(words_of, working))
         groups = [f"{plural}.{cluster.groups.api.partition('/')[0]}" for plural in cluster.groups.plurals[-1:]]
         kinds = ",".join(["jobs", *groups])

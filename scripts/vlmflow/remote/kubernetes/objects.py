@@ -111,8 +111,7 @@ def missing(api: Api, rights: tuple[Right, ...]) -> list[Right]:
 
 def check_version(version: Mapping[str, str]) -> Finding:
     """Check the API server's version. version: the answer of /version."""
-    number = (int(version["major"]), int(version["minor"].rstrip("+")))
-    if number < OLDEST:
+    if (int(version["major"]), int(version["minor"].rstrip("+"))) < OLDEST:
         return Finding("API server", "fail", version["gitVersion"], "use Kubernetes 1.25 or later")
     return Finding("API server", "ok", f"Kubernetes {version['gitVersion']}")
 

@@ -76,8 +76,7 @@ def judge_pods(job: Object | None, pods: list[Object], last_seen: Mapping[int, O
     job: None if it no longer exists. pods: its existing pods. last_seen: its newest pods as last seen, by number.
     now: the API server's time.
     """
-    several = nodes_of(job) > 1 or any(node_of(pod) for pod in [*pods, *last_seen.values()])
-    if not several:
+    if nodes_of(job) == 1 and not any(node_of(pod) for pod in [*pods, *last_seen.values()]):
         return judge(job, pods, last_seen.get(0), now)
     outcome = _judge_group(job, pods, last_seen, now)
     names = sorted({_name(pod) for pod in [*pods, *last_seen.values()]} - {outcome.pod})

@@ -173,8 +173,7 @@ class Watch:
 
     def _say_who_took(self, outcomes: dict[str, Outcome]) -> None:
         """Take from events why pods disappeared that no look has seen end."""
-        unseen = {name: outcome for name, outcome in outcomes.items() if outcome.unseen}
-        if unseen:
+        if unseen := {name: outcome for name, outcome in outcomes.items() if outcome.unseen}:
             with suppress(Refused):  # this changes only the message
                 events = self.cluster.events()
                 for name, outcome in unseen.items():

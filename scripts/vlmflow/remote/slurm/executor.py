@@ -202,8 +202,7 @@ class SlurmExecutor(Executor):
                 return state[0] if state[0] not in ("RUNNING", "PENDING") else ""
         except SlurmError:
             pass  # a site without accounting
-        made = all(Path(str(file)).exists() for file in info.job.output)
-        return "COMPLETED" if made else "GONE"
+        return "COMPLETED" if all(Path(str(file)).exists() for file in info.job.output) else "GONE"
 
     def _has_ended(self, info: SubmittedJobInfo, state: str) -> bool:
         """Report a job that has ended; returns whether it is over, and not submitted again."""

@@ -85,24 +85,6 @@ def _is_name(pod: str) -> bool:
 
 
 @contextmanager
-def opened(folder: Path, make: bool = False) -> Iterator[int]:
-    """Yield a descriptor of a folder during the block, for calls that take a `dir_fd`.
-
-    make: whether to make it, and folders above it, if they are missing.
-
-    Raises VlmflowError if a folder on the path is a link or a file, OSError if it cannot be opened.
-    """
-    with ExitStack() as held:
-        try:
-            descriptor = held.enter_context(opened_folder(folder.absolute(), make))
-        except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
-                raise _planted(error.filename) from None
-            raise
-        yield descriptor
-
-
-@contextmanager
 def reached(path: Path, make: bool = False) -> Iterator[Path]:
     """Yield another path to a file or folder during the block; it leads there whatever folder above is renamed.
 
@@ -110,9 +92,16 @@ def reached(path: Path, make: bool = False) -> Iterator[Path]:
 
     make: whether to make the folders above it if they are missing.
 
-    Raises as `opened`; an OSError of the block names `path`.
+    Raises VlmflowError if a folder on the path is a link or a file, OSError if it cannot be opened; an OSError of the
+    block names `path`.
     """
-    with opened(path.parent, make) as folder:
+    with ExitStack() as held:
+        try:
+            folder = held.enter_context(opened_folder(path.parent.absolute(), make))
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise _planted(error.filename) from None
+            raise
         try:
             yield Path("/proc/self/fd", str(folder), path.name)
         except OSError as error:
@@ -126,9 +115,9 @@ def read_end(file: Path, limit: int) -> bytes:
 
     Raises VlmflowError if it is a link or no regular file, or if its path has a link; OSError if it cannot be read.
     """
-    with opened(file.parent) as folder:
+    with reached(file) as way:
         try:
-            descriptor = os.open(file.name, os.O_RDONLY | FILE, dir_fd=folder)
+            descriptor = os.open(way, os.O_RDONLY | FILE)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENXIO):
                 raise _planted(file) from None

@@ -313,7 +313,7 @@ class OnePod:
 
 
 def asked(cluster: OnePod, patience: float = 60) -> Answer:
-    probe = inside.Probe(cluster, TEMPLATES["default"], ["python"], inside.Surroundings)
+    probe = inside.Probe(cluster, inside.Surroundings, inside.probe_job(TEMPLATES["default"], ["python"]))
     answer = probe.answer(patience)
     assert cluster.deleted == [cluster.name]
     return answer
