@@ -87,10 +87,7 @@ def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part
     refuse_changed_pictures(store, entries)
     chunks = (entries[first : first + CHUNK] for first in range(0, len(entries), CHUNK))
     encoder = msgspec.json.Encoder()
-    with (
-        whole_file(table) as file,
-        Progress(f"hash_pictures {table}", len(entries), "pictures") as progress,
-    ):
+    with whole_file(table) as file, Progress(f"hash_pictures {table}", len(entries), "pictures") as progress:
         for hashes in ordered_map(partial(_hash_chunk, store), chunks, processes):
             file.write(encoder.encode_lines(hashes))
             progress.advance(len(hashes))

@@ -16,15 +16,8 @@ from snakemake.api import SnakemakeApi
 from snakemake.settings import types
 from snakemake.settings.enums import Quietness
 
-from vlmflow.remote.library import (
-    CHECKOUT,
-    Config,
-    HubSource,
-    VlmflowError,
-    check_config,
-    parse_source,
-    read_layers,
-)
+from vlmflow.remote import library
+from vlmflow.remote.library import CHECKOUT, Config, HubSource, VlmflowError
 
 Read = TypeVar("Read")
 Form = TypeVar("Form", bound=msgspec.Struct)
@@ -62,7 +55,7 @@ def settings_and_runs(layers: list[Path], runs: list[str]) -> tuple[Config, list
 
     Raises VlmflowError if the settings are wrong, or have no such run.
     """
-    settings = check_config(read_layers(layers), layers)
+    settings = library.check_config(library.read_layers(layers), layers)
     if unknown := [run for run in runs if run not in settings.runs]:
         raise VlmflowError(f"--run: unknown run {unknown[0]}", f"use one of {', '.join(settings.runs)}")
     return settings, runs or list(settings.runs)
@@ -109,7 +102,7 @@ def hub_sources(settings: Config, runs: list[str]) -> list[str]:
     """Return the addresses that some runs fetch from the hub, sorted."""
     models = [settings.models[settings.runs[run].model].source for run in runs]
     files = [address for run in runs for address in settings.datasets[settings.runs[run].dataset].all_addresses]
-    return sorted({source for source in [*models, *files] if isinstance(parse_source(source), HubSource)})
+    return sorted({source for source in [*models, *files] if isinstance(library.parse_source(source), HubSource)})
 
 
 MARKS = {"ok": ("ok", "32"), "warn": ("note", "33"), "fail": ("FAIL", "31")}

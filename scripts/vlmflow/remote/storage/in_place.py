@@ -182,32 +182,26 @@ def _try_to_take_name(part: Path, target: Path) -> bool | None:
         if error.errno not in _NAME_IS_TAKEN:
             raise
     try:
-        exchange(part, target)
-        return True
+        return exchange(part, target)
     except FileNotFoundError:  # the target; if it is the part, the next rename fails
         return None
-    except ExchangeNotSupportedError:
-        return False
 
 
-class ExchangeNotSupportedError(Exception):
-    """The file system or the operating system cannot exchange two names: NFS, CephFS and macOS cannot."""
-
-
-def exchange(first: Path, second: Path) -> None:
+def exchange(first: Path, second: Path) -> bool:
     """Give each of two files or folders the other's name; both exist at every moment (renameat2(2)).
 
-    Raises OSError if that fails, with nothing changed: ENOENT if one does not exist. Raises ExchangeNotSupportedError
-    if it is not possible here.
+    Returns whether the file system and the operating system can do that: NFS, CephFS and macOS cannot. Raises OSError
+    if it fails, with nothing changed: ENOENT if one does not exist.
     """
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
-        raise ExchangeNotSupportedError
+        return False
     if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE):
         number = ctypes.get_errno()
         if number in _NOT_SUPPORTED:
-            raise ExchangeNotSupportedError
+            return False
         raise OSError(number, os.strerror(number), str(first), None, str(second))
+    return True
 
 
 def _displaced(target: Path) -> Path | None:

@@ -46,12 +46,8 @@ class FsObject(StorageObject):
     def content(self, name: str, limit: int) -> bytes | None:
         """Return the last bytes of a file in this folder, at most `limit`; None if it does not exist.
 
-        name: the file's; "" for no bytes of the target itself.
-
         Raises VlmflowError if the file is a link, which a job may have planted.
         """
-        if not name:
-            return b"" if self.exists() else None
         with suppress(FileNotFoundError):
             return pod_folder.read_end(self.query_path / name, limit)
         return None
@@ -151,7 +147,7 @@ def copy_existing(workflow: Any, files: Iterable[tuple[str, str]], folder: Path)
     """
     for target, name in files:
         stored = get_flag_value(workflow.modifier.path_modifier.apply_default_storage(target), "storage_object")
-        content = stored.content(name, FETCHED_BYTES)
+        content = stored.content(name, FETCHED_BYTES) if name else b"" if stored.exists() else None
         if content is not None:
             (folder / target / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / target / name).write_bytes(content)

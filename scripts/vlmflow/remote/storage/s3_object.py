@@ -61,12 +61,7 @@ class S3Object(StorageObject):
         return int(valid.content_length)
 
     def content(self, name: str, limit: int) -> bytes | None:
-        """Return the first bytes of a file in this folder, at most `limit`; None if it does not exist.
-
-        name: the file's; "" for no bytes of the target itself.
-        """
-        if not name:
-            return b"" if self.exists() else None
+        """Return the first bytes of a file in this folder, at most `limit`; None if it does not exist."""
         return self._folder.content(name, limit)
 
     def retrieve_object(self) -> None:
