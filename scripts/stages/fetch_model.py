@@ -54,11 +54,11 @@ def main(
         refuse_code(folder, found.names, dequantize=dequantize)
         files, left_out = hash_files(folder, found.names, threads), found.left_out
     else:
-        from vlmflow.fetch.from_hub import fetch_model, pinned_revision  # the import of the hub's client is slow
+        from vlmflow.fetch.from_hub import fetch_model, pinned  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
         folder, files, left_out = fetch_model(place, pin, store, threads, dequantize=dequantize)
-        revision = pinned_revision(place, pin)
+        _, revision = pinned(place, pin)
     refuse_other_tensors(folder, files)
     log_left_out(source, left_out)
     in_fp8: InFp8 | UnsetType = UNSET

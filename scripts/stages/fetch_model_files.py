@@ -47,11 +47,11 @@ def main(
         refuse_code(folder, names, weights=False, dequantize=dequantize)
         tensors = tensor_names(folder, names)
     else:
-        from vlmflow.fetch.from_hub import fetch_small_files, pinned_revision  # the import of the hub's client is slow
+        from vlmflow.fetch.from_hub import fetch_small_files, pinned  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
         folder, names, tensors = fetch_small_files(place, pin, store, threads, dequantize=dequantize)
-        revision = pinned_revision(place, pin)
+        _, revision = pinned(place, pin)
     written: dict[str, bytes] = {}
     if dequantize:
         written = written_small_files(folder, names)

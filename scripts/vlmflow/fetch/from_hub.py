@@ -39,9 +39,8 @@ def fetch_data_file(source: HubSource, pin: Pin | None, store: Path) -> Path:
 
     Raises VlmflowError.
     """
-    path, revision = source.path, pinned_revision(source, pin)
+    path, (pin, revision) = source.path, pinned(source, pin)
     assert path is not None, f"{source} is a model, and no file"
-    assert pin is not None, "pinned_revision refuses what has no pin"
     target = store_folder(store, source, revision) / path
     if target.is_file() and pin.size in (None, target.stat().st_size) and pin.sha256 in (None, sha256_of(target)):
         logger.info("%s: already in the store, %s", source, target)
@@ -63,8 +62,7 @@ def fetch_model(
 
     Raises VlmflowError; refuses unsafe JSON files before it fetches the weights.
     """
-    revision = pinned_revision(source, pin)
-    assert pin is not None, "pinned_revision refuses what has no pin"
+    pin, revision = pinned(source, pin)
     folder = store_folder(store, source, revision)
     if (records := _complete_in_store(folder, pin, threads)) is not None:
         logger.info("%s: already in the store, %s", source, folder)
@@ -97,7 +95,7 @@ def fetch_small_files(
 
     Raises VlmflowError; refuses unsafe JSON files.
     """
-    revision = pinned_revision(source, pin)
+    _, revision = pinned(source, pin)
     folder = store_folder(store, source, revision)
     single: HubFile | None = None
     if (folder / LEFT_OUT).is_file():  # `fetch_model` wrote it at its end
@@ -173,8 +171,8 @@ def _complete_in_store(folder: Path, pin: Pin, threads: int) -> dict[str, FileRe
     return records if digest_of(records) == pin.sha256 else None
 
 
-def pinned_revision(source: HubSource, pin: Pin | None) -> str:
-    """Return the commit of a source on the hub; raises VlmflowError if pins.yaml does not have it."""
+def pinned(source: HubSource, pin: Pin | None) -> tuple[Pin, str]:
+    """Return the pin of a source on the hub, and its commit; raises VlmflowError if pins.yaml does not have them."""
     if pin is None:
         raise VlmflowError(
             f"{source} is not in pins.yaml",
@@ -186,7 +184,7 @@ def pinned_revision(source: HubSource, pin: Pin | None) -> str:
             f"pins.yaml: {source} has no revision",
             "run `make pins`, review the table and run the same command again",
         )
-    return pin.revision
+    return pin, pin.revision
 
 
 def require_pinned(source: HubSource, pin: Pin, **of_hub: int | str | None) -> None:

@@ -10,7 +10,7 @@ from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.tables import PictureSource, Pin, pin_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch import hub
-from vlmflow.fetch.from_hub import pinned_revision, require_pinned
+from vlmflow.fetch.from_hub import pinned, require_pinned
 from vlmflow.fetch.remote_file import Digests, RemoteFile
 from vlmflow.fetch.transport import Transport
 from vlmflow.pictures.manifest import spellings
@@ -127,7 +127,7 @@ def require_pins(sources: Mapping[str, PictureSource], pins: Mapping[str, Pin]) 
     """Raise VlmflowError for the first archive on the hub without a commit in pins.yaml."""
     for source in sources.values():
         if source.archive and (address := _on_hub(source.archive)):
-            pinned_revision(address, pin_of(source.archive, pins))
+            pinned(address, pin_of(source.archive, pins))
 
 
 def open_archives(
@@ -144,9 +144,7 @@ def open_archives(
         remote = RemoteFile(archive, lambda: archive, transport, source.size)
         archives: list[tuple[RemoteFile, Digests]] = [(remote, {"md5": source.md5})]
     else:
-        pin = pin_of(archive, pins)
-        revision = pinned_revision(address, pin)
-        assert pin is not None, "pinned_revision refuses what has no pin"
+        pin, revision = pinned(address, pin_of(archive, pins))
         _, files = hub.describe(address, revision)
         files = [file for file in files if fnmatch.fnmatchcase(file.path, address.path or "")]
         if not files:

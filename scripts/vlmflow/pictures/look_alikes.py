@@ -17,7 +17,6 @@ candidates are compared (M. Norouzi et al., Fast Search in Hamming Space with Mu
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
 from itertools import chain, combinations
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -87,8 +86,12 @@ def hash_pictures(manifest: Path, table: Path, store: Path, processes: int, part
     refuse_changed_pictures(store, entries)
     chunks = (entries[first : first + CHUNK] for first in range(0, len(entries), CHUNK))
     encoder = msgspec.json.Encoder()
+
+    def hash_chunk(chunk: list[PictureEntry]) -> list[PictureHash]:
+        return [PictureHash(name_and_digest(entry)[1], _hash(store, entry)) for entry in chunk]
+
     with whole_file(table) as file, Progress(f"hash_pictures {table}", len(entries), "pictures") as progress:
-        for hashes in ordered_map(partial(_hash_chunk, store), chunks, processes):
+        for hashes in ordered_map(hash_chunk, chunks, processes):
             file.write(encoder.encode_lines(hashes))
             progress.advance(len(hashes))
 
@@ -100,10 +103,6 @@ def read_hashes(tables: Iterable[Path]) -> dict[bytes, int]:
     """
     lines = chain.from_iterable(read_lines(table, PictureHash) for table in tables)
     return {bytes.fromhex(line.sha256): int(line.hash, 16) for line in lines if line.hash is not None}
-
-
-def _hash_chunk(store: Path, entries: list[PictureEntry]) -> list[PictureHash]:
-    return [PictureHash(name_and_digest(entry)[1], _hash(store, entry)) for entry in entries]
 
 
 def _hash(store: Path, entry: PictureEntry) -> str | None:

@@ -1,8 +1,8 @@
 """Finds the pictures that a split names, decodes each once on all cores, and puts them into the store."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -19,8 +19,8 @@ from vlmflow.pictures.roots import Located, PictureRoots, read_picture
 from vlmflow.pictures.store import PictureStore, store_name
 from vlmflow.raw.choice import left_out
 from vlmflow.raw.found_kind import settled
-from vlmflow.raw.named import EMBEDDED, Named, reader
-from vlmflow.raw.split import SHARD_BYTES, RawRows, open_rows
+from vlmflow.raw.named import EMBEDDED, reader
+from vlmflow.raw.split import SHARD_BYTES, open_rows
 
 CHUNK = 8
 """Pictures that a worker takes at a time: about 30 ms of decoding, much longer than passing them on."""
@@ -46,31 +46,27 @@ def named_paths(
     An unusable row (not a JSON object, or a path that is not text) names none.
     Raises VlmflowError if a file as a whole cannot be read.
     """
-    paths: dict[str, int] = {}
+    paths = Counter[str]()
     choice = choice or RowChoice()
     with (
         open_rows(raw, split, fixed_rows, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
         choice = settled(choice, rows)
-        of_shard = partial(_named_in_shard, rows, left_out(rows, choice), reader(choice))
-        for shard, named in ordered_map(of_shard, rows.shards(SHARD_BYTES), processes):
-            for path, count in named.items():
-                paths[path] = paths.get(path, 0) + count
+        reason_left_out, read = left_out(rows, choice), reader(choice)
+
+        def named_in(shard: range) -> tuple[range, dict[str, int]]:
+            counts: dict[str, int] = {}
+            for number, row in zip(shard, rows.of(shard), strict=True):
+                if not reason_left_out(number) and (named := read(row)) is not None:
+                    for path in dict.fromkeys(named.pictures):
+                        counts[path] = counts.get(path, 0) + 1
+            return shard, counts
+
+        for shard, counts in ordered_map(named_in, rows.shards(SHARD_BYTES), processes):
+            paths.update(counts)
             progress.advance(len(shard))
     return paths
-
-
-def _named_in_shard(
-    rows: RawRows, reason_left_out: Callable[[int], str], read: Callable[[bytes], Named | None], shard: range
-) -> tuple[range, dict[str, int]]:
-    paths: dict[str, int] = {}
-    for number, row in zip(shard, rows.of(shard), strict=True):
-        if reason_left_out(number) or (named := read(row)) is None:
-            continue
-        for path in dict.fromkeys(named.pictures):
-            paths[path] = paths.get(path, 0) + 1
-    return shard, paths
 
 
 def resolve_pictures(
@@ -91,10 +87,13 @@ def resolve_pictures(
     """
     found: Found = {}
     verdicts: Verdicts = {}
-    check = partial(_store_chunk, store, limits)
-    for chunk in ordered_map(check, _files_to_decode(paths, roots, found, progress), processes):
-        verdicts.update(chunk)
-        progress.advance(len(chunk))
+
+    def check(chunk: list[Located]) -> Verdicts:
+        return {located.file: _store(store, limits, located) for located in chunk}
+
+    for checked in ordered_map(check, _files_to_decode(paths, roots, found, progress), processes):
+        verdicts |= checked
+        progress.advance(len(checked))
     return list(_entries(paths, found, verdicts, store))
 
 
@@ -173,12 +172,6 @@ def _files_to_decode(
             chunk = []
     if chunk:
         yield chunk
-
-
-def _store_chunk(
-    store: PictureStore, limits: PictureLimits, chunk: list[Located]
-) -> list[tuple[str, Picture | Unusable]]:
-    return [(located.file, _store(store, limits, located)) for located in chunk]
 
 
 def _store(store: PictureStore, limits: PictureLimits, located: Located) -> Picture | Unusable:

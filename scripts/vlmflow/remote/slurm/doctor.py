@@ -119,7 +119,7 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
                 used.setdefault(name, []).append(request)
     enforced = "associations" in config.get("AccountingStorageEnforce", "")
     yield site.check_controller(config)
-    yield site.check_accounting(_fault_of_sacct())
+    yield site.check_accounting()
     yield site.check_accounts(requests, of_user, enforced)
     for name in used:
         yield site.check_partition(of_site[name])
@@ -136,14 +136,6 @@ def look(options: Any, settings: Config, runs: list[str], folder: Path, patience
             yield site.check_preemption(of_site[name], config, max(request.warning for request in savers))
     hub = ENDPOINT if doctor.hub_sources(settings, runs) else ""
     yield from _look_inside([(of_site[name], used[name]) for name in used], settings, folder, hub, patience)
-
-
-def _fault_of_sacct() -> str | None:
-    try:
-        ask("sacct", "-X", "-n", "-P", "-o", "JobID")
-    except SlurmError as error:
-        return error.cause
-    return None
 
 
 def check_submission(jobs: Iterable[PlannedJob]) -> Finding:

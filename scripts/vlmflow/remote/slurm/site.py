@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from vlmflow.remote.doctor import Finding
 from vlmflow.remote.library import counted
 from vlmflow.remote.slurm.partitions import Partition, why_in_none, why_not
+from vlmflow.remote.slurm.queue import SlurmError, ask
 from vlmflow.remote.slurm.request import Request
 
 EARLY_SECONDS = 60
@@ -31,11 +32,13 @@ def check_controller(config: Mapping[str, str]) -> Finding:
     return Finding("Slurm", "ok", f"{version}, cluster {name}; its controller answers")
 
 
-def check_accounting(fault: str | None) -> Finding:
-    """Say whether Slurm keeps accounts of jobs. fault: why sacct fails, None if it answers."""
-    if fault is None:
-        return Finding("accounting", "ok", "on: sacct answers")
-    return Finding("accounting", "ok", f"off ({fault}): how jobs end is read from squeue")
+def check_accounting() -> Finding:
+    """Say whether Slurm keeps accounts of jobs."""
+    try:
+        ask("sacct", "-X", "-n", "-P", "-o", "JobID")
+    except SlurmError as error:
+        return Finding("accounting", "ok", f"off ({error.cause}): how jobs end is read from squeue")
+    return Finding("accounting", "ok", "on: sacct answers")
 
 
 def check_accounts(requests: Sequence[Request], of_user: frozenset[str] | None, enforced: bool) -> Finding:

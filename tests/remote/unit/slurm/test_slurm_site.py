@@ -61,13 +61,13 @@ def states(*findings: object) -> list[str]:
     return [getattr(finding, "state", "") for finding in findings]
 
 
-def test_what_the_controller_and_accounting_say() -> None:
+def test_what_the_controller_and_accounting_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_controller(CONFIG).found == "22.05.8, cluster test; its controller answers"
-    assert check_accounting(None).found == "on: sacct answers"
-    assert (
-        "off (sacct: Slurm accounting storage is disabled)"
-        in check_accounting("sacct: Slurm accounting storage is disabled").found
-    )
+    slurm = SlurmCommands(tmp_path, monkeypatch)
+    slurm.answer("sacct", "1\n")
+    assert check_accounting().found == "on: sacct answers"
+    slurm.answer("sacct", fails="Slurm accounting storage is disabled")
+    assert "off (sacct: Slurm accounting storage is disabled)" in check_accounting().found
 
 
 @pytest.mark.parametrize(
