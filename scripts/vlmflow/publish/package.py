@@ -193,11 +193,11 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
         )
     sha256 = report.digests.released[ADAPTER_WEIGHTS]
     weights = _on_disk(full / ADAPTER_WEIGHTS, sha256)
-    config = read_json(full / ADAPTER_CONFIG) | {"base_model_name_or_path": None, "revision": None}
-    if isinstance(source := parse_source(facts.base_model.source), HubSource):
-        config |= {"base_model_name_or_path": source.repo, "revision": facts.base_model.revision}
-    own = json.dumps(config, indent=2).encode() + b"\n"
-    written = {ADAPTER_CONFIG: own, CARD: adapter_card(facts, sha256).encode()}
+    source = parse_source(facts.base_model.source)
+    base, revision = (source.repo, facts.base_model.revision) if isinstance(source, HubSource) else (None, None)
+    config = read_json(full / ADAPTER_CONFIG) | {"base_model_name_or_path": base, "revision": revision}
+    text = json.dumps(config, indent=2).encode() + b"\n"
+    written = {ADAPTER_CONFIG: text, CARD: adapter_card(facts, sha256).encode()}
     return _package(merged, {ADAPTER_WEIGHTS: weights}, written, facts)
 
 
