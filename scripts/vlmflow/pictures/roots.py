@@ -5,7 +5,7 @@ import os
 import stat
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import msgspec
@@ -76,10 +76,10 @@ class PictureRoots:
         self._written = [os.path.abspath(Path(root).expanduser()) for root in roots]
         self._key = key
         self._inside = tuple(os.path.join(root, "") for root in self._roots)
-        self._folders: dict[tuple[str, str], str | Unusable | None] = {}
-        self._folders_alike: dict[tuple[str, str, str], list[str]] = {}
-        self._listings: dict[str, dict[str, dict[str, list[str]]]] = {}
-        self._conflicts: dict[str, str | None] = {}
+        self._folder = cache(self._find_folder)
+        self._folders_like = cache(self._find_folders_like)
+        self._listing = cache(self._list_folder)
+        self._conflict = cache(self._find_conflict)
 
     def locate(self, path: str) -> Located | Unusable:
         """Return the file of a row's path, or why there is none.
@@ -154,7 +154,7 @@ class PictureRoots:
         entries = [
             (folder, entry)
             for folder in self._folders_like(differs, root, parent)
-            for entry in self._listing(differs, folder).get(FOLDS[differs](last), ())
+            for entry in self._listing(folder)[differs].get(FOLDS[differs](last), ())
         ]
         if not entries:  # the usual case of a picture that is not here yet, for each of its spellings
             return None
@@ -166,32 +166,25 @@ class PictureRoots:
             return Unusable("ambiguous", f"files that differ from it only in {differs}: {shown}")
         return next(iter(files)) if files else next((refused for _, refused in found if refused), None)
 
-    def _folder(self, root: str, name: str) -> str | Unusable | None:
+    def _find_folder(self, root: str, name: str) -> str | Unusable | None:
         """Return the real path of a folder below a root; None if it does not exist."""
         if not name:
             return root
-        if (root, name) not in self._folders:
-            folder = self._folder(root, _parent(name))
-            if isinstance(folder, str):
-                match self._look(folder, name.rpartition("/")[2]):
-                    case (real, mode):
-                        folder = real if stat.S_ISDIR(mode) else None
-                    case refusal:
-                        folder = refusal
-            self._folders[root, name] = folder
-        return self._folders[root, name]
+        parent, _, last = name.rpartition("/")
+        above = self._folder(root, parent)
+        found = self._look(above, last) if isinstance(above, str) else above
+        if not isinstance(found, tuple):
+            return found
+        return found[0] if stat.S_ISDIR(found[1]) else None
 
-    def _folders_like(self, differs: str, root: str, name: str) -> list[str]:
+    def _find_folders_like(self, differs: str, root: str, name: str) -> list[str]:
         if not name:
             return [root]
-        key = (differs, root, name)
-        if key not in self._folders_alike:
-            above = self._folders_like(differs, root, _parent(name))
-            last = FOLDS[differs](name.rpartition("/")[2])
-            entries = ((folder, entry) for folder in above for entry in self._listing(differs, folder).get(last, ()))
-            found = (self._folder(folder, entry) for folder, entry in entries)
-            self._folders_alike[key] = sorted({folder for folder in found if isinstance(folder, str)})
-        return self._folders_alike[key]
+        above = self._folders_like(differs, root, _parent(name))
+        last = FOLDS[differs](name.rpartition("/")[2])
+        entries = ((folder, entry) for folder in above for entry in self._listing(folder)[differs].get(last, ()))
+        found = (self._folder(folder, entry) for folder, entry in entries)
+        return sorted({folder for folder in found if isinstance(folder, str)})
 
     def _file(self, folder: str, name: str) -> str | Unusable | None:
         found = self._look(folder, name)
@@ -220,22 +213,21 @@ class PictureRoots:
             raise _disk_fault(error) from None
         return path, mode
 
-    def _listing(self, differs: str, folder: str) -> dict[str, list[str]]:
-        """Return the names in a folder, by what is the same if they differ only in this."""
-        if folder not in self._listings:
-            listings = self._listings[folder] = {kind: {} for kind in FOLDS}
-            try:
-                names = os.listdir(folder)
-            except (FileNotFoundError, PermissionError):
-                names = []
-            except OSError as error:
-                raise _disk_fault(error) from None
-            for kind, fold in FOLDS.items():
-                for name in names:
-                    listings[kind].setdefault(fold(name), []).append(name)
-        return self._listings[folder][differs]
+    def _list_folder(self, folder: str) -> dict[str, dict[str, list[str]]]:
+        """Return the names in a folder by what may differ, and by what is the same if they differ only in this."""
+        listings: dict[str, dict[str, list[str]]] = {differs: {} for differs in FOLDS}
+        try:
+            names = os.listdir(folder)
+        except (FileNotFoundError, PermissionError):
+            names = []
+        except OSError as error:
+            raise _disk_fault(error) from None
+        for differs, fold in FOLDS.items():
+            for name in names:
+                listings[differs].setdefault(fold(name), []).append(name)
+        return listings
 
-    def _conflict(self, folder: str) -> str | None:
+    def _find_conflict(self, folder: str) -> str | None:
         """Return the part of a folder's name that is itself a picture's name, or None.
 
         The roots decide, not the names of this split, so that the answer is the same for every split and in every
@@ -243,10 +235,8 @@ class PictureRoots:
         """
         if not folder:
             return None
-        if folder not in self._conflicts:
-            above = self._conflict(_parent(folder))
-            self._conflicts[folder] = above or (None if isinstance(self._find(folder), Unusable) else folder)
-        return self._conflicts[folder]
+        above = self._conflict(_parent(folder))
+        return above or (None if isinstance(self._find(folder), Unusable) else folder)
 
 
 def read_picture(file: str, max_bytes: int) -> bytes | Unusable:

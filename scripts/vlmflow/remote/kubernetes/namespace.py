@@ -104,8 +104,7 @@ class Namespace(Api):
         """List the cluster's nodes with their capacity; None without the right to list them."""
         if self._may_see_nodes:
             try:
-                nodes: list[Object] = self.call("GET", "/api/v1/nodes", form=Items)["items"]
-                return nodes
+                return list(self.call("GET", "/api/v1/nodes", form=Items)["items"])
             except Refused as refused:
                 if refused.status != 403:
                     raise
