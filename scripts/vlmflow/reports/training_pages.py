@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.estimate.account import Compared, NoEstimate, Result, compare, nearest
 from vlmflow.in_trainer.messages import Begin, Event, Log, new_events
@@ -135,8 +135,8 @@ class LivePage:
         if not runs:
             self._sessions = None
         written = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-        with whole_file(folder.page, "w") as file:
-            file.write(live_page(self._run, self._stage, self._history, now, written, max(1, round(self._every))))
+        every = max(1, round(self._every))
+        write_text(folder.page, live_page(self._run, self._stage, self._history, now, written, every))
 
     def _take_new_events(self, folder: RunFolder) -> None:
         """Read what the trainers have written since the last page: the file of a long training is large."""

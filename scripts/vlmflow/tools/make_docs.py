@@ -11,7 +11,7 @@ from typing import Any
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import table
 from vlmflow.config.settings import MOST, allowed
-from vlmflow.core.files import whole_file, write_json
+from vlmflow.core.files import write_json, write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.rows.sharegpt import json_schema
 
@@ -97,10 +97,8 @@ def main(*, docs: Path = Path("docs")) -> None:
     table of kinds is replaced.
     """
     data = with_kinds((docs / "data.md").read_text())
-    with whole_file(docs / "data.md", "w") as page:
-        page.write(data)
-    with whole_file(docs / "config.md", "w") as page:
-        page.write(reference_page())
+    write_text(docs / "data.md", data)
+    write_text(docs / "config.md", reference_page())
     write_json(docs / "config.schema.json", Config.model_json_schema())
     write_json(docs / "sharegpt-row.schema.json", json_schema())
 
