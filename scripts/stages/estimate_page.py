@@ -1,9 +1,9 @@
 """Write the page of a run's estimate: memory, hours, price, disk, and what would make the run fit."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.core.errors import log
 from vlmflow.core.files import write_text
 from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.changes import advice, in_words
@@ -25,7 +25,7 @@ def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path
     if not isinstance(found, NoEstimate):
         words = in_words(found, run, on_gpu=settings.device == "cuda")
         follows = f". {advice(found.changes)}" if found.changes else ""
-        logging.getLogger("vlmflow").info(f"{words}{follows}. All figures: {page}")
+        log.info(f"{words}{follows}. All figures: {page}")
 
 
 if __name__ == "__main__":

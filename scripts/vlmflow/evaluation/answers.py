@@ -5,7 +5,6 @@ From answers to figures: how many are right after k rounds of feedback, and what
 Asks both models about chosen rows, scores their answers, and reports how often they are right.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vlmflow.core.errors import log
 from vlmflow.evaluation.asking import KeptAnswer, Model, Question, answers_to, questions_of
 from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.chosen_split import ChosenSplit
@@ -149,8 +149,6 @@ def _change(rounds: int, rows: Sequence[AnsweredRow], pick: Pick, right_first: b
 def _mean(kind: Kind, values: Sequence[float], groups: Sequence[str]) -> Interval:
     return intervals_of(kind(np.array(values)[:, None], Groups(groups)))[0]
 
-
-log = logging.getLogger("vlmflow")
 
 Answers = Mapping[str, KeptAnswer]
 """A model's answers by the questions' keys."""

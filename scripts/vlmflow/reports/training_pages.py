@@ -4,7 +4,6 @@ The run's page is `run.html` in the run folder while the training runs. At the e
 what was estimated before it beside what it measured.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 from msgspec import UNSET
 
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.core.errors import log
 from vlmflow.core.files import write_text
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.estimate.account import Compared, NoEstimate, Result, compare, nearest
@@ -23,8 +23,6 @@ from vlmflow.reports.page import gigabytes, render
 from vlmflow.supervisor.progress import Doing, Newest, doing
 from vlmflow.supervisor.report import Gate, TrainingReport
 from vlmflow.supervisor.run_folder import RunFolder
-
-log = logging.getLogger("vlmflow")
 
 
 def gate_page(run: str, gate: Gate, made_of: MadeOf) -> str:

@@ -3,7 +3,6 @@
 Before its first trial the search is refused if it may not spend what it is estimated to need.
 """
 
-import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,16 +21,13 @@ from vlmflow.config.search_settings import (
     trials_of_rung,
 )
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import whole_file
 from vlmflow.estimate.account import NoEstimate, read_estimate
 from vlmflow.lengths.steps import Steps, scheduled
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import OWN, Asked, AskedTrial, Study, ranked
 from vlmflow.supervisor.report import Gate
-
-log = logging.getLogger("vlmflow")
-
 
 SPENT = "the budget is spent (limits.gpu_hours)"
 

@@ -9,7 +9,6 @@ searches may train in that folder: each has its own hours.
 """
 
 import json
-import logging
 import math
 import os
 import signal
@@ -27,7 +26,7 @@ from msgspec.structs import replace as replace_fields
 from vlmflow.config.search_settings import trained_with
 from vlmflow.core import child_programs
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.in_trainer.messages import End, read_events
 from vlmflow.search.study import Amount, AskedTrial, TrialResult
 from vlmflow.supervisor.failures import TrainersDiedError, refuse_bad_step
@@ -35,9 +34,6 @@ from vlmflow.supervisor.progress import Newest
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import OutOfHoursError, Trained, TrainingFailedError, train
 from vlmflow.swift.arguments import Training
-
-log = logging.getLogger("vlmflow")
-
 
 TRIES = 2
 """How often in a row a step may get nowhere before that is its answer: its trainers died, or nobody was left to say

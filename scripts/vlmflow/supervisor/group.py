@@ -4,7 +4,6 @@ On a cluster the others are pods that wait for this one's launch file. Without o
 which run the same program.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import msgspec
 
 from vlmflow.core import child_programs
 from vlmflow.core.child_programs import child_environment
+from vlmflow.core.errors import log
 from vlmflow.core.processes import bound_to_this_process, import_path
 from vlmflow.supervisor import other_node
 from vlmflow.supervisor.launch import ALONE, Place
@@ -27,8 +27,6 @@ from vlmflow.supervisor.other_node import Launch, Order, Report, read_report, wr
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.arguments import Training, as_data
 from vlmflow.swift.child_process import visible_gpus
-
-log = logging.getLogger("vlmflow")
 
 SETTLE = 10.0
 """Seconds in which the trainers of other nodes end by themselves when these have failed: most notice it at once."""

@@ -1,6 +1,5 @@
 """The trainers of one node: torchrun starts them, one process each, and they are its children."""
 
-import logging
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ import psutil
 
 from vlmflow.config.machine_needs import search_path
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import remove
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.in_trainer import process as trainer
@@ -25,8 +24,6 @@ from vlmflow.pictures.budget import BYTES_PER_TOKEN
 from vlmflow.supervisor.run_folder import RunFolder, refuse_foreign_code
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training, as_words
-
-log = logging.getLogger("vlmflow")
 
 JOIN_SECONDS = 7200
 """How long a node waits for the others, which may still pull the image. Before that the executor ends a group whose

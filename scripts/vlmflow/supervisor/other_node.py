@@ -29,13 +29,11 @@ import msgspec
 import psutil
 
 from vlmflow.core.account import write_account
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.lease import Sign, newest
 from vlmflow.supervisor.launch import Place, end, let_them_save, ranks_of, start
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.arguments import Training, from_data
-
-log = logging.getLogger("vlmflow")
 
 ATTEMPT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of an attempt; on a cluster it is that of a Kubernetes object."""

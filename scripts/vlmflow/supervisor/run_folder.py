@@ -13,7 +13,6 @@ are loaded with `weights_only=True` (transformers, `in_trainer.fsdp2`).
 
 import fcntl
 import json
-import logging
 import os
 import re
 import shutil
@@ -34,13 +33,11 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.strategies import LORA, Strategy, Tuner
-from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.core.errors import PassingError, VlmflowError, log, printable
 from vlmflow.core.files import sha256_of, write_json
 from vlmflow.core.lease import Lease
 from vlmflow.in_trainer.messages import DIGESTS, PROGRESS, STATE, SavedDigests, evaluated, stalled
 from vlmflow.supervisor.report import kinds_of, released_files
-
-log = logging.getLogger("vlmflow")
 
 JOB = "job.json"
 """What a run folder is bound to."""

@@ -8,7 +8,6 @@ another length: a smoke run has the longest rows, and the time of a step does no
 """
 
 import hashlib
-import logging
 import math
 import random
 import statistics
@@ -26,7 +25,7 @@ from msgspec import UNSET, structs
 
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import whole_file
 from vlmflow.core.progress import clock
 from vlmflow.in_trainer.messages import Event, Log
@@ -50,8 +49,6 @@ from vlmflow.supervisor.report import Check, FullRun, Gate, Pace, PlannedMerge, 
 from vlmflow.supervisor.train import TooLargeError
 from vlmflow.swift.arguments import Passes, Training
 from vlmflow.swift.model_layers import Layers, share_without_adapter
-
-log = logging.getLogger("vlmflow")
 
 FEWEST_STEPS = 4
 """The fewest steps of a smoke run."""

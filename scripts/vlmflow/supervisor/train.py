@@ -1,7 +1,6 @@
 """Runs a training from its first step, or from its newest checkpoint, to its target, and reports it."""
 
 import importlib.metadata
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.config.run_settings import experiments
-from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError, counted
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError, counted, log
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Begin, End, Model, logged, read_events
 from vlmflow.supervisor.failures import (
@@ -41,9 +40,6 @@ from vlmflow.supervisor.run_folder import (
 )
 from vlmflow.supervisor.watch import Onlooker, launch, nobody
 from vlmflow.swift.arguments import Training
-
-log = logging.getLogger("vlmflow")
-
 
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 

@@ -4,7 +4,6 @@ A rank gives signs of life at each forward pass (`in_trainer.messages`). Ranks w
 step; so if one hangs, soon none gives a sign. Then each writes where it is, and is ended.
 """
 
-import logging
 import math
 import shutil
 import signal
@@ -17,7 +16,7 @@ from pathlib import Path
 
 import psutil
 
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError, log
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.in_trainer.messages import FOLDER, Doing, Model, beats_of, innermost_frames, new_events, stacks_of
 from vlmflow.supervisor.failures import HangError, LogTail, ResumableError, failure_of
@@ -27,8 +26,6 @@ from vlmflow.supervisor.progress import Newest, report_line
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.model_layers import what_is_trained
-
-log = logging.getLogger("vlmflow")
 
 Onlooker = Callable[[RunFolder, bool], None]
 """Called several times a second while trainers run, with their run folder and True; with False when they ended."""

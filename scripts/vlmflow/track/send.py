@@ -6,7 +6,6 @@ Sends a run's story to its trackers, each on its own: one that fails keeps no ot
 """
 
 import errno
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 from vlmflow.config.after_training import TrackSettings
 from vlmflow.core.account import read_account
 from vlmflow.core.child_programs import MLFLOW_KEYS, OTLP_KEYS, ask, keys_of, python_of
-from vlmflow.core.errors import PassingError, VlmflowError, counted, printable, printable_lines
+from vlmflow.core.errors import PassingError, VlmflowError, counted, log, printable, printable_lines
 from vlmflow.core.files import count_lines, sha256_of, whole_folder
 from vlmflow.evaluation.choice import Case, with_right_last
 from vlmflow.evaluation.report import AnsweredRow, AnswerReport, EvaluatedRow, EvaluationReport
@@ -199,8 +198,6 @@ def all_traces(
         for trace in row_traces(folder, said.get(folder.name), rows[folder.name], manifests, at)
     ]
 
-
-log = logging.getLogger("vlmflow")
 
 CONTENT = "content"
 """The file beside an offline run that holds the digest of its content."""
