@@ -101,8 +101,8 @@ def choose_from_split(
     entries = entries_named(named, files.manifests)
     if unknown := sorted(named - entries.keys()):
         raise VlmflowError(
-            f"{file}: {len(unknown)} pictures are in no image manifest ({', '.join(map(str, files.manifests)) or 'none'}): "
-            f"{', '.join(unknown[:3])}",
+            f"{file}: {len(unknown)} pictures are in no image manifest "
+            f"({', '.join(map(str, files.manifests)) or 'none'}): {', '.join(unknown[:3])}",
             f"check them again: make refresh-pictures DATASET={account.dataset}",
         )
     refuse_changed_pictures(store, entries.values())

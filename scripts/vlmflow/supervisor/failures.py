@@ -264,7 +264,8 @@ def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:
     spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
-    rows = _named(ids_of(train, bad.rows))
+    ids = ids_of(train, bad.rows)
+    rows = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
     raise VlmflowError(
         f"{label}: step {bad.step}: {_in_words(bad)}; rows {rows}; {last_good} ({folder.output})",
         f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
@@ -290,8 +291,3 @@ def _in_words(bad: BadStep) -> str:
     if bad.fault is Fault.EXPLODED:
         return f"{bad.fault}: {', '.join(bad.losses)} nats per token from step {bad.first} on"
     return f"{bad.fault} (loss {bad.losses[-1]})"
-
-
-def _named(ids: list[str]) -> str:
-    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-    return ", ".join(ids[:NAMED]) + more

@@ -188,14 +188,15 @@ class OtherNode:
             if self._ends and (self._torchrun is None or self._torchrun.poll() is not None):
                 break
             self._obey(*orders, RunFolder(file.parent))
-            if self._ends:
-                self._let_them_save()
+            if self._ends and self._torchrun is not None:
+                let_them_save(self._torchrun, self._told)
             self._report(file.parent)
             time.sleep(PAUSE)
         self._end_trainers()
-        if file is None or file.exists():
-            if file:
-                self._report(file.parent)
+        if file is None:
+            return False
+        if file.exists():
+            self._report(file.parent)
             return False
         report_file(file.parent, self._attempt, self._node).unlink(missing_ok=True)
         log.info(f"attempt {self._attempt} is over")
@@ -234,9 +235,6 @@ class OtherNode:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         self._ends = True
-        self._let_them_save()
-
-    def _let_them_save(self) -> None:
         if self._torchrun is not None:
             let_them_save(self._torchrun, self._told)
 

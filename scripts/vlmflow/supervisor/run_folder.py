@@ -287,7 +287,12 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
         state = json.loads((folder / STATE).read_bytes())
         if _changed_since_saved(folder, released_files(folder, tuner)):
             return None
-        for file in _torch_files(folder, processes, strategy):
+        random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+        # Files of torch.save are zip archives with a checksum per record.
+        for file in [
+            *_states(folder, processes, strategy),
+            *(folder / name for name in ("scheduler.pt", *random_states)),
+        ]:
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
@@ -311,13 +316,6 @@ def _changed_since_saved(checkpoint: Path, names: list[str]) -> bool:
         return False
     saved = msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests).sha256
     return any(saved.get(name) != sha256_of(checkpoint / name) for name in names)
-
-
-def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
-    """Return the files from torch.save: zip archives with a checksum per record."""
-    random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
-    states = _states(folder, processes, strategy)
-    return [*states, folder / "scheduler.pt", *(folder / name for name in random_states)]
 
 
 def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:

@@ -290,8 +290,9 @@ def judge(
     """
     ranks = full.ranks
     losses = [loss for _, loss in report.losses or []]
+    span = f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
     checks = [
-        Check("every loss is a finite number", _finite(losses), _span(losses)),
+        Check("every loss is a finite number", _finite(losses), span),
         Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
         Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
@@ -420,10 +421,6 @@ def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:
 
 def _finite(values: list[float]) -> bool:
     return bool(values) and all(math.isfinite(value) for value in values)
-
-
-def _span(losses: list[float]) -> str:
-    return f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
 
 
 def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:
