@@ -214,11 +214,6 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
         """What all trials took together."""
         return sum(trial.gpu_hours for trial in self.trials)
 
-    def missing_from(self, before: "Study | None") -> list[StudyTrial]:
-        """Return the trials whose results an earlier account of the same search does not have."""
-        known = before.trials if before else []
-        return [trial for trial in self.trials if trial not in known]
-
     def best(self, limits: SearchLimits) -> StudyTrial | None:
         """Return the best of the trials that trained to their end within the limits; None if there is none."""
         done = [trial for trial in self.trials if trial.state == "done"]
