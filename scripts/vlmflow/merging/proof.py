@@ -32,15 +32,8 @@ WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
 """Files about the model that a published folder gets; they may be new, or differ from the base's."""
 
 PACKAGES = (
-    "snakemake",
-    "ms-swift",
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "pillow",
-    "msgspec",
+    *("snakemake", "ms-swift", "torch", "transformers", "peft", "accelerate"),
+    *("safetensors", "pillow", "msgspec"),
 )
 
 COMMIT_VARIABLE = "VLMFLOW_COMMIT"
@@ -200,13 +193,8 @@ def refuse_other_files(folder: Path, files: Mapping[str, ProvenFile], run: str, 
 def write_proof(folder: Path, checks: Checks, files: dict[str, ProvenFile], code: Path) -> None:
     """Write `proof.json` into a folder with the `files` that passed `checks`. code: the checkout, for its commit."""
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
-    proof = Proof(
-        checks=checks,
-        files=files,
-        git_commit=git_commit(code),
-        versions={"python": platform.python_version()} | versions,
-    )
-    write_account(folder / PROOF, proof)
+    versions = {"python": platform.python_version()} | versions
+    write_account(folder / PROOF, Proof(checks, files, git_commit(code), versions))
 
 
 def read_proof(folder: Path) -> Proof:

@@ -22,24 +22,11 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_weights import TensorEntry, read_header
 from vlmflow.in_trainer.messages import TRAINED, TrainedTensors
 
-SAY_NOTHING_OF_THE_MERGE = frozenset(
-    {
-        "auto_mapping",
-        "base_model_name_or_path",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "inference_mode",
-        "loftq_config",
-        "lora_dropout",
-        "lora_ga_config",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-    }
-)
+SAY_NOTHING_OF_THE_MERGE = {
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode", "lora_dropout"),
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config"),
+    *("megatron_core", "peft_version", "qalora_group_size", "revision"),
+}
 """Keys about training and loading. Any other unknown key with a value is refused: it may mean arithmetic that this
 merge does not support."""
 

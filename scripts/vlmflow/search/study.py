@@ -118,10 +118,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-NAMES: dict[Objective, str] = {
-    "eval_loss": "validation loss",
-    "uses_feedback": "use of feedback",
-}
+NAMES: dict[Objective, str] = {"eval_loss": "validation loss", "uses_feedback": "use of feedback"}
 
 MEANINGS: dict[Objective, str] = {
     "eval_loss": "validation loss in nats per token, the lower the better",

@@ -72,14 +72,13 @@ def serve_with_transformers(
     dtype: str = "auto",
     threads: int | None = None,
     port: int = 0,
-    limit: float = START_SECONDS,
     key: str | None = None,
 ) -> Iterator[Server]:
     """Serve the folder of a model (`served_folder`) on the loopback address as long as the block runs (`guarded`).
 
     Requests name the model by the folder's name. scratch: an empty folder for its caches. log: the file for its output.
     device: cpu, or auto for the GPUs. dtype: the type in which it computes; auto is that of the weights. threads: cores
-    that it may use; None for all. port: 0 for a free one. limit: seconds until it must answer. key: as for `running`.
+    that it may use; None for all. port: 0 for a free one. key: as for `running`.
 
     The thread that calls this must live as long as the block: the server ends with it, however it ends.
     Raises VlmflowError with the end of its output if it ends before it answers, PassingError if it takes too long.
@@ -93,7 +92,7 @@ def serve_with_transformers(
         at = port or free_port()
         words = [sys.executable, str(guarded.__file__), model, *how, "--port", str(at)]
         try:
-            with running(words, model, at, place, log, env, limit, key=key) as server:
+            with running(words, model, at, place, log, env, key=key) as server:
                 yield server
                 return
         except PortTakenError:  # somebody took the port between our look and the server's

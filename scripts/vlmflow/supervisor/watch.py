@@ -106,7 +106,7 @@ class HangWatch:
 
         trainers: torchrun, whose children are the ranks of this node. group: the other nodes.
         """
-        group.ask_for_stacks()
+        group.write("stacks")
         for process in ranks_of(trainers).values():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGUSR1)

@@ -13,13 +13,7 @@ from typing import Any
 
 import msgspec
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     ConversionOps,
@@ -28,6 +22,7 @@ from transformers.core_model_loading import (
     rename_source_key,
     revert_weight_conversion,
 )
+from transformers.models.auto import modeling_auto
 
 from vlmflow.swift.child_process import limited
 from vlmflow.swift.model_layers import describe
@@ -57,7 +52,7 @@ def built(config: PreTrainedConfig, **options: Any) -> PreTrainedModel | None:
 
 def class_of(config: Any) -> Any:
     """Return the class of models with a configuration; None if transformers does not know one."""
-    kinds: list[Any] = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING]
+    kinds = [modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING]
     return next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
 
 

@@ -26,7 +26,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta, tzinfo
+from datetime import date, datetime, time, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -136,21 +136,27 @@ def _dated(text: Any, today: list[str], held: str) -> Any:
     return text
 
 
-def _show_clocks(day: date) -> None:
-    """Let the modules of ms-swift's templates read a day from their clock."""
+def clock_at(at: datetime) -> type[datetime]:
+    """Return a clock that stands still, in place of the class `datetime`."""
 
-    class OnThatDay(datetime):
+    class StandingClock(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls(day.year, day.month, day.day, tzinfo=tz)
+            return cls(at.year, at.month, at.day, at.hour, at.minute, tzinfo=tz)
 
         @classmethod
         def today(cls) -> Self:
             return cls.now()
 
+    return StandingClock
+
+
+def _show_clocks(day: date) -> None:
+    """Let the modules of ms-swift's templates read a day from their clock."""
+    clock = clock_at(datetime.combine(day, time()))
     for name, module in list(sys.modules.items()):
         if name.startswith("swift.template.") and isinstance(vars(module).get("datetime"), type):
-            module.datetime = OnThatDay  # type: ignore[attr-defined]
+            module.datetime = clock  # type: ignore[attr-defined]
 
 
 class _Row(msgspec.Struct):
@@ -227,11 +233,7 @@ def encode_rows_as_served() -> None:
     base.Template._remove_history_thinking = cut_thoughts
     LossScale._inner_call = weigh_last_alone
     agent_template_map[AGENT_TEMPLATE] = AsServed
-    core.remove_arrow_padding = base.remove_arrow_padding = _unchanged
-
-
-def _unchanged(declaration: Any) -> Any:
-    return declaration
+    core.remove_arrow_padding = base.remove_arrow_padding = lambda declaration: declaration
 
 
 def encode_as_in_training() -> None:
