@@ -61,7 +61,13 @@ class Ranks(TrainerCallback):
         if self._strategy.engine == "fsdp2":
             fsdp2.keep_random_states(self._trainer.model_wrapped)
         if self._strategy.engine == "deepspeed":
-            _follow_learning_rate(self._trainer)
+            # The scheduler sets the rate of DeepSpeed's optimizer, also after a checkpoint was loaded. ms-swift
+            # (trainers/mixin.py, `create_scheduler`) gives the scheduler the optimizer from before DeepSpeed. With
+            # offload, DeepSpeed's is another (accelerate/utils/deepspeed.py, `map_pytorch_optim_to_deepspeed`). Both
+            # have the same groups until a checkpoint replaces those of DeepSpeed's: the rate would then stay that of
+            # the checkpoint, and the logs would show the scheduler's.
+            trainer = self._trainer
+            trainer.lr_scheduler.optimizer.param_groups = trainer.model_wrapped.basic_optimizer.param_groups
         _keep_their_form(self._trainer.model)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -135,17 +141,6 @@ def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _interna
         save(output_dir, _internal_call=_internal_call)
     elif trainer.args.should_save:
         trainer._save(output_dir)
-
-
-def _follow_learning_rate(trainer: Any) -> None:
-    """Let the scheduler set the learning rate of DeepSpeed's optimizer, also after a checkpoint was loaded.
-
-    ms-swift (trainers/mixin.py, `create_scheduler`) gives the scheduler the optimizer from before DeepSpeed. With
-    offload, DeepSpeed's is another (accelerate/utils/deepspeed.py, `map_pytorch_optim_to_deepspeed`). Both have the
-    same groups until a checkpoint replaces those of DeepSpeed's: the rate would then stay that of the checkpoint, and
-    the logs would show the scheduler's.
-    """
-    trainer.lr_scheduler.optimizer.param_groups = trainer.model_wrapped.basic_optimizer.param_groups
 
 
 def _is_deepspeed(model: Any) -> bool:

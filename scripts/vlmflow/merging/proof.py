@@ -285,7 +285,7 @@ def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
     Raises VlmflowError with the file that the base lacks for use without network, or that is missing, new or changed in
     `merged`; or with the tensor at which a shard's layout differs from the base's.
     """
-    shards = shard_names(base, files)
+    shards = [SINGLE] if SINGLE in files else sorted(set(read_json(base / INDEX)["weight_map"].values()))
     _require_usable(base, set(files))
     present = {path.relative_to(merged).as_posix() for path in merged.rglob("*") if not path.is_dir()}
     present.discard(FOLDER_MARK)
@@ -300,11 +300,6 @@ def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
         elif name not in WRITTEN_AFTERWARDS and not filecmp.cmp(base / name, merged / name, shallow=False):
             raise VlmflowError(f"{merged / name}: differs from the base's file", MERGE_AGAIN)
     return shards
-
-
-def shard_names(base: Path, files: Collection[str]) -> list[str]:
-    """Return the names of the files with the weights, as transformers finds them."""
-    return [SINGLE] if SINGLE in files else sorted(set(read_json(base / INDEX)["weight_map"].values()))
 
 
 def _require_usable(base: Path, files: set[str]) -> None:

@@ -125,7 +125,12 @@ class LivePage:
         self._due = time.monotonic() + max(self._every, (time.monotonic() - begun) / MOST_TIME)
 
     def _write(self, folder: RunFolder, runs: bool) -> None:
-        self._take_new_events(folder)
+        if folder.progress.exists():
+            with folder.progress.open("rb") as lines:
+                lines.seek(self._read)  # the file of a long training is large
+                for event in new_events(lines):
+                    self._history.take(event)
+                self._read = lines.tell()
         newest = self._history.newest
         if self._sessions is None:
             self._sessions = newest.sessions
@@ -135,16 +140,6 @@ class LivePage:
         written = time.strftime("%Y-%m-%d %H:%M:%S %Z")
         every = max(1, round(self._every))
         write_text(folder.page, live_page(self._run, self._stage, self._history, now, written, every))
-
-    def _take_new_events(self, folder: RunFolder) -> None:
-        """Read what the trainers have written since the last page: the file of a long training is large."""
-        if not folder.progress.exists():
-            return
-        with folder.progress.open("rb") as lines:
-            lines.seek(self._read)
-            for event in new_events(lines):
-                self._history.take(event)
-            self._read = lines.tell()
 
 
 def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str, every: int) -> str:

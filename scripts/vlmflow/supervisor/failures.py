@@ -263,12 +263,14 @@ def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:
     steps = [int(path.name.partition("-")[2]) for path in folder.output.glob("*") if NAME.fullmatch(path.name)]
     spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
+    stage = folder.path.absolute().parent  # there is a command that shows a step's rows for full trainings alone
+    shown = f" (make rows RUN={stage.parent.name} STEP={bad.step} shows them)" if stage.name == "full" else ""
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
     ids = ids_of(train, bad.rows)
     rows = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
     raise VlmflowError(
         f"{label}: step {bad.step}: {_in_words(bad)}; rows {rows}; {last_good} ({folder.output})",
-        f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
+        f"lower runs.NAME.train.learning_rate; or correct the rows{shown}, or leave them out, in "
         f"the raw file; both train from step 0. To train on unchanged, remove {' and '.join([str(file), *spoiled])}",
     )
 
@@ -279,12 +281,6 @@ def ids_of(train: Path, rows: list[int]) -> list[str]:
         chosen = set(rows)
         read = [line for number, line in enumerate(islice(lines, max(rows, default=-1) + 1)) if number in chosen]
     return [str(json.loads(line).get("id", f"line {row + 1}")) for row, line in zip(rows, read, strict=True)]
-
-
-def _shown_by(folder: RunFolder, step: int) -> str:
-    """Return the command that shows a step's rows; there is one for full trainings, at RUN/full/DIGEST."""
-    stage = folder.path.absolute().parent
-    return f" (make rows RUN={stage.parent.name} STEP={step} shows them)" if stage.name == "full" else ""
 
 
 def _in_words(bad: BadStep) -> str:

@@ -104,15 +104,20 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     settings = training.settings
     groups = settings.group_by_length and settings.sequence_parallel == 1
     grouped = str(training.data.lengths("train").absolute()) if groups else None
+    micro_batches = None
+    if training.micro_batch_tokens is not None:
+        train, val = (str(training.data.lengths(split).absolute()) for split in ("train", "val"))
+        shape = training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows
+        micro_batches = MicroBatches(*shape, train=train, val=val)
     orders = Orders(
         folder=str(folder.path.absolute()),
         starter=os.getpid(),
         processes=training.ranks,
-        batches_per_step=training.settings.gradient_accumulation_steps,
+        batches_per_step=settings.gradient_accumulation_steps,
         tuner=training.tuner.name,
         strategy=training.strategy.name,
-        early_stop_after=training.settings.early_stop_after,
-        micro_batches=_micro_batches(training),
+        early_stop_after=settings.early_stop_after,
+        micro_batches=micro_batches,
         group_by_length=grouped,
         stop_at=training.stop_at,
         seconds=None if training.hours is None else 3600 * training.hours,
@@ -129,16 +134,6 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     # Our trainer makes batches and steps (in_trainer/batches.py); the last word of a name counts.
     ours = as_words({"gradient_accumulation_steps": 1, "group_by_length": False})
     return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *ours]
-
-
-def _micro_batches(training: Training) -> MicroBatches | None:
-    if training.micro_batch_tokens is None:
-        return None
-    train, val = (str(training.data.lengths(split).absolute()) for split in ("train", "val"))
-    settings = training.settings
-    return MicroBatches(
-        training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows, train=train, val=val
-    )
 
 
 def _meeting(training: Training, place: Place) -> list[str]:

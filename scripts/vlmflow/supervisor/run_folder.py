@@ -254,7 +254,9 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
     for folder in sorted(folders, key=lambda folder: int(folder.name.partition("-")[2]), reverse=True):
         if (checkpoint := read_checkpoint(folder, processes, strategy, tuner)) is not None:
             return checkpoint
-        missing = missing_kinds(folder, strategy, tuner)
+        states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
+        kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
+        missing = [kind for kind in kinds if not any(folder.glob(kind))]  # the trainer's state is written last
         if not missing or STATE in missing:
             log.warning(f"{folder}: incomplete or damaged; removed")
             shutil.rmtree(folder)
@@ -265,13 +267,6 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
         folder.rename(kept)
         log.warning(f"{folder}: lacks {', '.join(missing)}, so no training can resume from it; moved to {kept}")
     return None
-
-
-def missing_kinds(folder: Path, strategy: Strategy, tuner: Tuner = LORA) -> list[str]:
-    """Return the kinds of files that a checkpoint lacks. The trainer's state is written last."""
-    states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
-    kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
-    return [kind for kind in kinds if not any(folder.glob(kind))]
 
 
 def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
