@@ -42,7 +42,7 @@ from vlmflow.evaluation.report import (
     ModelFigures,
 )
 from vlmflow.evaluation.scoring.judge import holds, judge, overlap, rule_of
-from vlmflow.evaluation.scoring.stated import Overlap, answer_in
+from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.manifest import read_picture_manifest
@@ -184,11 +184,7 @@ def ask_both(
     rows = [
         _answered_row(case, some, of_base, of_tuned, how.feedback) for case, some in zip(cases, questions, strict=True)
     ]
-    return (
-        rows,
-        AskedModel(base.digest, _overlap_of(every, of_base)),
-        AskedModel(tuned.digest, _overlap_of(every, of_tuned)),
-    )
+    return rows, _said_of(base, every, of_base), _said_of(tuned, every, of_tuned)
 
 
 def _asked(questions: Sequence[Question], model: Model, how: Asking) -> Answers:
@@ -223,9 +219,10 @@ def _answered_row(
     )
 
 
-def _overlap_of(questions: Sequence[Question], answers: Answers) -> Overlap:
-    """Return FIRE's measures of a model's answers in the rows' own dialogues, over all turns."""
-    return overlap([answers[question.key].text for question in questions], [each.reference for each in questions])
+def _said_of(model: Model, questions: Sequence[Question], answers: Answers) -> AskedModel:
+    """Return a model with FIRE's measures of its answers in the rows' own dialogues, over all turns."""
+    texts, references = [answers[question.key].text for question in questions], [each.reference for each in questions]
+    return AskedModel(model.digest, overlap(texts, references))
 
 
 def _scored(kept: KeptAnswer, gold: str) -> ModelAnswer:

@@ -113,9 +113,14 @@ def choose_from_split(
     half = half_of(groups, part) if part else None
     members = account.members.items()
     without = {name for name, member in members if feedback is None and has and not has_feedback(member.kind)}
-    rows, out = _with_feedback(lines_of(file, ShareGptRow), without)
+    # The later turns of rows of these data sets are no feedback.
+    out = [
+        LeftOut(row.id, "no_feedback", f"rows of data set {member_of(row.id)} have none")
+        for row in lines_of(file, ShareGptRow)
+        if member_of(row.id) in without
+    ]
     chosen, others = choose_rows(
-        *(rows, digests, gold),
+        *([row for row in lines_of(file, ShareGptRow) if member_of(row.id) not in without], digests, gold),
         feedback=has,
         last_answer_only=account.last_answer_only or any(member.form == "timestep" for _, member in members),
         count=count,
@@ -156,18 +161,6 @@ def _gold_answers(files: SplitFiles, account: Stats) -> dict[str, str]:
             answers = gold_answers(own, splits, fixed_rows, read_gold)
             gold |= {own[identity]: answer for identity, answer in answers.items()}
     return gold
-
-
-def _with_feedback(rows: Iterable[ShareGptRow], without: set[str]) -> tuple[list[ShareGptRow], list[LeftOut]]:
-    """Return the rows but those of some data sets of a mixture. without: these, whose later turns are no feedback."""
-    kept: list[ShareGptRow] = []
-    out: list[LeftOut] = []
-    for row in rows:
-        if (member := member_of(row.id)) in without:
-            out.append(LeftOut(row.id, "no_feedback", f"rows of data set {member} have none"))
-        else:
-            kept.append(row)
-    return kept, out
 
 
 def choose_rows(

@@ -125,59 +125,49 @@ class MachineFaultError(VlmflowError):
     """The machines are not what the training needs; its data and settings may be good."""
 
 
-FAULTS = [
-    (
-        r"MaxLengthError: (.*)",
+FAULTS: dict[str, tuple[str, type[VlmflowError]]] = {
+    r"MaxLengthError: (.*)": (
         "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
         VlmflowError,
     ),
-    (
-        r"((?:OutOfMemoryError|CUDA (?:error: )?out of memory|Cuda failure 2\b|\w+_STATUS_ALLOC_FAILED).*)",
+    r"((?:OutOfMemoryError|CUDA (?:error: )?out of memory|Cuda failure 2\b|\w+_STATUS_ALLOC_FAILED).*)": (
         REMEDY,
         OutOfGpuMemoryError,
     ),
-    (
-        r"(Signal 9 \(SIGKILL\) received by PID \d+)",
+    r"(Signal 9 \(SIGKILL\) received by PID \d+)": (
         "a trainer killed from outside usually ran out of main memory: look at the kernel's log (dmesg), raise the "
         "memory, or lower runs.NAME.train.dataloader_workers; the same command resumes from the newest checkpoint",
         TrainersDiedError,
     ),
-    (
-        r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
+    r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)": (
         "a process waited half an hour for the others: look for a hang in the trainer's log",
         PassingError,
     ),
-    (
-        r"(not really distributed: .*)",
+    r"(not really distributed: .*)": (
         "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
         MachineFaultError,
     ),
-    (
-        r"(not the same GPUs on all nodes: .*)",
+    r"(not the same GPUs on all nodes: .*)": (
         "select one product in the pod template gpu (docs/kubernetes.md, Several nodes): the slowest would hold up all",
         MachineFaultError,
     ),
-    (
-        r"(strategy \S+ is not at work: .*)",
+    r"(strategy \S+ is not at work: .*)": (
         "train with another strategy: accelerate did not start this one on the run's device",
         MachineFaultError,
     ),
-    (
-        r"(Target modules .* not found in the base model)",
+    r"(Target modules .* not found in the base model)": (
         "fix runs.NAME.train.lora.target_modules: a layer's name is part of its weights' names, such as q_proj",
         VlmflowError,
     ),
-    (
-        r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
+    r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)": (
         "fix runs.NAME.train.swift_args in the configuration",
         VlmflowError,
     ),
-    (
-        r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
+    r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)": (
         "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
         TrainersDiedError,
     ),
-]
+}
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
 
 
@@ -217,7 +207,7 @@ def failure_of(code: int, logs: Sequence[LogTail], label: str, passed_on: Sequen
         )
     texts = {tail.log: _lines(tail.text()) for tail in logs}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
-    for pattern, next_step, error in FAULTS:
+    for pattern, (next_step, error) in FAULTS.items():
         causes = [
             (match.strip(), log)
             for log, text in texts.items()

@@ -180,11 +180,9 @@ def _run_in(folder: RunFolder, holder: str) -> LocalRun:
             newest = Newest.of(new_events(lines))
         # Events older than the holder are those of an earlier session.
         begun = newest.sessions > 0 and folder.progress.stat().st_mtime > since
-    settings = _settings(folder)
-    if settings:
+    now: Doing = "training" if begun else "starting"
+    if settings := _settings(folder):
         now = doing(newest, settings, folder.output, runs=True, begun=begun)
-    else:
-        now = "training" if begun else "starting"
     return LocalRun(run, stage, folder, holder, since, now, newest)
 
 

@@ -177,21 +177,15 @@ def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, fold
         with whole_file(file) as target, whole_file(data.lengths(split)) as lengths:
             target.write(lines[split])
             lengths.writelines(msgspec.json.encode(row) + b"\n" for row in getattr(chosen, split))
-    return replace(
-        full,
-        data=data,
-        passes=None,
-        settings=full.settings.model_copy(
-            update={
-                "max_steps": smoke.steps,
-                "checkpoint_steps": (smoke.steps + 1) // 2,
-                "evaluation_steps": (smoke.steps + 1) // 2,
-                "early_stop_after": None,
-                "micro_batch_tokens": full.micro_batch_tokens,
-                "gradient_checkpointing": full.gradient_checkpointing,
-            }
-        ),
-    )
+    changes = {
+        "max_steps": smoke.steps,
+        "checkpoint_steps": (smoke.steps + 1) // 2,
+        "evaluation_steps": (smoke.steps + 1) // 2,
+        "early_stop_after": None,
+        "micro_batch_tokens": full.micro_batch_tokens,
+        "gradient_checkpointing": full.gradient_checkpointing,
+    }
+    return replace(full, data=data, passes=None, settings=full.settings.model_copy(update=changes))
 
 
 def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], Smoke]) -> tuple[Training, Smoke]:
