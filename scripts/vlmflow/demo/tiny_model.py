@@ -36,8 +36,9 @@ SPECIAL_TOKENS = [
     *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 ]
 OTHER_ADDED_TOKENS = [
-    *("<tool_call>", "</tool_call>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
-    *("<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>", "<think>", "</think>"),
+    *("<tool_call>", "</tool_call>"),
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 ]
 ADDED_TOKENS = (*SPECIAL_TOKENS, *OTHER_ADDED_TOKENS)
 """In the order of their ids."""

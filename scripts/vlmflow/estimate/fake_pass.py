@@ -341,5 +341,4 @@ class Tower:
 
     def _tokens(self, features: list[torch.Tensor]) -> int:
         width = int(self.plain.get_input_embeddings().weight.shape[1])
-        tokens: int = sum(tensor.numel() for tensor in features) // width
-        return tokens
+        return int(sum(tensor.numel() for tensor in features) // width)

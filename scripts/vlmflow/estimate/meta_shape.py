@@ -73,7 +73,7 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
     """Return each matrix of a model, with a count of 1. within: the prefix of the decoder's layers."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        own, layer_class = dict(module.named_parameters(recurse=False)), type(module).__name__.lower()
+        own, layer = dict(module.named_parameters(recurse=False)), type(module).__name__.lower()
         common: dict[str, Any] = {"part": kind.part_of(name), "count": 1, "in_layers": name.startswith(within)}
         if isinstance(module, nn.Linear | Conv1D | nn.Embedding | nn.Conv2d | nn.Conv3d):
             first, second = len(module.weight), module.weight.numel() // len(module.weight)
@@ -84,9 +84,7 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
                 outputs=outputs,
                 weights=sum(weight.numel() for weight in own.values()),
                 linear=isinstance(module, nn.Linear | Conv1D) and module is not head,
-                listed="linear" in layer_class
-                and layer_class not in NO_LINEAR
-                and not any(word in name for word in NOT_LISTED),
+                listed="linear" in layer and layer not in NO_LINEAR and not any(word in name for word in NOT_LISTED),
                 **common,
             )
             continue

@@ -120,18 +120,15 @@ def read_trained(released: Path) -> Adapter | TrainedModel:
     headers = [read_header(path) for path in ([adapter] if is_adapter else sorted(released.glob("model*.safetensors")))]
     tensors = {name: (header.path, entry) for header in headers for name, entry in header.tensors.items()}
     if not is_adapter:
-        return TrainedModel(released, tensors, _names_of_trained(released / TRAINED))
+        try:
+            names = msgspec.json.decode((released / TRAINED).read_bytes(), type=TrainedTensors).tensors
+        except (OSError, ValueError) as error:
+            raise VlmflowError(f"{released / TRAINED}: {error}", COPY_AGAIN) from None
+        return TrainedModel(released, tensors, names)
     config = read_adapter_config(released)
     if not tensors:
         raise VlmflowError(f"{adapter}: has no tensors", SAVE_AGAIN)
     return Adapter(adapter, tensors, config)
-
-
-def _names_of_trained(file: Path) -> list[str]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=TrainedTensors).tensors
-    except (OSError, ValueError) as error:
-        raise VlmflowError(f"{file}: {error}", COPY_AGAIN) from None
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:

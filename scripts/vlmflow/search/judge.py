@@ -59,9 +59,12 @@ class Judgement:
     threads: int
     halved: bool
 
-    def chosen(self, training: Training, part: Part) -> ChosenSplit:
-        """Return the rows of one half of val that are evaluated; of all of it if it has none."""
-        return choose_from_split(
+    def chosen(self, training: Training, part: Part) -> tuple[ChosenSplit, Measurement]:
+        """Return the rows of one half of val that are evaluated, of all of it if it has none; and how.
+
+        training: of any trial; no search changes what this depends on.
+        """
+        chosen = choose_from_split(
             self.val,
             feedback=self.feedback,
             count=self.rows,
@@ -69,11 +72,8 @@ class Judgement:
             seed=training.settings.seed,
             part=part if self.halved else None,
         )
-
-    def measurement(self, training: Training, chosen: ChosenSplit) -> Measurement:
-        """Return how the models are measured. training: of any trial; no search changes what this depends on."""
-        of_run = (training.settings, training.model.model_type, training.device, training.processes)
-        return chosen.measurement(*of_run, self.threads)
+        of_run = training.settings, training.model.model_type, training.device, training.processes
+        return chosen, chosen.measurement(*of_run, self.threads)
 
 
 def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: Judgement) -> TrialResult:
@@ -91,8 +91,7 @@ def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: 
     base = read_model_manifest(model)
     with one_start(ended.step):
         try:
-            chosen = how.chosen(own, "chooses")
-            measurement = how.measurement(own, chosen)
+            chosen, measurement = how.chosen(own, "chooses")
             of_base = scorer(ScoredModel("the base", base.folder, base.digest), measurement, how.store)
             of_trial = _scorer("the trial's model", ended.trained, own, base, measurement, how)
             uses = decisive(objective, _figures(chosen, of_base, of_trial, how))
@@ -113,8 +112,7 @@ def compared(
     Raises VlmflowError if rows or pictures have changed, no row can be evaluated, or a model cannot be measured.
     """
     base = read_model_manifest(model)
-    chosen = how.chosen(own[1], "judges")
-    measurement = how.measurement(own[1], chosen)
+    chosen, measurement = how.chosen(own[1], "judges")
     of_own, of_best = (
         _scorer(name, trained, training, base, measurement, how)
         for name, (trained, training) in (("trial 0's model", own), ("the best trial's model", best))

@@ -26,7 +26,7 @@ from vlmflow.config.model_types import ModelType, kinds_of
 from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import ADAPTER_WEIGHTS
 from vlmflow.core.child_programs import ANSWER_KEY, THREADS_OF_LIBRARIES, child_environment
-from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.core.errors import PassingError, VlmflowError, printable_lines
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.merging.trained import read_adapter_config
@@ -159,8 +159,7 @@ def environment(scratch: Path, threads: int | None = None) -> dict[str, str]:
 def free_port() -> int:
     """Return a port of the loopback address on which nobody listens now."""
     with socket.create_server((LOOPBACK, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -220,8 +219,7 @@ def _listens(pid: int, port: int) -> bool:
 
 def end_of(log: Path, characters: int = 2000) -> str:
     """Return the last characters of a server's output, without what could steer a terminal."""
-    text = log.read_text(errors="replace")[-characters:]
-    return "\n".join(map(printable, text.splitlines()))
+    return printable_lines(log.read_text(errors="replace")[-characters:])
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

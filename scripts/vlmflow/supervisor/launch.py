@@ -100,7 +100,14 @@ def log_of(folder: RunFolder, node: int) -> Path:
 
 def command(training: Training, folder: RunFolder, resume: Path | None, place: Place = ALONE) -> list[str]:
     """Return the torchrun command line of a node."""
-    torchrun = ["-m", "torch.distributed.run", *_meeting(training, place), f"--nproc_per_node={training.processes}"]
+    meeting = ["--standalone"]
+    if training.nodes > 1:  # only the static way gives each node the ranks of its own number
+        meeting = [
+            *(f"--nnodes={training.nodes}", f"--node_rank={place.node}", "--rdzv_backend=static"),
+            *(f"--rdzv_endpoint={place.endpoint}", f"--rdzv_id={place.meeting}"),
+            f"--rdzv_conf=timeout={JOIN_SECONDS}",
+        ]
+    torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc_per_node={training.processes}"]
     settings = training.settings
     groups = settings.group_by_length and settings.sequence_parallel == 1
     grouped = str(training.data.lengths("train").absolute()) if groups else None
@@ -134,20 +141,6 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     # Our trainer makes batches and steps (in_trainer/batches.py); the last word of a name counts.
     ours = as_words({"gradient_accumulation_steps": 1, "group_by_length": False})
     return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *ours]
-
-
-def _meeting(training: Training, place: Place) -> list[str]:
-    """Return how nodes meet. Only the static way gives each node the ranks of its own number."""
-    if training.nodes == 1:
-        return ["--standalone"]
-    return [
-        f"--nnodes={training.nodes}",
-        f"--node_rank={place.node}",
-        "--rdzv_backend=static",
-        f"--rdzv_endpoint={place.endpoint}",
-        f"--rdzv_id={place.meeting}",
-        f"--rdzv_conf=timeout={JOIN_SECONDS}",
-    ]
 
 
 def _cache(folder: RunFolder, node: int) -> Path:

@@ -80,8 +80,7 @@ class Loading:
 
     def place(self, name: str) -> str:
         """Return the name in memory of a tensor of the files, or of the tensor that it becomes a part of."""
-        place: str = rename_source_key(name, *self._rules)[0]
-        return place
+        return str(rename_source_key(name, *self._rules)[0])
 
     def converts(self, names: Iterable[str]) -> bool:
         """Return whether all of these tensors are converted as they are loaded: gathered, split, transposed."""
@@ -145,8 +144,7 @@ def loaded_as(base: Path, names: Collection[str]) -> dict[str, str]:
 
     base: the model's folder. names: those of all its tensors. Returns {} if transformers cannot build the model.
     """
-    in_memory: dict[str, str] = limited(partial(_loaded_as, base, names)).get("names", {})
-    return in_memory
+    return dict(limited(partial(_loaded_as, base, names)).get("names", {}))
 
 
 def saved_as(base: Path) -> dict[str, str]:
@@ -154,8 +152,7 @@ def saved_as(base: Path) -> dict[str, str]:
 
     The merge takes the rules of loading, and the proof of its result those of saving, so that it repeats no error.
     """
-    in_memory: dict[str, str] = limited(partial(_saved_as, base)).get("names", {})
-    return in_memory
+    return dict(limited(partial(_saved_as, base)).get("names", {}))
 
 
 def _loaded_as(base: Path, names: Collection[str]) -> dict[str, Any]:

@@ -91,30 +91,35 @@ def limit_pictures() -> None:
 
     They are those that are published (`merging.proof`).
     """
+
+    def limit(template: Any, processor: Any) -> None:
+        if most_tokens := os.environ.get(IMAGE_MAX_TOKENS):  # `make_swift_names` writes only texts
+            budget = PictureBudget.of(Path(processor.model_info.model_dir), int(most_tokens))
+            for key, value in budget.left_to_processor.items():
+                setattr(processor.image_processor, key, value)
+
+    _with_each_template(limit)
+
+
+def _with_each_template(change: Callable[[Any, Any], None]) -> None:
+    """Change each template that ms-swift makes from now on and in this process. change: takes it and its processor."""
     from swift.template.base import Template
 
     plain = Template.__init__
 
     def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
         plain(template, processor, *values, **named)
-        if most_tokens := os.environ.get(IMAGE_MAX_TOKENS):  # `make_swift_names` writes only texts
-            budget = PictureBudget.of(Path(processor.model_info.model_dir), int(most_tokens))
-            for key, value in budget.left_to_processor.items():
-                setattr(processor.image_processor, key, value)
+        change(template, processor)
 
     Template.__init__ = make
 
 
 def hold_one_date() -> None:
     """Let all templates that ms-swift makes from now on and in this process write the date of their model."""
-    from swift.template.base import Template
-
-    plain = Template.__init__
     day = datetime.now()
     days = [day - timedelta(days=1), day, day + timedelta(days=1)]  # ms-swift's import may be before midnight
 
-    def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
-        plain(template, processor, *values, **named)
+    def hold(template: Any, processor: Any) -> None:
         own = str(getattr(processor, "chat_template", None) or "")
         held = date_in(own, alone=True) or date_in(own, alone=False) or OTHERWISE
         for part in HELD_IN:
@@ -124,7 +129,7 @@ def hold_one_date() -> None:
             setattr(template.template_meta, part, text)
         _show_clocks(held)
 
-    Template.__init__ = make
+    _with_each_template(hold)
 
 
 def _dated(text: Any, today: list[str], held: str) -> Any:
