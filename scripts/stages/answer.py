@@ -1,6 +1,5 @@
 """Ask a run's proven weights and their base the questions of a split, and score the answers."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +7,11 @@ from vlmflow.config.after_training import AnswerSettings
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
 from vlmflow.core.child_programs import ANSWER_KEY, key_of
+from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
 from vlmflow.evaluation.answers import Asking, ask_both, figures, fitting_cases, sentence_of
 from vlmflow.evaluation.asking import Model, ModelAtUrl, OwnModel, versions
-from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, counts_of, refuse_none
+from vlmflow.evaluation.chosen_split import SplitFiles, choose_from_split, counts_of, refuse_none
 from vlmflow.evaluation.measure import write_lines
 from vlmflow.evaluation.report import AnswerReport, record_look
 from vlmflow.fetch.placed import read_model_manifest
@@ -21,8 +21,6 @@ from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.pictures.budget import PictureBudget
 
 UNKNOWN = "unknown"
-
-log = logging.getLogger("vlmflow")
 
 
 class RunBlock(EvaluationBlock):
@@ -62,9 +60,9 @@ def main(
     """
     run, split = answered.parent.name, answered.name
     proof, base = read_proof(verified), read_model_manifest(model)
+    raw = {"train": raw_train, "val": raw_val, "test": raw_test}
     chosen = choose_from_split(
-        *(rows, stats, picture_store, pictures),
-        RawRows({"train": raw_train, "val": raw_val, "test": raw_test}, fixed_rows),
+        SplitFiles(rows, stats, picture_store, pictures, raw, fixed_rows),
         feedback=settings.feedback,
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",

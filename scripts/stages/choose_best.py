@@ -1,12 +1,12 @@
 """Write the best settings that a search found, as an overlay for the configuration."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account
-from vlmflow.core.files import whole_file
+from vlmflow.core.errors import log
+from vlmflow.core.files import write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_results
 from vlmflow.search.study import Study
@@ -31,11 +31,8 @@ def main(*, study: Path, judged: Path, results: list[Path], best: Path, settings
     refuse_other_results(account, study, results)
     found = read_judged(judged, study)
     chosen = best_of(account, found, settings.limits)
-    with whole_file(best, "w") as file:
-        file.write(overlay(account, found, chosen, settings.run, settings.seed))
-    logging.getLogger("vlmflow").info(
-        f"search {account.search}: {found.sentence} Settings of trial {chosen.number}: {chosen.settings}"
-    )
+    write_text(best, overlay(account, found, chosen, settings.run, settings.seed))
+    log.info(f"search {account.search}: {found.sentence} Settings of trial {chosen.number}: {chosen.settings}")
 
 
 if __name__ == "__main__":

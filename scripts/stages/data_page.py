@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmflow.config.settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import refuse_other_rows
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
@@ -36,8 +36,7 @@ def main(
     shown = chain.from_iterable(map(read_picture_manifest, manifests.values()))
     refuse_changed_pictures(store, (entry for entry in shown if entry.reason is None))
     html = data_page(stats.parent, manifests, store, picture_limits, near_duplicates, good_run)
-    with whole_file(page, "w") as file:
-        file.write(html)
+    write_text(page, html)
 
 
 if __name__ == "__main__":

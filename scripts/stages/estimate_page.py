@@ -1,10 +1,10 @@
 """Write the page of a run's estimate: memory, hours, price, disk, and what would make the run fit."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.core.files import whole_file
+from vlmflow.core.errors import log
+from vlmflow.core.files import write_text
 from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.changes import advice, in_words
 from vlmflow.estimate.estimate import estimate_of_run
@@ -21,12 +21,11 @@ def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path
     """
     found = estimate_of_run(train, val, summary, model_files, settings)
     run = summary.parent.name
-    with whole_file(page, "w") as file:
-        file.write(estimate_page(run, found, settings))
+    write_text(page, estimate_page(run, found, settings))
     if not isinstance(found, NoEstimate):
         words = in_words(found, run, on_gpu=settings.device == "cuda")
         follows = f". {advice(found.changes)}" if found.changes else ""
-        logging.getLogger("vlmflow").info(f"{words}{follows}. All figures: {page}")
+        log.info(f"{words}{follows}. All figures: {page}")
 
 
 if __name__ == "__main__":

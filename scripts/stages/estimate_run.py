@@ -1,11 +1,11 @@
 """Estimate memory, time and price of a run from its settings, its rows' lengths and the model's config.json."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import write_account
+from vlmflow.core.errors import log
 from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.changes import judge
 from vlmflow.estimate.estimate import estimate_of_run
@@ -13,8 +13,6 @@ from vlmflow.fetch.placed import read_small_files
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.swift.adapter_targets import adapter_targets
-
-log = logging.getLogger("vlmflow")
 
 
 def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: Path, settings: EstimateBlock) -> None:

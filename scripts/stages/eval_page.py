@@ -5,7 +5,7 @@ from pathlib import Path
 
 from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import refuse_other_rows
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.pictures.store import refuse_changed_pictures
@@ -37,8 +37,7 @@ def main(
     files = {file.stem: file for file in rows}
     answers = {folder.name: folder for folder in answered or []}
     html = eval_page(evaluated, files, answers, store, picture_limits, bool(pictures))
-    with whole_file(page, "w") as file:
-        file.write(html)
+    write_text(page, html)
 
 
 if __name__ == "__main__":

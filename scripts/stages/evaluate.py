@@ -1,15 +1,15 @@
 """Compare a run's proven weights with their base on rows that the run was not trained on."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.core.account import write_account
+from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
-from vlmflow.evaluation.chosen_split import RawRows, choose_from_split, counts_of, refuse_none
+from vlmflow.evaluation.chosen_split import SplitFiles, choose_from_split, counts_of, refuse_none
 from vlmflow.evaluation.margins import margin_report
-from vlmflow.evaluation.measure import ModelScorer, ScoredModel, evaluated_rows, versions, write_lines
+from vlmflow.evaluation.measure import ScoredModel, evaluated_rows, scorer, versions, write_lines
 from vlmflow.evaluation.report import EvaluatedModel, EvaluationReport, record_look
 from vlmflow.evaluation.verdict import REPORT, also_chose, judge, with_how_val_was_used
 from vlmflow.fetch.placed import read_model_manifest
@@ -64,9 +64,9 @@ def main(
     settings = named(settings, base.folder)
     # Only rows that the training was not given have chosen nothing: it may be of a time before val was halved.
     halved = fitted_rows(fitted).halved
+    raw = {"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}
     chosen = choose_from_split(
-        *(rows, stats, picture_store, pictures or []),
-        RawRows({"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}, fixed_rows or []),
+        SplitFiles(rows, stats, picture_store, pictures or [], raw, fixed_rows or []),
         feedback=settings.feedback,
         count=settings.rows,
         key=f"runs.{run}.evaluate.rows",
@@ -75,8 +75,8 @@ def main(
     )
     how = chosen.measurement(settings, settings.model_type, settings.device, processes, threads)
     tuned_digest = proven_digest(proof)
-    of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
-    of_tuned = ModelScorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)
+    of_base = scorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
+    of_tuned = scorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)
     found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
     out = chosen.out + too_long
     refuse_none(found, rows, out)
@@ -116,7 +116,7 @@ def main(
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / REPORT, report)
     rows_said = f"{report.rows:,} rows; {sum(report.left_out.values()):,} left out"
-    logging.getLogger("vlmflow").info(f"{run}, {split}: {report.sentence} ({rows_said}: left_out.jsonl)")
+    log.info(f"{run}, {split}: {report.sentence} ({rows_said}: left_out.jsonl)")
 
 
 if __name__ == "__main__":

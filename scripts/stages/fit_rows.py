@@ -1,12 +1,12 @@
 """Keep the rows that fit the run's max_length, and record what happened to the others; runs on the CPU."""
 
-import logging
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import read_account
+from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.placed import read_small_files
 from vlmflow.harness.stage import run_stage
@@ -72,7 +72,7 @@ def main(
         how = settings.max_length, settings.over_long
         found = measured.chat_template, measured.one_sequence
         outcome = fit_rows(data, account, lengths, counter, *how, folder, *found, model=text_digests(base.folder))
-    logging.getLogger("vlmflow").info(f"{fitted.name}: {in_words(outcome)}")
+    log.info(f"{fitted.name}: {in_words(outcome)}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Compare the best trial of a search with the run's own settings, on rows of val that chose neither."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.chosen_split import RawRows
+from vlmflow.evaluation.chosen_split import SplitFiles
 from vlmflow.evaluation.report import MarginFigures
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import fitted_rows
@@ -62,11 +61,7 @@ def main(
     account, run = read_account(study, Study), rows.name
     how = Judgement(
         run=run,
-        val=val,
-        stats=stats,
-        pictures=judged_pictures or [],
-        raw=RawRows({"train": raw_train or []}, fixed_rows or []),
-        picture_store=picture_store,
+        val=SplitFiles(val, stats, picture_store, judged_pictures or [], {"train": raw_train or []}, fixed_rows or []),
         rows=evaluation.rows,
         feedback=False if account.objective == "eval_loss" else evaluation.feedback,
         store=evaluation_store,
@@ -82,7 +77,7 @@ def main(
 
     found = against_own(account, sha256_of(study), limits, compare)
     write_account(judged, found)
-    logging.getLogger("vlmflow").info(f"search {account.search}: {found.sentence}")
+    log.info(f"search {account.search}: {found.sentence}")
 
 
 def _left(training: Training, search: str, trial: StudyTrial, runs: Path) -> tuple[Trained, Training]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vlmflow.core.account import refuse_other_rows
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.reports.planning_pages import lengths_page
 
@@ -21,8 +21,7 @@ def main(
     refuse_other_rows(summary, list(lengths.values()), "lengths", again)
     refuse_other_rows(summary, list(rows.values()), "rows", again)
     html = lengths_page(summary.parent.name, lengths, rows, summary, max_length)
-    with whole_file(page, "w") as file:
-        file.write(html)
+    write_text(page, html)
 
 
 if __name__ == "__main__":

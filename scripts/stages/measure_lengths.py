@@ -1,11 +1,11 @@
 """Count the tokens of every row of train and val, of text and pictures separately; runs on the CPU."""
 
-import logging
 from itertools import chain
 from pathlib import Path
 
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.core.account import write_account
+from vlmflow.core.errors import log
 from vlmflow.fetch.chat_templates import require_chat_template
 from vlmflow.fetch.placed import read_small_files, tensors_of
 from vlmflow.harness.stage import run_stage
@@ -55,7 +55,7 @@ def main(
     how = settings.image_max_tokens, settings.text_args, threads, template_differs
     account = measure_lengths(data, files, counter, base, *how, tensors_of(model_files))
     write_account(summary, account)
-    logging.getLogger("vlmflow").info(f"{summary.parent.name}: {in_words(account)}")
+    log.info(f"{summary.parent.name}: {in_words(account)}")
 
 
 if __name__ == "__main__":

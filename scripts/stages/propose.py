@@ -1,6 +1,5 @@
 """Choose the trials of one step of a search: new ones that Optuna proposes, or the best third of the rung before."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSettings
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, refuse_other_rows, write_account
-from vlmflow.core.errors import counted
+from vlmflow.core.errors import counted, log
 from vlmflow.core.files import count_lines
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import ACCOUNT
@@ -86,9 +85,7 @@ def main(
     trials = [trial for trial in found.trials if trial]
     said = ", ".join(f"trial {trial.number} to step {trial.steps}: {trial.settings}" for trial in trials)
     empty = f"empty: {counted(len(found.trials) - len(trials), 'slot')}: {found.empty}" if found.empty else ""
-    logging.getLogger("vlmflow").info(
-        f"search {name}, round {number}, rung {rung}: {'; '.join(filter(None, [said, empty]))}"
-    )
+    log.info(f"search {name}, round {number}, rung {rung}: {'; '.join(filter(None, [said, empty]))}")
 
 
 if __name__ == "__main__":

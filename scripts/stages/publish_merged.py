@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import msgspec
+
 from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, refuse_other_rows, write_account
@@ -14,7 +16,8 @@ from vlmflow.lengths.summary import ACCOUNT, fitted_rows
 from vlmflow.merging.proof import PROOF, publish_limits, read_proof, take_over
 from vlmflow.reports.card import model_card
 from vlmflow.reports.licences import stated_licences
-from vlmflow.reports.provenance import Provenance, provenance
+from vlmflow.reports.provenance import BaseModelFiles, Provenance, published_files
+from vlmflow.rows.sharegpt import in_words
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport
 
@@ -69,15 +72,24 @@ def main(
         take_over(verified, folder)
         for ours in (PROOF, FOLDER_MARK, "README.md"):  # the base's README is not this model's card
             remove(folder / ours)
-        facts = provenance(
-            *(published.name, data, base, read_account(smoke / "gate.json", Gate), trained, proof, rights),
+        limited = publish_limits(folder, trained.settings["image_max_tokens"])
+        facts = Provenance(
+            run=published.name,
+            data=data,
+            rights=rights,
+            base_model=BaseModelFiles.of(base, provenance_of(model, base)),
+            smoke=read_account(smoke / "gate.json", Gate),
+            training=msgspec.structs.replace(trained, losses=msgspec.UNSET),
+            verification=proof.checks,
             sees_pictures="vision_config" in read_json(folder / "config.json"),
-            limited=publish_limits(folder, trained.settings["image_max_tokens"]),
+            merged=published_files(proof, limited),
+            picture_limits=limited,
+            git_commit=proof.git_commit,
+            versions=proof.versions,
             evaluations=evaluated,
             chosen_by=settings.chosen_by.in_words() if settings.chosen_by else None,
+            trained_text=in_words(data.trained_characters, data.scored, good_run),
             chat_template=fitted_rows(rows).chat_template,
-            good_run=good_run,
-            of_base=provenance_of(model, base),
         )
         write_account(folder / PROVENANCE, facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")

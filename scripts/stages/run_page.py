@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vlmflow.core.account import read_account, refuse_changed
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.estimate.account import read_estimate
 from vlmflow.fetch.placed import MANIFEST, ModelManifest
 from vlmflow.harness.stage import run_stage
@@ -33,8 +33,7 @@ def main(*, smoke: Path, full: Path, estimate: Path, model: Path, dataset: str, 
     made_of = trained(read_account(model / MANIFEST, ModelManifest).source, dataset, report)
     events = read_events(full / PROGRESS)
     html = run_page(run, events, report, gate, of_smoke, estimated, made_of, run_store / run / "full")
-    with whole_file(page, "w") as file:
-        file.write(html)
+    write_text(page, html)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.core.account import read_account
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.reports.search_page import search_page
 from vlmflow.search.best import read_judged, refuse_other_results
@@ -22,8 +22,7 @@ def main(
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
-    with whole_file(page, "w") as file:
-        file.write(search_page(account, read_judged(judged, study), run, limits, device))
+    write_text(page, search_page(account, read_judged(judged, study), run, limits, device))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """Add the results of one step of a search to its study."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
+from vlmflow.core.errors import log
 from vlmflow.harness.stage import run_stage
 from vlmflow.search.journal import tell
 from vlmflow.search.study import STATES, Study, TrialResult, read_asked
@@ -46,7 +46,7 @@ def main(
     write_account(study, told)
     states = [STATES[trial.state] for trial in told.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or "none"
-    logging.getLogger("vlmflow").info(
+    log.info(
         f"search {told.search}, after round {told.last[0]}, rung {told.last[1]}: trials: {counts}; "
         f"{told.gpu_hours:.3g} GPU-hours"
     )

@@ -1,11 +1,11 @@
 """Train a few steps on the longest rows, and open or close the gate to the full run."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.core.account import write_account
+from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
 from vlmflow.estimate.account import fits_by, log_compared, read_estimate
 from vlmflow.fetch.placed import read_model_manifest
@@ -33,8 +33,6 @@ from vlmflow.swift.child_process import quick_imports
 
 with quick_imports():
     from vlmflow.merging.merge import planned_merge
-
-log = logging.getLogger("vlmflow")
 
 
 def main(

@@ -1,6 +1,5 @@
 """Train with the settings that a search asks, up to the end of its step."""
 
-import logging
 from pathlib import Path
 
 from msgspec import structs
@@ -9,9 +8,9 @@ from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.search_settings import Objective
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError, printable
+from vlmflow.core.errors import VlmflowError, log, printable
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.chosen_split import RawRows
+from vlmflow.evaluation.chosen_split import SplitFiles
 from vlmflow.evaluation.measure import MEASURING
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import fitted_rows
@@ -86,9 +85,7 @@ def main(
     of_rows = {"data": sha256_of(stats[0]), "measuring": MEASURING, "judging": JUDGING} if stats else {}
     kept = kept_file(own, runs, objective.model_dump() | of_rows)
     if kept.is_file():
-        logging.getLogger("vlmflow").info(
-            f"{what}: has trained to step {trial.steps} before; its result is kept ({kept})"
-        )
+        log.info(f"{what}: has trained to step {trial.steps} before; its result is kept ({kept})")
         write_account(result, read_account(kept, KeptResult).of(account.search, trial))
         return
     if objective.rows is not None and went_on(own, runs):
@@ -106,11 +103,9 @@ def main(
     if stats and val and objective.rows is not None:
         how = Judgement(
             run=run,
-            val=val[0],
-            stats=stats[0],
-            pictures=judged_pictures or [],
-            raw=RawRows({"train": raw_train or []}, fixed_rows or []),
-            picture_store=picture_store,
+            val=SplitFiles(
+                val[0], stats[0], picture_store, judged_pictures or [], {"train": raw_train or []}, fixed_rows or []
+            ),
             rows=objective.rows,
             feedback=objective.feedback,
             store=evaluation_store,
@@ -124,7 +119,7 @@ def main(
         write_account(kept, KeptResult(account.search, found))
     write_account(result, found)
     said = f"{found.value:.4f} at step {found.steps}" if found.value is not None else f"{found.state}: {found.reason}"
-    logging.getLogger("vlmflow").info(f"{what}: {said}")
+    log.info(f"{what}: {said}")
 
 
 if __name__ == "__main__":

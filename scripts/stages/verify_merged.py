@@ -1,12 +1,12 @@
 """Verify the answers of the merged weights, and keep the weights with the proof."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.run_blocks import LengthBlock
 from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
 from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import read_account, refuse_other_rows
+from vlmflow.core.errors import log
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
 from vlmflow.fetch.placed import read_model_manifest
 from vlmflow.harness.stage import run_stage
@@ -23,8 +23,6 @@ from vlmflow.swift.template_texts import named
 with quick_imports():
     from vlmflow.merging.logits import inputs_of
     from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
-
-log = logging.getLogger("vlmflow")
 
 
 class RunBlock(LengthBlock):

@@ -23,7 +23,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.demo.tiny_model import FIRST_SPECIAL_ID, write_tokenizer
 from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.margins import margin_figures
-from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, evaluated_rows
+from vlmflow.evaluation.measure import Measurement, ScoredModel, evaluated_rows, scorer
 from vlmflow.evaluation.report import MarginFigures
 from vlmflow.merging.merge import merge_weights
 from vlmflow.rows.chat import FIRST_LINE, Turn
@@ -199,7 +199,7 @@ def figures_of_training(kind: str, folder: Path) -> MarginFigures:
         threads=1,
     )
     of_base, of_tuned = (
-        ModelScorer(ScoredModel(name, place, name), how, folder / "losses")
+        scorer(ScoredModel(name, place, name), how, folder / "losses")
         for name, place in (("base", base.folder), ("tuned", folder / "merged"))
     )
     digests = {name: sha256_of(made.pictures / name) for row in made.val for name in row.images}

@@ -12,7 +12,7 @@ from tiny_trainings import Tiny
 from vlmflow.config.search_settings import trained_with
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.chosen_split import RawRows
+from vlmflow.evaluation.chosen_split import SplitFiles
 from vlmflow.fetch.placed import MANIFEST, FileRecord, ModelManifest, digest_of
 from vlmflow.rows.holdout import group_of, half_of
 from vlmflow.search.best import decisive
@@ -45,7 +45,7 @@ def test_the_best_trial_is_compared_with_the_runs_own_settings_on_rows_that_chos
         own = replace(training, settings=trained_with(training.settings, {"learning_rate": rate}))
         return train(own, tmp_path / "runs", 1, "a trial"), own
 
-    how = Judgement("r", val, stats, [], RawRows(), tmp_path, MEASURED, True, tmp_path / "evaluations", 1, halved=True)
+    how = Judgement("r", SplitFiles(val, stats, tmp_path), MEASURED, True, tmp_path / "evaluations", 1, halved=True)
     own, best = trial(OWN), trial(BEST)
     figures, chose_nothing = compared(own, best, model, how)
 

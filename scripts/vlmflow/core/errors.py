@@ -1,12 +1,16 @@
-"""The exceptions that a stage raises on purpose.
+"""The log, and the exceptions that a stage raises on purpose.
 
 Texts from outside, and counts, for terminals and pages.
 
 How a stage says why it failed, to Snakemake's process and to whoever runs its pod; and how its log is read there.
 """
 
+import logging
 import re
 from pathlib import Path
+
+log = logging.getLogger("vlmflow")
+"""The log of all stages: the console and the stage's log file."""
 
 
 class VlmflowError(Exception):

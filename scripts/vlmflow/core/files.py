@@ -192,6 +192,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def link_or_copy(source: Path | str, target: Path | str) -> None:
+    """Give a file a second name, with a hard link where the file system can make one."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without hard links
+        shutil.copy2(source, target)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text as UTF-8, whole or not at all."""
+    with whole_file(path) as file:
+        file.write(text.encode())
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all; keys keep their order."""
     with whole_file(path) as file:

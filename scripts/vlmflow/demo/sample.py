@@ -193,9 +193,8 @@ def write_sample(folder: Path, train_rows: int, test_rows: int, seed: int) -> No
     with whole_folder(folder) as part:
         gallery = Gallery(part / PICTURES, train_rows + test_rows, rng)
         test, test_broken = _make_rows("test", test_rows, TEST_FAULTS, gallery, rng)
-        train, train_broken = _make_rows(
-            "train", train_rows, train_faults, gallery, rng, part / PICTURES / test[0]["image"]
-        )
+        test_file = part / PICTURES / test[0]["image"]
+        train, train_broken = _make_rows("train", train_rows, train_faults, gallery, rng, test_file)
         for name, made in ((TRAIN_FILE, train), (TEST_FILE, test)):
             # In ASCII: one fault is a lone surrogate, which JSON can escape but UTF-8 cannot encode.
             (part / name).write_text(json.dumps(made, indent=1) + "\n", encoding="ascii")
@@ -226,12 +225,7 @@ class Gallery:
 
 
 def _make_rows(
-    split: str,
-    count: int,
-    faults: Sequence[str],
-    gallery: Gallery,
-    rng: Random,
-    test_file: Path | None = None,
+    split: str, count: int, faults: Sequence[str], gallery: Gallery, rng: Random, test_file: Path | None = None
 ) -> tuple[list[Row], list[BrokenRow]]:
     """Make the rows of a split, and the record of its faults; the first row is always valid."""
     places = rng.sample(range(1, count), len(faults))

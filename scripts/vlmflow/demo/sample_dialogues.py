@@ -140,11 +140,7 @@ def _about_bars(scene: BarsScene) -> Iterator[Question]:
         truth=NUMBERS[count],
         wrong=(NUMBERS[count - 1], NUMBERS[count + 1]),
         seen=seen,
-        hints=(
-            "Count the bars from left to right.",
-            "A low bar is a bar too.",
-            "Each colour stands for one bar.",
-        ),
+        hints=("Count the bars from left to right.", "A low bar is a bar too.", "Each colour stands for one bar."),
     )
     for (left, height), (right, other) in pairwise(bars):
         truth, wrong = ("yes", "no") if height > other else ("no", "yes")

@@ -31,34 +31,14 @@ FIRST_SPECIAL_ID = 151_643
 vocabulary has a gap below this id."""
 
 SPECIAL_TOKENS = [
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|object_ref_start|>",
-    "<|object_ref_end|>",
-    "<|box_start|>",
-    "<|box_end|>",
-    "<|quad_start|>",
-    "<|quad_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|vision_pad|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
 ]
 OTHER_ADDED_TOKENS = [
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *("<tool_call>", "</tool_call>"),
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 ]
 ADDED_TOKENS = (*SPECIAL_TOKENS, *OTHER_ADDED_TOKENS)
 """In the order of their ids."""
@@ -154,13 +134,7 @@ def _learn(texts: Iterable[str], merges: int) -> Tokenizer:
 
 with quick_imports():
     import torch
-    from transformers import (
-        PreTrainedModel,
-        Qwen3Config,
-        Qwen3ForCausalLM,
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-    )
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 ID = {token: FIRST_SPECIAL_ID + number for number, token in enumerate(SPECIAL_TOKENS)}
 
@@ -221,7 +195,7 @@ def _bytes_of(module: torch.nn.Module) -> int:
     return sum(weight.nbytes for weight in module.parameters())
 
 
-def _vision_model(shape: TinyShape) -> PreTrainedModel:
+def _vision_model(shape: TinyShape) -> Any:
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(
             text_config=_text_config(shape, mrope_section=[8, 4, 4], mrope_interleaved=True),
@@ -267,7 +241,7 @@ def _text_config(shape: TinyShape, **rope: Any) -> dict[str, Any]:
     }
 
 
-def _spread_embedding(model: PreTrainedModel, ids: list[int]) -> None:
+def _spread_embedding(model: Any, ids: list[int]) -> None:
     """Draw the rows of used tokens, and one common row for all others.
 
     Training learns at once to avoid a single row; 150,000 different ones, or zeros, would keep most of the probability

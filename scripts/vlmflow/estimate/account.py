@@ -3,16 +3,14 @@
 Memory and disk in bytes, times in seconds, money as given.
 """
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from vlmflow.core.account import read_account
+from vlmflow.core.errors import log
 from vlmflow.supervisor.report import TrainingReport
-
-log = logging.getLogger("vlmflow")
 
 SHARE = 0.85
 """The share of a GPU's memory that the first smoke run may take by the estimate."""

@@ -5,7 +5,6 @@ rounds the base; two of these together, if no single one is enough; then what gi
 more GPUs of a machine, more machines, and another product.
 """
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, islice
@@ -14,14 +13,12 @@ from msgspec.structs import asdict
 
 from vlmflow.config.gpus import GPUS, Gpu
 from vlmflow.config.strategies import LORA, QLORA, STRATEGIES, ZERO3, Part, Strategy
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.estimate.account import Change, Estimate, Memory
 from vlmflow.estimate.memory import memory
 from vlmflow.estimate.run import EstimateInput, TrainingMode
 from vlmflow.estimate.times import times
 from vlmflow.lengths.summary import STEP
-
-log = logging.getLogger("vlmflow")
 
 GB = 1_000_000_000
 

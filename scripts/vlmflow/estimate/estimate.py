@@ -1,6 +1,5 @@
 """The estimate of a run: memory, steps, times, prices and disk, and what would make it fit."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from vlmflow.config.gpus import GPUS, Gpu
 from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.core.account import refuse_other_rows
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.estimate.account import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
 from vlmflow.estimate.changes import FITS, changes
 from vlmflow.estimate.memory import assumed, base_bytes, memory, trained_of
@@ -19,8 +18,6 @@ from vlmflow.estimate.shape import UnknownModelError, read_shape, weights_of
 from vlmflow.estimate.times import amount, comparison_seconds, times
 from vlmflow.fetch.placed import read_small_files
 from vlmflow.lengths.steps import AND_AGAIN, FEWEST_TOKENS, FIRST, FORWARD_AND_BACKWARD, NUMBERS
-
-log = logging.getLogger("vlmflow")
 
 BEING_WRITTEN = 1
 """A new checkpoint is complete before an old one is removed."""

@@ -122,7 +122,10 @@ def measure(wanted: Pass) -> PassMemory:
 
     Raises ValueError if passes of other rows do other operations.
     """
-    _renew_thread_pool()
+    # In a child that has one thread, which renews PyTorch's pool of threads. After a fork, the first call for the pool
+    # replaces it (caffe2/utils/threadpool/pthreadpool-cpp.cc, `pthreadpool`). Another thread that calls meanwhile gets
+    # null, and PyTorch aborts; each thread that autograd starts calls for it.
+    torch.set_num_threads(1)
     with FakeTensorMode(allow_non_fake_inputs=True), TemporaryDirectory() as folder:
         passed = _Passed(wanted, wanted.files.write(Path(folder)))
         first = passed.course(SHORT, FEW)
@@ -139,15 +142,6 @@ def measure(wanted: Pass) -> PassMemory:
     kept, *moments = (Moment(*[*moment, 0][:4]) for moment in factors)
     loss, end = few[0].loss, few[0].returns[0]
     return PassMemory(kept, _highest(moments[:loss] + moments[end:]), _highest(moments[loss:end]))
-
-
-def _renew_thread_pool() -> None:
-    """Renew PyTorch's pool of threads, in a child that has one thread.
-
-    After a fork, the first call for the pool replaces it (caffe2/utils/threadpool/pthreadpool-cpp.cc, `pthreadpool`).
-    Another thread that calls meanwhile gets null, and PyTorch aborts; each thread that autograd starts calls for it.
-    """
-    torch.set_num_threads(1)
 
 
 def _moments(courses: list[_Course]) -> Any:
@@ -347,5 +341,4 @@ class Tower:
 
     def _tokens(self, features: list[torch.Tensor]) -> int:
         width = int(self.plain.get_input_embeddings().weight.shape[1])
-        tokens: int = sum(tensor.numel() for tensor in features) // width
-        return tokens
+        return int(sum(tensor.numel() for tensor in features) // width)

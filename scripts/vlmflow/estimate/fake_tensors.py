@@ -150,17 +150,10 @@ def as_on_cuda(mask: torch.dtype | None = None, *, windowed: bool = False) -> It
     lengths: list[int] = []
 
     def masked(
-        batch_size: int,
-        q_length: int,
-        kv_length: int,
-        *_: Any,
-        local_size: int | None = None,
-        allow_is_causal_skip: bool = True,
-        allow_is_bidirectional_skip: bool = False,
-        **__: Any,
+        batch_size: int, q_length: int, kv_length: int, *_: Any, local_size: int | None = None, **options: Any
     ) -> torch.Tensor | None:
-        needed = not allow_is_causal_skip and not allow_is_bidirectional_skip
-        if mask is None and not needed and not (windowed and local_size):
+        may_skip = options.get("allow_is_causal_skip", True) or options.get("allow_is_bidirectional_skip", False)
+        if mask is None and may_skip and not (windowed and local_size):
             return None
         lengths.append(kv_length)
         return torch.ones(batch_size, 1, q_length, kv_length, dtype=mask or torch.bool)

@@ -73,7 +73,7 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
     """Return each matrix of a model, with a count of 1. within: the prefix of the decoder's layers."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
+        own, layer = dict(module.named_parameters(recurse=False)), type(module).__name__.lower()
         common: dict[str, Any] = {"part": kind.part_of(name), "count": 1, "in_layers": name.startswith(within)}
         if isinstance(module, nn.Linear | Conv1D | nn.Embedding | nn.Conv2d | nn.Conv3d):
             first, second = len(module.weight), module.weight.numel() // len(module.weight)
@@ -84,7 +84,7 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
                 outputs=outputs,
                 weights=sum(weight.numel() for weight in own.values()),
                 linear=isinstance(module, nn.Linear | Conv1D) and module is not head,
-                listed=_is_listed(name, type(module).__name__.lower()),
+                listed="linear" in layer and layer not in NO_LINEAR and not any(word in name for word in NOT_LISTED),
                 **common,
             )
             continue
@@ -102,8 +102,3 @@ def _matrices(model: PreTrainedModel, kind: ModelType, within: str, text: Any) -
                     active=min(number, getattr(text, "num_experts_per_tok", None) or number),
                     **common,
                 )
-
-
-def _is_listed(name: str, kind: str) -> bool:
-    """Return whether ms-swift's all-linear names a layer. kind: its class, in lower case."""
-    return "linear" in kind and kind not in NO_LINEAR and not any(word in name for word in NOT_LISTED)

@@ -156,10 +156,6 @@ class RowLengths:
         fits = self.tokens <= max_length
         return type(self)(self.text[fits], self.pictures[fits], self.trained[fits], self.shown[fits])
 
-    def with_pictures_of(self, most: int) -> Self:
-        """Return the rows with pictures of at most so many tokens; those of several sizes may have fewer."""
-        return replace(self, pictures=np.minimum(self.pictures, self.shown * most))
-
     def extremes(self) -> list[Row]:
         """Return the rows that may need the most memory: with more trained or picture tokens than any longer row."""
         order = np.lexsort((-self.pictures, -self.trained, -self.tokens))
@@ -286,7 +282,8 @@ class EstimateInput:
     def _fitted(self, rows: RowLengths, settings: TrainSettings) -> RowLengths:
         if settings.image_max_tokens < self.settings.image_max_tokens:
             most = self.shape.budget(settings.image_max_tokens).most
-            rows = rows.with_pictures_of(most) if most else rows
+            # Pictures of several sizes may have fewer tokens.
+            rows = replace(rows, pictures=np.minimum(rows.pictures, rows.shown * most)) if most else rows
         return rows.fitted(settings.max_length, shorten=self.shortened)
 
     def with_mode(self, **changes: Any) -> Self:

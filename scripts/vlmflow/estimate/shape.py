@@ -5,7 +5,6 @@ there needs no torch. A model's parts are ms-swift's: its freeze_llm, freeze_vit
 """
 
 import hashlib
-import logging
 from collections.abc import Collection, Iterable
 from functools import cache
 from importlib import import_module
@@ -17,12 +16,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from vlmflow.config.model_types import ModelPart
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import user_cache, whole_file
 from vlmflow.pictures.budget import PictureBudget
 from vlmflow.swift.child_process import limited, quick_imports
-
-log = logging.getLogger("vlmflow")
 
 LANGUAGE: ModelPart = "language_model"
 TOWER: ModelPart = "vision_tower"

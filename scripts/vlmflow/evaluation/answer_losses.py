@@ -15,13 +15,13 @@ import hashlib
 import math
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vlmflow.core.account import read_lines
 from vlmflow.core.processes import die_with_parent
 from vlmflow.evaluation.report import Keyed, Loss
 from vlmflow.rows.chat import Turn, trained_messages_of
@@ -96,15 +96,8 @@ def main() -> None:
     else:
         how = msgspec.structs.replace(how, together=0)
     with Path(losses).open("wb", buffering=0) as file:
-        for row in _rows(Path(work)):
+        for row in read_lines(Path(work), Work):
             file.write(msgspec.json.encode(_measure(row, template, model, how)) + b"\n")
-
-
-def _rows(work: Path) -> Iterator[Work]:
-    decoder = msgspec.json.Decoder(Work)
-    with work.open("rb") as lines:
-        for line in lines:
-            yield decoder.decode(line)
 
 
 def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measured:

@@ -5,7 +5,6 @@ From answers to figures: how many are right after k rounds of feedback, and what
 Asks both models about chosen rows, scores their answers, and reports how often they are right.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from vlmflow.core.errors import log
 from vlmflow.evaluation.asking import KeptAnswer, Model, Question, answers_to, questions_of
 from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.chosen_split import ChosenSplit
@@ -42,7 +42,7 @@ from vlmflow.evaluation.report import (
     ModelFigures,
 )
 from vlmflow.evaluation.scoring.judge import holds, judge, overlap, rule_of
-from vlmflow.evaluation.scoring.stated import Overlap, answer_in
+from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.manifest import read_picture_manifest
@@ -150,8 +150,6 @@ def _mean(kind: Kind, values: Sequence[float], groups: Sequence[str]) -> Interva
     return intervals_of(kind(np.array(values)[:, None], Groups(groups)))[0]
 
 
-log = logging.getLogger("vlmflow")
-
 Answers = Mapping[str, KeptAnswer]
 """A model's answers by the questions' keys."""
 
@@ -186,11 +184,7 @@ def ask_both(
     rows = [
         _answered_row(case, some, of_base, of_tuned, how.feedback) for case, some in zip(cases, questions, strict=True)
     ]
-    return (
-        rows,
-        AskedModel(base.digest, _overlap_of(every, of_base)),
-        AskedModel(tuned.digest, _overlap_of(every, of_tuned)),
-    )
+    return rows, _said_of(base, every, of_base), _said_of(tuned, every, of_tuned)
 
 
 def _asked(questions: Sequence[Question], model: Model, how: Asking) -> Answers:
@@ -225,9 +219,10 @@ def _answered_row(
     )
 
 
-def _overlap_of(questions: Sequence[Question], answers: Answers) -> Overlap:
-    """Return FIRE's measures of a model's answers in the rows' own dialogues, over all turns."""
-    return overlap([answers[question.key].text for question in questions], [each.reference for each in questions])
+def _said_of(model: Model, questions: Sequence[Question], answers: Answers) -> AskedModel:
+    """Return a model with FIRE's measures of its answers in the rows' own dialogues, over all turns."""
+    texts, references = [answers[question.key].text for question in questions], [each.reference for each in questions]
+    return AskedModel(model.digest, overlap(texts, references))
 
 
 def _scored(kept: KeptAnswer, gold: str) -> ModelAnswer:

@@ -12,7 +12,7 @@ import importlib.metadata
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -173,21 +173,14 @@ def ask_own(
     try:
         return client.answer(messages, most, tools)
     except VlmflowError as error:
-        if (code := _ended(server)) is None:
-            raise
-        raise type(error)(
-            f"the server of {name} ended with code {code}",
-            "answers so far are kept: fix the cause and run the same command again; a server that was killed usually "
-            f"ran out of memory. The end of its output, {server.log}:\n{end_of(server.log)}",
-        ) from None
-
-
-def _ended(server: Server) -> int | None:
-    """Return the exit code of a server that has ended, or is just ending."""
-    try:
-        return server.process.wait(ENDING)
-    except subprocess.TimeoutExpired:
-        return None
+        with suppress(subprocess.TimeoutExpired):
+            code = server.process.wait(ENDING)  # it has ended, or is just ending
+            raise type(error)(
+                f"the server of {name} ended with code {code}",
+                "answers so far are kept: fix the cause and run the same command again; a server that was killed "
+                f"usually ran out of memory. The end of its output, {server.log}:\n{end_of(server.log)}",
+            ) from None
+        raise
 
 
 ASKING = 1

@@ -37,10 +37,18 @@ from vlmflow.rows.trajectories import gold_answers
 
 
 @dataclass(frozen=True)
-class RawRows:
-    """Raw files by split, and those of edited rows; none of both where raw rows have no gold answer."""
+class SplitFiles:
+    """The files of a split. rows: data/DATASET/SPLIT.jsonl. stats: the data set's account.
 
-    splits: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    picture_store: the folder of all picture stores. manifests: the image manifests; none if rows have no pictures.
+    raw, fixed_rows: raw files by split, and those of edited rows; none of both where raw rows have no gold answer.
+    """
+
+    rows: Path
+    stats: Path
+    picture_store: Path
+    manifests: Sequence[Path] = ()
+    raw: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     fixed_rows: Sequence[Path] = ()
 
 
@@ -77,49 +85,42 @@ class ChosenSplit:
 
 
 def choose_from_split(
-    file: Path,
-    stats: Path,
-    picture_store: Path,
-    manifests: Sequence[Path],
-    raw: RawRows,
-    *,
-    feedback: bool | None,
-    count: int,
-    key: str,
-    seed: int,
-    part: Part | None,
+    files: SplitFiles, *, feedback: bool | None, count: int, key: str, seed: int, part: Part | None
 ) -> ChosenSplit:
-    """Choose rows of a split (data/DATASET/SPLIT.jsonl).
+    """Choose rows of a split.
 
-    stats: the data set's account. picture_store: the folder of all picture stores. manifests: the image manifests; none
-    if rows have no pictures. raw: where gold answers are. feedback: the run's evaluate.feedback; None: whether the kind
-    has it, and of a mixture only the rows of such kinds. count, key, seed: of
-    the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
+    feedback: the run's evaluate.feedback; None: whether the kind has it, and of a mixture only the rows of such kinds.
+    count, key, seed: of the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
-    account = read_account(stats, Stats)
-    refuse_other_rows(stats, [file])
-    store = picture_store / account.dataset
+    file, account = files.rows, read_account(files.stats, Stats)
+    refuse_other_rows(files.stats, [file])
+    store = files.picture_store / account.dataset
     named = pictures_in(file)
-    entries = entries_named(named, manifests)
+    entries = entries_named(named, files.manifests)
     if unknown := sorted(named - entries.keys()):
         raise VlmflowError(
-            f"{file}: {len(unknown)} pictures are in no image manifest ({', '.join(map(str, manifests)) or 'none'}): "
-            f"{', '.join(unknown[:3])}",
+            f"{file}: {len(unknown)} pictures are in no image manifest "
+            f"({', '.join(map(str, files.manifests)) or 'none'}): {', '.join(unknown[:3])}",
             f"check them again: make refresh-pictures DATASET={account.dataset}",
         )
     refuse_changed_pictures(store, entries.values())
     has = any(map(has_feedback, account.kinds)) if feedback is None else feedback
-    gold = _gold_answers(file, account, raw)
+    gold = _gold_answers(files, account)
     digests = dict(map(name_and_digest, entries.values()))
     groups = (group_of(row, digests, account.one_prompt) for row in lines_of(file, ShareGptRow))
     half = half_of(groups, part) if part else None
     members = account.members.items()
     without = {name for name, member in members if feedback is None and has and not has_feedback(member.kind)}
-    rows, out = _with_feedback(lines_of(file, ShareGptRow), without)
+    # The later turns of rows of these data sets are no feedback.
+    out = [
+        LeftOut(row.id, "no_feedback", f"rows of data set {member_of(row.id)} have none")
+        for row in lines_of(file, ShareGptRow)
+        if member_of(row.id) in without
+    ]
     chosen, others = choose_rows(
-        *(rows, digests, gold),
+        *([row for row in lines_of(file, ShareGptRow) if member_of(row.id) not in without], digests, gold),
         feedback=has,
         last_answer_only=account.last_answer_only or any(member.form == "timestep" for _, member in members),
         count=count,
@@ -141,39 +142,25 @@ def choose_from_split(
     )
 
 
-def _gold_answers(file: Path, account: Stats, raw: RawRows) -> dict[str, str]:
+def _gold_answers(files: SplitFiles, account: Stats) -> dict[str, str]:
     """Return the right answers that raw rows have beside their turns, by the ids of a split's rows.
 
     account: of the data set. In a mixture, each data set has its own raw files (raw/DATASET) and edited rows.
     """
-    ids = [row.id for row in lines_of(file, ShareGptRow)]
+    ids = [row.id for row in lines_of(files.rows, ShareGptRow)]
     if not account.members:
         read_gold = form_of(account.kind).gold
-        return gold_answers(ids, raw.splits, raw.fixed_rows, read_gold) if read_gold else {}
+        return gold_answers(ids, files.raw, files.fixed_rows, read_gold) if read_gold else {}
     gold: dict[str, str] = {}
     for name, member in account.members.items():
         if read_gold := form_of(member.kind).gold:
-            splits = {
-                split: [path for path in files if path.parent.name == name] for split, files in raw.splits.items()
-            }
+            splits = {split: [path for path in raw if path.parent.name == name] for split, raw in files.raw.items()}
             edited = {fixed.file for fixed in member.mended}
-            fixed_rows = [path for path in raw.fixed_rows if str(path) in edited]
+            fixed_rows = [path for path in files.fixed_rows if str(path) in edited]
             own = {own_id(identity): identity for identity in ids if member_of(identity) == name}
             answers = gold_answers(own, splits, fixed_rows, read_gold)
             gold |= {own[identity]: answer for identity, answer in answers.items()}
     return gold
-
-
-def _with_feedback(rows: Iterable[ShareGptRow], without: set[str]) -> tuple[list[ShareGptRow], list[LeftOut]]:
-    """Return the rows but those of some data sets of a mixture. without: these, whose later turns are no feedback."""
-    kept: list[ShareGptRow] = []
-    out: list[LeftOut] = []
-    for row in rows:
-        if (member := member_of(row.id)) in without:
-            out.append(LeftOut(row.id, "no_feedback", f"rows of data set {member} have none"))
-        else:
-            kept.append(row)
-    return kept, out
 
 
 def choose_rows(

@@ -6,7 +6,6 @@ once is kept.
 
 import hashlib
 import importlib.metadata
-import logging
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import count_lines
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.core.progress import Progress
@@ -45,8 +44,6 @@ from vlmflow.pictures.budget import PictureBudget
 from vlmflow.rows.chat import Turn, after_mark, tags_in, without_tags
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment, failed, gpu_products, visible_gpus
-
-log = logging.getLogger("vlmflow")
 
 RIGHT, WRONG = "right", "wrong"
 
@@ -248,19 +245,15 @@ def versions() -> dict[str, str]:
     return {package: importlib.metadata.version(package) for package in PACKAGES}
 
 
-@dataclass(frozen=True)
-class ModelScorer:
-    """Measures rows with one model; logs how many of them were measured now, and not in the store."""
+def scorer(model: ScoredModel, how: Measurement, store: Path) -> Scorer:
+    """Return what measures rows with one model, and logs how many were not in the store. The parameters: `measure`."""
 
-    model: ScoredModel
-    how: Measurement
-    store: Path
-
-    def __call__(self, rows: Sequence[Work]) -> Mapping[str, Measured]:
-        """Return the losses by the works' keys."""
-        losses, new = measure(self.model, rows, self.how, self.store)
-        log.info(f"losses of {self.model.name}: {new} of {len(rows)} rows were measured now, the others before")
+    def losses_of(rows: Sequence[Work]) -> Mapping[str, Measured]:
+        losses, new = measure(model, rows, how, store)
+        log.info(f"losses of {model.name}: {new} of {len(rows)} rows were measured now, the others before")
         return losses
+
+    return losses_of
 
 
 def measure(model: ScoredModel, rows: Sequence[Work], how: Measurement, store: Path) -> tuple[dict[str, Measured], int]:

@@ -40,8 +40,7 @@ Values = NDArray[np.float64]
 
 def preferred(one: Values, other: Values | float) -> Values:
     """Return 1 where one is above the other, 0 where it is below, and one half where they are equal: a tie."""
-    found: Values = (np.sign(one - other) + 1) / 2
-    return found
+    return (np.sign(one - other) + 1) / 2
 
 
 def row_shares(margins: Mapping[str, Margin]) -> dict[str, float]:

@@ -61,7 +61,13 @@ class Ranks(TrainerCallback):
         if self._strategy.engine == "fsdp2":
             fsdp2.keep_random_states(self._trainer.model_wrapped)
         if self._strategy.engine == "deepspeed":
-            _follow_learning_rate(self._trainer)
+            # The scheduler sets the rate of DeepSpeed's optimizer, also after a checkpoint was loaded. ms-swift
+            # (trainers/mixin.py, `create_scheduler`) gives the scheduler the optimizer from before DeepSpeed. With
+            # offload, DeepSpeed's is another (accelerate/utils/deepspeed.py, `map_pytorch_optim_to_deepspeed`). Both
+            # have the same groups until a checkpoint replaces those of DeepSpeed's: the rate would then stay that of
+            # the checkpoint, and the logs would show the scheduler's.
+            trainer = self._trainer
+            trainer.lr_scheduler.optimizer.param_groups = trainer.model_wrapped.basic_optimizer.param_groups
         _keep_their_form(self._trainer.model)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -76,7 +82,9 @@ def refuse_another_engine(strategy: Strategy, trainer: Any) -> None:
     With `use_cpu`, accelerate trains plain DDP in place of FSDP2, and says nothing.
     """
     model = trainer.model_wrapped
-    engines = {"deepspeed": _is_deepspeed(model), "fsdp2": isinstance(model, FSDPModule)}
+    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(model).__mro__]  # importing it takes seconds
+    is_deepspeed = any(name.startswith("deepspeed.") for name in names)
+    engines = {"deepspeed": is_deepspeed, "fsdp2": isinstance(model, FSDPModule)}
     wanted = {name: name == strategy.engine for name in engines}
     if engines != wanted:
         raise RuntimeError(f"strategy {strategy.name} is not at work: the model is a {type(model).__name__}")
@@ -137,22 +145,6 @@ def _save_model(trainer: Any, save: Any, output_dir: str | None = None, _interna
         trainer._save(output_dir)
 
 
-def _follow_learning_rate(trainer: Any) -> None:
-    """Let the scheduler set the learning rate of DeepSpeed's optimizer, also after a checkpoint was loaded.
-
-    ms-swift (trainers/mixin.py, `create_scheduler`) gives the scheduler the optimizer from before DeepSpeed. With
-    offload, DeepSpeed's is another (accelerate/utils/deepspeed.py, `map_pytorch_optim_to_deepspeed`). Both have the
-    same groups until a checkpoint replaces those of DeepSpeed's: the rate would then stay that of the checkpoint, and
-    the logs would show the scheduler's.
-    """
-    trainer.lr_scheduler.optimizer.param_groups = trainer.model_wrapped.basic_optimizer.param_groups
-
-
-def _is_deepspeed(model: Any) -> bool:
-    """Return whether DeepSpeed's engine wraps a model; importing DeepSpeed takes seconds."""
-    return any(f"{kind.__module__}.{kind.__name__}".startswith("deepspeed.") for kind in type(model).__mro__)
-
-
 def attend_as_the_model_can() -> None:
     """Let models that are loaded from now on and in this process take sdpa as transformers' own default.
 
@@ -161,8 +153,7 @@ def attend_as_the_model_can() -> None:
     plain = PreTrainedModel.get_correct_attn_implementation
 
     def choose(model: PreTrainedModel, requested: str | None, *values: Any, **named: Any) -> str:
-        chosen: str = plain(model, None if requested == SDPA else requested, *values, **named)
-        return chosen
+        return str(plain(model, None if requested == SDPA else requested, *values, **named))
 
     PreTrainedModel.get_correct_attn_implementation = choose
 

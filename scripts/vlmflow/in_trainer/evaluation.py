@@ -150,7 +150,7 @@ def dealt(rows: range, size: int, ranks: int) -> list[list[list[int]]]:
     return [[list(mine[at : at + size]) for at in range(0, len(mine), size)] for mine in of_ranks]
 
 
-class EvenBatches:
+class EvenBatches(list[list[int]]):
     """The batches of one rank; as many on each, because forward passes may be collective.
 
     own: how many come first that are the rank's own; then it repeats its first one, or row 0.
@@ -159,13 +159,7 @@ class EvenBatches:
     def __init__(self, of_ranks: list[list[list[int]]], rank: int) -> None:
         self.own = len(of_ranks[rank])
         again = of_ranks[rank][0] if self.own else [0]
-        self._batches = of_ranks[rank] + [again] * (max(map(len, of_ranks)) - self.own)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self._batches)
-
-    def __len__(self) -> int:
-        return len(self._batches)
+        super().__init__(of_ranks[rank] + [again] * (max(map(len, of_ranks)) - self.own))
 
 
 def _place(trainer: Any) -> tuple[int, int]:

@@ -95,8 +95,7 @@ class Events(TrainerCallback):
 def peak_memory() -> int:
     """Return the most memory of this process so far, in bytes: on the GPU, or on a machine without one in all."""
     if torch.cuda.is_available():
-        on_gpu: int = torch.cuda.max_memory_reserved()
-        return on_gpu
+        return int(torch.cuda.max_memory_reserved())
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -307,7 +307,7 @@ class RowLog:
 
     def __init__(self, run_folder: Path, rank: int) -> None:
         """Continue the file; an incomplete last line is removed."""
-        file = _file_of(run_folder, rank)
+        file = run_folder / ROWS_OF_STEPS / f"rank-{rank}.txt"
         file.parent.mkdir(exist_ok=True)
         self._file = file.open("a+b", buffering=0)
         self._file.seek(0)
@@ -352,10 +352,6 @@ def _last_line(file: Path, step: int) -> list[Batch] | None:
     return [[int(row) for row in batch.split(",")] for batch in found.decode().split()[1:]]
 
 
-def _file_of(run_folder: Path, rank: int) -> Path:
-    return run_folder / ROWS_OF_STEPS / f"rank-{rank}.txt"
-
-
 class Doing(StrEnum):
     """What a rank is doing. starting: until the first forward pass. saving: a checkpoint, or its end."""
 
@@ -393,11 +389,6 @@ class Heart:
     def age(self) -> float:
         """Seconds since this process began."""
         return time.monotonic() - self._born
-
-    @property
-    def doing(self) -> Doing | None:
-        """What this process said last that it is doing."""
-        return self._doing
 
     def beat(self, doing: Doing) -> None:
         """Say that this process is alive, and what it is doing."""

@@ -38,7 +38,7 @@ def main() -> None:
         from vlmflow.in_trainer.events import BadStepError
 
         # It prints a row. Its words may be private, or look like the cause of a failure (supervisor/failures.py).
-        Template.print_inputs = _print_nothing
+        Template.print_inputs = lambda *_: None
         engine.attend_as_the_model_can()
         engine.spare_deepspeed(strategy_of(orders.strategy))
         register(orders, heart)
@@ -91,10 +91,6 @@ def register(orders: Orders, heart: Heart) -> None:
             handler.callbacks = [*(other for other in handler.callbacks if other is not self), *ours]
 
     callbacks_map[CALLBACK] = Ours
-
-
-def _print_nothing(template: Any, inputs: dict[str, Any]) -> None:
-    """Take the place of ms-swift's `Template.print_inputs`."""
 
 
 if __name__ == "__main__":

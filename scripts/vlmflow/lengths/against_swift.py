@@ -250,15 +250,13 @@ def check_lengths(
         result = json.loads((folder / "found.json").read_text())
     refuse_incomplete_base(result["tensors"], str(model.folder))
     theirs = result["lengths"]
-    compared = {
-        "have a different length": [(row, row.tokens, tokens) for row, (tokens, *_) in zip(ours, theirs, strict=True)],
-        "train other tokens": [
-            (row, row.trained_tokens, tokens) for row, (*_, tokens) in zip(ours, theirs, strict=True)
-        ],
-    }
     differences = []
-    for quantity, rows_of_both in compared.items():
-        if differ := [(row, own, tokens) for row, own, tokens in rows_of_both if own != tokens]:
+    for quantity, name, place in (
+        ("have a different length", "tokens", 0),
+        ("train other tokens", "trained_tokens", 2),
+    ):
+        both = [(row, getattr(row, name), counts[place]) for row, counts in zip(ours, theirs, strict=True)]
+        if differ := [(row, own, tokens) for row, own, tokens in both if own != tokens]:
             named = ", ".join(f"{row.id} ({own}, ms-swift {tokens})" for row, own, tokens in differ[:NAMED])
             differences.append(
                 f"{len(differ)} of {len(ours)} checked rows {quantity} in ms-swift's own template: {named}"

@@ -110,8 +110,9 @@ class ChatForm:
         turns = row.conversations
         asked = dialogue_start(turns)
         system = turns[0].value if asked else self.system
-        if row.tools:
-            system = with_tools(system, row.tools)
+        if row.tools:  # as Qwen's chat templates write the system prompt
+            declared = "\n".join(map(json_text, declarations_of(row.tools) or []))
+            system = (f"{system}\n\n" if system else "") + TOOLS_BEFORE + declared + TOOLS_BEHIND
         if system:
             yield f"<|im_start|>system\n{system}{END}", None
         for first, end in places_answered(turns):
@@ -145,9 +146,3 @@ class ChatForm:
     def text(self, row: ShareGptRow) -> str:
         """Return a row as the model reads it, with one pad token for each picture."""
         return "".join(self.pieces(row))
-
-
-def with_tools(system: str | None, tools: str) -> str:
-    """Return the system prompt of a row with tools, as Qwen's chat templates write it. system: the row's own."""
-    declared = "\n".join(map(json_text, declarations_of(tools) or []))
-    return (f"{system}\n\n" if system else "") + TOOLS_BEFORE + declared + TOOLS_BEHIND

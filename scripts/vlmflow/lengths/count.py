@@ -289,10 +289,6 @@ class LengthAccount:
         reached = accumulate(self._rows_by_tokens[each] for each in tokens)
         return next(each for each, rows in zip(tokens, reached, strict=True) if rows > rank)
 
-    def covering(self, share: float) -> int:
-        """Return the smallest max_length, as a multiple of STEP, that at least this share of the rows fits."""
-        return math.ceil(self.at(math.ceil(share * self.rows) - 1) / STEP) * STEP
-
     def describe(self) -> SplitLengths:
         """Return rows, sums, quantiles and the longest rows; at least one row must have been counted."""
         return SplitLengths(
@@ -308,6 +304,9 @@ class LengthAccount:
 
 
 def max_lengths(accounts: Collection[LengthAccount]) -> MaxLengths:
-    """Return the max_length that covers 99.9 % of the rows of each account, and the one that covers all."""
-    most, all_rows = (max(account.covering(share) for account in accounts) for share in (COVERED, 1))
-    return MaxLengths(most, all_rows)
+    """Return the max_length that covers 99.9 % of the rows of each account, and the one that covers all.
+
+    They are multiples of STEP.
+    """
+    longest = (max(each.at(math.ceil(share * each.rows) - 1) for each in accounts) for share in (COVERED, 1))
+    return MaxLengths(*(math.ceil(tokens / STEP) * STEP for tokens in longest))

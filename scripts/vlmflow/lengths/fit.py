@@ -1,6 +1,5 @@
 """Handles rows that are longer than a run allows: refuses, drops or shortens them, and names each of them."""
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -12,7 +11,7 @@ import msgspec
 
 from vlmflow.config.settings import RowLimits
 from vlmflow.core.account import digests_of, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import whole_file
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.count import Counter, LengthAccount, RowLength, Tokens, make_again, read_lengths
@@ -23,8 +22,6 @@ from vlmflow.rows.holdout import group_of, half_of
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault, lines_of
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import TrainingData, entries_named, pictures_in
-
-log = logging.getLogger("vlmflow")
 
 OverLong = Literal["refuse", "leave_out", "shorten"]
 """What to do with rows that do not fit; see docs/config.md (runs.NAME.over_long)."""

@@ -8,7 +8,6 @@ The summary has digests of all inputs of the lengths, and of their files, so tha
 """
 
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any, Self
 import msgspec
 
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.lengths.against_swift import CheckedRows, check_lengths, template_arguments
@@ -38,9 +37,6 @@ from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.child_process import environment, failed
 
 WHAT = "counting tokens with ms-swift's template"
-
-
-log = logging.getLogger("vlmflow")
 
 
 class TemplateCounter:

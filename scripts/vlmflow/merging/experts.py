@@ -50,7 +50,9 @@ def _expert_layers(base: Path, shapes: Mapping[str, Sequence[int]], targets: Col
     layers = {}
     for path, module in model.named_modules():
         parameters = [name for name, _ in module.named_parameters(recurse=False)]
-        adapted = [name for name in parameters if _is_target(f"{path}.{name}", targets)]
+        # As peft takes a parameter for one of `targets` (tuners_utils.py, `_inject_parameters`).
+        wanted = tuple(f".{target}" for target in targets)
+        adapted = [name for name in parameters if f".{path}.{name}".endswith(wanted)]
         # peft wraps the module once per parameter, in their order: the last one's factors are outermost.
         for wrappers, name in enumerate(reversed(adapted)):
             parameter, weight = f"{path}.{name}", module.get_parameter(name)
@@ -59,11 +61,6 @@ def _expert_layers(base: Path, shapes: Mapping[str, Sequence[int]], targets: Col
                 layer = _layer(loading, parameter, weight, turned, {name: shapes[name] for name in sources[parameter]})
                 layers[".".join([path, *["base_layer"] * wrappers])] = msgspec.to_builtins(layer)
     return layers
-
-
-def _is_target(parameter: str, targets: Collection[str]) -> bool:
-    """Return whether peft takes a parameter for one of `targets` (tuners_utils.py, `_inject_parameters`)."""
-    return any(parameter == target or parameter.endswith(f".{target}") for target in targets)
 
 
 def _layer(

@@ -195,7 +195,7 @@ def _tensor_tasks(
     for first in range(0, entry.rows, rows):
         last = min(first + rows, entry.rows)
         _read_ahead(files, entry.begin + first * row_bytes, entry.begin + last * row_bytes)
-        yield partial(_merge_rows, source, start, update, terms, files.merged, entry, first, last)
+        yield partial(_merge_rows, source, start, update, terms, files.merged, entry, range(first, last))
 
 
 def load_factors(load: Callable[[str], torch.Tensor], update: Update) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,27 +225,20 @@ def load_finite(adapter: Trained, name: str) -> torch.Tensor:
 
 
 def _merge_rows(
-    source: int,
-    start: TensorEntry,
-    update: Update,
-    terms: Terms,
-    target: int,
-    entry: TensorEntry,
-    begin: int,
-    end: int,
+    source: int, start: TensorEntry, update: Update, terms: Terms, target: int, entry: TensorEntry, rows: range
 ) -> int:
-    """Write rows `begin` to `end` of a touched tensor; returns the number of bytes written.
+    """Write rows of a touched tensor; returns the number of bytes written.
 
     source, target: descriptors of files. start, entry: where the tensor is there.
     """
     dtype = FLOAT_TYPES[entry.dtype]
-    step = min(end - begin, max(1, BLOCK_ELEMENTS // max(1, entry.columns)))
+    step = min(len(rows), max(1, BLOCK_ELEMENTS // max(1, entry.columns)))
     # One set of buffers per task, so that the kernel does not have to allocate memory for every block.
     all_read = torch.empty((step, entry.columns), dtype=FLOAT_TYPES[start.dtype])
     all_values = torch.empty((step, entry.columns))
     all_merged = torch.empty((step, entry.columns), dtype=dtype)
-    for first in range(begin, end, step):
-        last = min(first + step, end)
+    for first in rows[::step]:
+        last = min(first + step, rows.stop)
         read, values, merged = (buffer[: last - first] for buffer in (all_read, all_values, all_merged))
         read_rows(source, start, first, read)
         values.copy_(as_in_base(read, start, update.swaps))
@@ -264,7 +257,7 @@ def _merge_rows(
                 "check the training's losses, and train again with a lower learning rate",
             )
         write_rows(target, entry, first, merged)
-    return (end - begin) * entry.columns * int(dtype.itemsize)
+    return len(rows) * entry.columns * int(dtype.itemsize)
 
 
 def as_in_base(rows: torch.Tensor, entry: TensorEntry, swaps: bool) -> torch.Tensor:

@@ -6,7 +6,7 @@ arithmetic. An adapter has the names that layers have in memory, the base those 
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,13 +231,9 @@ def _expert_updates(adapter: Adapter, layer: str, parts: dict[str, str], experts
     a, b = (_shape(adapter, parts[name]) for name in LINEAR)
     rank = _rank(adapter.config, experts.parameter)
     if a != (rank * experts.experts, experts.inside) or b != (experts.outside, rank * experts.experts):
-        raise _fault(
-            adapter,
-            first,
-            f"A {a} and B {b} of rank {rank} do not fit the {experts.experts} experts of {experts.parameter}, "
-            f"{experts.outside} by {experts.inside} each",
-            WRONG_BASE,
-        )
+        number, size = f"{experts.experts} experts of {experts.parameter}", f"{experts.outside} by {experts.inside}"
+        fault = f"A {a} and B {b} of rank {rank} do not fit the {number}, {size} each"
+        raise _fault(adapter, first, fault, WRONG_BASE)
     factors, scale = (parts[LINEAR[0]], parts[LINEAR[1]]), _scale(adapter.config, experts.parameter)
     return {
         name: Update(factors=factors, scale=scale, transposed=piece.transposed, piece=piece)
@@ -276,10 +272,7 @@ def _require_fit(adapter: Adapter, name: str, update: Update, base: Mapping[str,
 
 
 def _require_saved(
-    adapter: Adapter,
-    layers: Mapping[str, Any],
-    updates: Mapping[str, Update],
-    base: Mapping[str, TensorEntry],
+    adapter: Adapter, layers: Collection[str], updates: Mapping[str, Update], base: Collection[str]
 ) -> None:
     """Refuse an adapter that lacks a tensor that was trained as a whole, according to its configuration."""
     config = adapter.config

@@ -4,6 +4,7 @@ A merged folder must have the files of its base, and weights with the base's lay
 run's picture limits, for all who load it.
 """
 
+import filecmp
 import importlib.metadata
 import json
 import os
@@ -19,7 +20,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, read_files, refuse_changed, remember, write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import FOLDER_MARK, read_json, remove, sha256_of
+from vlmflow.core.files import FOLDER_MARK, link_or_copy, read_json, remove, sha256_of
 from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE
 from vlmflow.fetch.model_weights import LENGTH_BYTES, MAX_HEADER_BYTES, WEIGHT_SUFFIXES
 from vlmflow.fetch.placed import FileRecord, digest_of
@@ -31,15 +32,8 @@ WRITTEN_AFTERWARDS = frozenset({"README.md", "provenance.json"})
 """Files about the model that a published folder gets; they may be new, or differ from the base's."""
 
 PACKAGES = (
-    "snakemake",
-    "ms-swift",
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "pillow",
-    "msgspec",
+    *("snakemake", "ms-swift", "torch", "transformers", "peft", "accelerate"),
+    *("safetensors", "pillow", "msgspec"),
 )
 
 COMMIT_VARIABLE = "VLMFLOW_COMMIT"
@@ -50,8 +44,6 @@ TOKENIZER = frozenset({"tokenizer_config.json"})
 
 PROCESSOR = frozenset({"preprocessor_config.json", "processor_config.json"})
 """Files of which a model needs one: every model one of the first, a vision model also one of the second."""
-
-BLOCK_BYTES = 1 << 20
 
 MERGE_AGAIN = "remove the merged folder and run the same command again; if this happens again, please report it"
 
@@ -201,13 +193,8 @@ def refuse_other_files(folder: Path, files: Mapping[str, ProvenFile], run: str, 
 def write_proof(folder: Path, checks: Checks, files: dict[str, ProvenFile], code: Path) -> None:
     """Write `proof.json` into a folder with the `files` that passed `checks`. code: the checkout, for its commit."""
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
-    proof = Proof(
-        checks=checks,
-        files=files,
-        git_commit=git_commit(code),
-        versions={"python": platform.python_version()} | versions,
-    )
-    write_account(folder / PROOF, proof)
+    versions = {"python": platform.python_version()} | versions
+    write_account(folder / PROOF, Proof(checks, files, git_commit(code), versions))
 
 
 def read_proof(folder: Path) -> Proof:
@@ -239,14 +226,7 @@ def _record(run: str) -> str:
 
 def take_over(folder: Path, target: Path) -> None:
     """Hard-link every file of `folder` below `target`; on another disk, copy it."""
-    shutil.copytree(folder, target, copy_function=_link_or_copy, dirs_exist_ok=True)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copy2(source, target)
+    shutil.copytree(folder, target, copy_function=link_or_copy, dirs_exist_ok=True)
 
 
 def git_commit(code: Path) -> str | None:
@@ -305,7 +285,7 @@ def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
     Raises VlmflowError with the file that the base lacks for use without network, or that is missing, new or changed in
     `merged`; or with the tensor at which a shard's layout differs from the base's.
     """
-    shards = shard_names(base, files)
+    shards = [SINGLE] if SINGLE in files else sorted(set(read_json(base / INDEX)["weight_map"].values()))
     _require_usable(base, set(files))
     present = {path.relative_to(merged).as_posix() for path in merged.rglob("*") if not path.is_dir()}
     present.discard(FOLDER_MARK)
@@ -317,14 +297,9 @@ def verify_files(base: Path, merged: Path, files: Collection[str]) -> list[str]:
             raise VlmflowError(f"{merged / name}: the base has no such file", MERGE_AGAIN)
         if name in shards:
             _compare_layout(base / name, merged / name)
-        elif name not in WRITTEN_AFTERWARDS and not _same_bytes(base / name, merged / name):
+        elif name not in WRITTEN_AFTERWARDS and not filecmp.cmp(base / name, merged / name, shallow=False):
             raise VlmflowError(f"{merged / name}: differs from the base's file", MERGE_AGAIN)
     return shards
-
-
-def shard_names(base: Path, files: Collection[str]) -> list[str]:
-    """Return the names of the files with the weights, as transformers finds them."""
-    return [SINGLE] if SINGLE in files else sorted(set(read_json(base / INDEX)["weight_map"].values()))
 
 
 def _require_usable(base: Path, files: set[str]) -> None:
@@ -335,16 +310,6 @@ def _require_usable(base: Path, files: set[str]) -> None:
     for choice in needed:
         if not files & choice:
             raise VlmflowError(f"{base}: has no {' or '.join(sorted(choice))}", FETCH_AGAIN)
-
-
-def _same_bytes(file: Path, other: Path) -> bool:
-    if file.stat().st_size != other.stat().st_size:
-        return False
-    with file.open("rb") as first, other.open("rb") as second:
-        while block := first.read(BLOCK_BYTES):
-            if block != second.read(BLOCK_BYTES):
-                return False
-    return True
 
 
 def _compare_layout(base: Path, merged: Path) -> None:

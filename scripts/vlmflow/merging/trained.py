@@ -22,24 +22,11 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_weights import TensorEntry, read_header
 from vlmflow.in_trainer.messages import TRAINED, TrainedTensors
 
-SAY_NOTHING_OF_THE_MERGE = frozenset(
-    {
-        "auto_mapping",
-        "base_model_name_or_path",
-        "corda_config",
-        "ensure_weight_tying",
-        "eva_config",
-        "inference_mode",
-        "loftq_config",
-        "lora_dropout",
-        "lora_ga_config",
-        "megatron_core",
-        "peft_version",
-        "qalora_group_size",
-        "revision",
-        "runtime_config",
-    }
-)
+SAY_NOTHING_OF_THE_MERGE = {
+    *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "inference_mode", "lora_dropout"),
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "runtime_config"),
+    *("megatron_core", "peft_version", "qalora_group_size", "revision"),
+}
 """Keys about training and loading. Any other unknown key with a value is refused: it may mean arithmetic that this
 merge does not support."""
 
@@ -133,18 +120,15 @@ def read_trained(released: Path) -> Adapter | TrainedModel:
     headers = [read_header(path) for path in ([adapter] if is_adapter else sorted(released.glob("model*.safetensors")))]
     tensors = {name: (header.path, entry) for header in headers for name, entry in header.tensors.items()}
     if not is_adapter:
-        return TrainedModel(released, tensors, _names_of_trained(released / TRAINED))
+        try:
+            names = msgspec.json.decode((released / TRAINED).read_bytes(), type=TrainedTensors).tensors
+        except (OSError, ValueError) as error:
+            raise VlmflowError(f"{released / TRAINED}: {error}", COPY_AGAIN) from None
+        return TrainedModel(released, tensors, names)
     config = read_adapter_config(released)
     if not tensors:
         raise VlmflowError(f"{adapter}: has no tensors", SAVE_AGAIN)
     return Adapter(adapter, tensors, config)
-
-
-def _names_of_trained(file: Path) -> list[str]:
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=TrainedTensors).tensors
-    except (OSError, ValueError) as error:
-        raise VlmflowError(f"{file}: {error}", COPY_AGAIN) from None
 
 
 def read_adapter_config(folder: Path) -> AdapterConfig:

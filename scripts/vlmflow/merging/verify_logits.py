@@ -32,6 +32,7 @@ import math
 from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -250,8 +251,9 @@ def _of_merged(
     """Compare the logits of the merged folder with those of base, of base + adapter and of peft's merge (`others`)."""
     model = load(merged, device, dtype)
     answers = _answers(model, inputs, positions)
-    allowed, experts = allowed_deviation(model, stored_type(merged), getattr(torch, dtype)), has_experts(model)
-    return compare(*others, answers, allowed, len(inputs), dtype, device, experts)
+    allowed = allowed_deviation(model, stored_type(merged), getattr(torch, dtype))
+    experts = bool(getattr(model.config.get_text_config(), "num_experts_per_tok", None))  # transformers' common key
+    return compare(Logits(*others, answers), allowed, len(inputs), dtype, device, experts)
 
 
 def allowed_deviation(model: PreTrainedModel, stored: torch.dtype, computed: torch.dtype) -> float:
@@ -261,38 +263,33 @@ def allowed_deviation(model: PreTrainedModel, stored: torch.dtype, computed: tor
     return float(ROUNDING_FACTOR[coarsest] * torch.finfo(coarsest).eps / 2 * math.sqrt(layers))
 
 
-def has_experts(model: PreTrainedModel) -> bool:
-    """Return whether a model sends each token to some of its experts (transformers' common key)."""
-    return bool(getattr(model.config.get_text_config(), "num_experts_per_tok", None))
+class Logits(NamedTuple):
+    """Logits, positions by vocabulary: of base, base + adapter, peft's merge, and the merged folder."""
+
+    plain: torch.Tensor
+    expected: torch.Tensor
+    rounded: torch.Tensor
+    merged: torch.Tensor
 
 
-def compare(
-    plain: torch.Tensor,
-    expected: torch.Tensor,
-    rounded: torch.Tensor,
-    merged: torch.Tensor,
-    allowed: float,
-    rows: int,
-    dtype: str,
-    device: str,
-    experts: bool = False,
-) -> LogitProof:
-    """Compare logits (positions by vocabulary) of base, base + adapter, peft's merge and the merged folder.
+def compare(logits: Logits, allowed: float, rows: int, dtype: str, device: str, experts: bool = False) -> LogitProof:
+    """Compare logits.
 
     experts: whether the model sends tokens to experts. The other parameters are fields of the result, whose verdict is
     still open.
 
     Raises VlmflowError if their shapes differ, or if there are no positions.
     """
-    if len({logits.shape for logits in (plain, expected, rounded, merged)}) > 1 or not len(expected):
-        shapes = ", ".join(str(tuple(logits.shape)) for logits in (plain, expected, merged))
+    expected = logits.expected
+    if len({each.shape for each in logits}) > 1 or not len(expected):
+        shapes = ", ".join(str(tuple(each.shape)) for each in (logits.plain, expected, logits.merged))
         raise VlmflowError(
             f"the logits have the shapes {shapes} (base, base + adapter, merged)",
             "check that base and adapter belong together",
         )
     sums: defaultdict[str, float] = defaultdict(float)
-    for blocks in zip(*(logits.split(BLOCK) for logits in (plain, expected, rounded, merged)), strict=True):
-        for name, value in _sums(*blocks, allowed=allowed, experts=experts).items():
+    for blocks in zip(*(each.split(BLOCK) for each in logits), strict=True):
+        for name, value in _sums(Logits(*blocks), allowed, experts).items():
             sums[name] += value
 
     def root_mean_square(name: str) -> float:
@@ -321,18 +318,10 @@ def compare(
     )
 
 
-def _sums(
-    plain: torch.Tensor,
-    expected: torch.Tensor,
-    rounded: torch.Tensor,
-    merged: torch.Tensor,
-    *,
-    allowed: float,
-    experts: bool,
-) -> dict[str, float]:
+def _sums(logits: Logits, allowed: float, experts: bool) -> dict[str, float]:
     """Return, for some positions, the sums that the proof is made of."""
     # A shift of all logits of a position changes no probability, so it does not count as a difference.
-    plain, expected, rounded, merged = map(_centred, (plain, expected, rounded, merged))
+    plain, expected, rounded, merged = map(_centred, logits)
     reference = rounded if experts else expected
     (best, second), (choice, _) = (of_two.T for of_two in reference.topk(2, dim=1))
     clear = best - second > allowed * best

@@ -174,12 +174,12 @@ def _shard_tasks(base: Path, merged: Path, updates: Updates | TrainedWeights) ->
 
 
 def _tasks(
-    compare: Callable[[torch.Tensor, torch.Tensor, int, int], Compared], weight: torch.Tensor, found: torch.Tensor
+    compare: Callable[[torch.Tensor, torch.Tensor, range], Compared], weight: torch.Tensor, found: torch.Tensor
 ) -> Iterator[Task]:
     rows = max(1, TASK_BYTES // max(1, weight[:1].nbytes))
     # A tensor without numbers is compared too, so that it is counted.
     for first in range(0, max(1, len(weight)), rows):
-        yield partial(compare, weight, found, first, min(first + rows, len(weight)))
+        yield partial(compare, weight, found, range(first, min(first + rows, len(weight))))
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,36 +187,29 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
 
 
-def _compare_bytes(name: str, file: Path, weight: torch.Tensor, found: torch.Tensor, first: int, last: int) -> Compared:
+def _compare_bytes(name: str, file: Path, weight: torch.Tensor, found: torch.Tensor, part: range) -> Compared:
     expected, is_ = weight.numpy(), found.numpy()  # torch compares bytes ten times as slowly
-    for begin in range(first, last, BLOCK_BYTES):
-        block = slice(begin, min(begin + BLOCK_BYTES, last))
+    for begin in part[::BLOCK_BYTES]:
+        block = slice(begin, min(begin + BLOCK_BYTES, part.stop))
         if not np.array_equal(expected[block], is_[block]):
             raise VlmflowError(
                 f"{file}: tensor {name} differs from the base's, though the adapter does not touch it", MERGE_AGAIN
             )
-    return Compared(name, last - first)
+    return Compared(name, len(part))
 
 
 def _compare_rows(
-    name: str,
-    shown: str,
-    file: Path,
-    expected: Expected,
-    weight: torch.Tensor,
-    found: torch.Tensor,
-    begin: int,
-    end: int,
+    name: str, shown: str, file: Path, expected: Expected, weight: torch.Tensor, found: torch.Tensor, part: range
 ) -> Compared:
     """Compare rows of a touched tensor, block by block. shown: its name for people, with the number of the matrix."""
     start, columns = _matrix(expected.start), weight.shape[1]
-    step = min(end - begin, max(1, BLOCK_ELEMENTS // max(1, columns)))
+    step = min(len(part), max(1, BLOCK_ELEMENTS // max(1, columns)))
     # One set of buffers per task, so that the kernel does not have to allocate memory for every block.
     sums = torch.empty((step, columns), dtype=torch.float64)
     buffers = torch.empty((2, step, columns))
     changed, worst = 0, 0.0
-    for first in range(begin, end, step):
-        rows = slice(first, min(first + step, end))
+    for first in part[::step]:
+        rows = slice(first, min(first + step, part.stop))
         exact, rounded, wide = (buffer[: rows.stop - first] for buffer in (sums, *buffers))
         errors = _fill_with_sums(exact, expected, start[rows], rows)
         at = _further_than(worst, weight.dtype, rounded.copy_(exact), wide.copy_(found[rows]), is_sum=bool(errors))
@@ -236,7 +229,7 @@ def _compare_rows(
                 MERGE_AGAIN,
             )
         worst = max(worst, furthest)
-    elements = (end - begin) * columns
+    elements = len(part) * columns
     return Compared(name, elements * weight.itemsize, elements, changed, worst)
 
 

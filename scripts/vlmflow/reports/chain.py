@@ -27,7 +27,7 @@ from vlmflow.merging.proof import WRITTEN_AFTERWARDS, LimitedFile
 from vlmflow.pictures.budget import PictureBudget, processor_of
 from vlmflow.pictures.manifest import pictures_digest
 from vlmflow.pictures.store import digest_in_store
-from vlmflow.reports.provenance import Record, RecordedBase, RecordedFile, RecordedFp8, read_record
+from vlmflow.reports.provenance import Fp8Files, Record, RecordedBase, RecordedFile, read_record
 from vlmflow.rows.training_data import entries_named, pictures_in
 from vlmflow.swift.child_process import quick_imports
 
@@ -198,7 +198,7 @@ def _model_of(record: Record, directory: Path | None) -> Path | None:
     return model[1].folder if model else None
 
 
-def _in_fp8(base: RecordedBase, recorded: RecordedFp8, directory: Path) -> Link:
+def _in_fp8(base: RecordedBase, recorded: Fp8Files, directory: Path) -> Link:
     """Compare the files in FP8 of which a base was made in bfloat16, where its manifest says that they are."""
     name, model = "files in FP8 of the base model", model_with(directory / "models", base.digest)
     in_fp8 = model[1].dequantized_from if model else msgspec.UNSET

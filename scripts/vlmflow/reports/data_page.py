@@ -10,8 +10,6 @@ import io
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
 from pathlib import Path
 
 from vlmflow.config.settings import NearDuplicates, PictureLimits
@@ -183,10 +181,7 @@ def _near(file: Path) -> Near:
                 near.same += pair.same_questions
             yield pair
 
-    order = partial(next, count())
-    near.nearest = heapq.nsmallest(
-        PAIRS_SHOWN, counting(), key=lambda pair: (pair.distance, -pair.same_questions, order())
-    )
+    near.nearest = heapq.nsmallest(PAIRS_SHOWN, counting(), key=lambda pair: (pair.distance, -pair.same_questions))
     return near
 
 

@@ -1,7 +1,7 @@
 """What a training is made of, for pages, and the former trainings of a run: in what each differs, what it came to."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,34 +96,24 @@ def former_trainings(stage: Path, present: TrainingReport | None) -> list[Former
     folders.sort(key=lambda path: (path / JOB).stat().st_mtime_ns, reverse=True)
     if present:
         settings = settings_of(present) | {ROWS: present.digests.data, BASE: present.digests.model}
-        return [_former(path, settings) for path in folders if path.name != present.digests.job]
-    if not folders:
-        return []
-    newest, *former = folders
-    try:
-        settings = _made_with(newest, _newest(newest))
-    except VlmflowError as error:
-        return [_not_compared(path, _newest(path), error) for path in former]
-    return [_former(path, settings) for path in former]
+        return [_former(path, lambda: settings) for path in folders if path.name != present.digests.job]
+    return [_former(path, lambda: _made_with(folders[0], _newest(folders[0]))) for path in folders[1:]]
 
 
-def _former(folder: Path, present: Mapping[str, Any]) -> FormerTraining:
+def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTraining:
+    """Return a former training. present: gives the settings of the present one; raises VlmflowError if unreadable."""
     newest = _newest(folder)
     try:
-        settings = _made_with(folder, newest)
+        now = present()
+        differences = differing(_made_with(folder, newest), now)
     except VlmflowError as error:
-        return _not_compared(folder, newest, error)
+        return FormerTraining(folder, printable(f"not compared: {error.cause}"), _came_to(newest))
     differs = ", ".join(
-        f"other {key}" if key in (ROWS, BASE) else f"{key} {was} (now {now})"
-        for key, (was, now) in differing(settings, present).items()
+        f"other {key}" if key in (ROWS, BASE) else f"{key} {was} (now {now})" for key, (was, now) in differences.items()
     )
     aside = "set aside, because its input changed" if "." in folder.name else ""
     words = "; ".join(filter(None, [aside, differs])) or "the same settings and rows"
     return FormerTraining(folder, printable(words), _came_to(newest))
-
-
-def _not_compared(folder: Path, newest: Newest, error: VlmflowError) -> FormerTraining:
-    return FormerTraining(folder, printable(f"not compared: {error.cause}"), _came_to(newest))
 
 
 def _made_with(folder: Path, newest: Newest) -> dict[str, Any]:

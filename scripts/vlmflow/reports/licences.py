@@ -69,7 +69,8 @@ def stated_licences(
     for row in lines_of(rows, ShareGptRow):
         questions[row.source, source_licences.get(row.source) or UNKNOWN] += 1
         pictures.update({of_picture(name, member_of(row.id)) for name in row.images})
-    sources = [_public(address) for address in addresses]
+    parsed = map(parse_source, addresses)
+    sources = [str(source) if isinstance(source, HubSource) else source.name for source in parsed]
     return StatedLicences(dataset, sources, licence or UNKNOWN, _listed(questions), _listed(pictures))
 
 
@@ -80,12 +81,6 @@ def _stated(name: str, beginnings: list[tuple[str, str]]) -> str:
             if spelling.startswith(beginning):
                 return licence
     return UNKNOWN
-
-
-def _public(address: str) -> str:
-    """Return an address on the hub unchanged, and only the name of a local file."""
-    source = parse_source(address)
-    return str(source) if isinstance(source, HubSource) else source.name
 
 
 def _listed(counts: Counter[tuple[str, str]]) -> list[LicenceOfSource]:

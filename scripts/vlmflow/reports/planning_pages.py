@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -87,17 +86,10 @@ class Tokens:
                 self.places[row.id] = (row.start, row.end)
 
 
-@dataclass(frozen=True)
-class Look:
-    """What a row asks. turns: their number without a system prompt. source: as in the raw row."""
+def _look(file: Path, start: int, end: int) -> dict[str, str | int]:
+    """Return the question of a row of a data file, the number of its turns without a system prompt, and its source.
 
-    question: str
-    turns: int
-    source: str
-
-
-def _look(file: Path, start: int, end: int) -> Look:
-    """Read one row of a data file. start, end: its bytes there.
+    start, end: its bytes there.
 
     Raises VlmflowError if there is no row.
     """
@@ -109,7 +101,7 @@ def _look(file: Path, start: int, end: int) -> Look:
         raise VlmflowError(f"{file}, bytes {start:,} to {end:,}: {error}", MAKE_AGAIN) from None
     texts = said(row.conversations)
     question = " ".join(without_tags(texts[0]).split()) if texts else ""
-    return Look(question, len(texts), row.source)
+    return {"question": question, "turns": len(texts), "source": row.source}
 
 
 def estimate_page(run: str, result: Result, settings: EstimateBlock) -> str:

@@ -4,6 +4,7 @@ Of a folder from elsewhere only a part is read, by a type of its own.
 """
 
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -15,7 +16,6 @@ from vlmflow.fetch.placed import PROVENANCE, ModelManifest, digest_of_files
 from vlmflow.lengths.summary import ChatTemplate
 from vlmflow.merging.proof import PROOF, WRITTEN_AFTERWARDS, Checks, LimitedFile, Proof, proven_digest
 from vlmflow.reports.licences import StatedLicences
-from vlmflow.rows.sharegpt import in_words
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport
 
@@ -41,6 +41,22 @@ class BaseModelFiles(msgspec.Struct, frozen=True):
     left_out: list[str]
     provenance: "Provenance | None" = None
     dequantized_from: Fp8Files | msgspec.UnsetType = msgspec.UNSET
+
+    @classmethod
+    def of(cls, manifest: ModelManifest, provenance: "Provenance | None") -> Self:
+        """Return what a base model's manifest says. provenance: that of the run whose weights it is."""
+        in_fp8 = manifest.dequantized_from or None
+        return cls(
+            source=manifest.source,
+            revision=manifest.revision,
+            digest=manifest.digest,
+            files={name: record.sha256 for name, record in manifest.files.items()},
+            left_out=manifest.left_out,
+            provenance=provenance,
+            dequantized_from=Fp8Files(in_fp8.digest, {name: record.sha256 for name, record in in_fp8.files.items()})
+            if in_fp8
+            else msgspec.UNSET,
+        )
 
 
 class Provenance(msgspec.Struct, frozen=True):
@@ -89,64 +105,14 @@ class Provenance(msgspec.Struct, frozen=True):
         return digest_of_files(self.merged | of_base | ({limited.file: limited.proven} if limited else {}))
 
 
-def provenance(
-    run: str,
-    data: Stats,
-    manifest: ModelManifest,
-    gate: Gate,
-    trained: TrainingReport,
-    proof: Proof,
-    rights: StatedLicences,
-    *,
-    sees_pictures: bool,
-    limited: LimitedFile | None,
-    evaluations: dict[str, EvaluationReport],
-    chosen_by: str | None,
-    chat_template: ChatTemplate | None,
-    good_run: str | None = None,
-    of_base: Provenance | None = None,
-) -> Provenance:
-    """Collect the provenance from the stages' accounts.
+def published_files(proof: Proof, limited: LimitedFile | None) -> dict[str, str]:
+    """Return the SHA-256 of the files that are published, without those about the model, by name.
 
-    data: the data set's account. manifest: that of the base model. of_base: the provenance of a base that is the
-    weights of another run. gate: of the smoke run. trained: the report of the full run. proof: that of verified/RUN.
-    limited: the published file that differs from the proven one. evaluations: by split. good_run: a run that trains
-    only good attempts of the same data. The others are as in `Provenance`.
+    proof: that of verified/RUN. limited: the published file that differs from the proven one.
     """
-    in_fp8 = manifest.dequantized_from
-    return Provenance(
-        run=run,
-        data=data,
-        rights=rights,
-        base_model=BaseModelFiles(
-            source=manifest.source,
-            revision=manifest.revision,
-            digest=manifest.digest,
-            files={name: record.sha256 for name, record in manifest.files.items()},
-            left_out=manifest.left_out,
-            provenance=of_base,
-            dequantized_from=msgspec.UNSET
-            if in_fp8 is msgspec.UNSET
-            else Fp8Files(in_fp8.digest, {name: record.sha256 for name, record in in_fp8.files.items()}),
-        ),
-        smoke=gate,
-        training=msgspec.structs.replace(trained, losses=msgspec.UNSET),
-        verification=proof.checks,
-        sees_pictures=sees_pictures,
-        merged={
-            name: file.sha256
-            for name, file in proof.files.items()
-            if name not in WRITTEN_AFTERWARDS  # a base may have such files, which ours replace
-        }
-        | ({limited.file: limited.published} if limited else {}),
-        picture_limits=limited,
-        git_commit=proof.git_commit,
-        versions=proof.versions,
-        evaluations=evaluations,
-        chosen_by=chosen_by,
-        trained_text=in_words(data.trained_characters, data.scored, good_run),
-        chat_template=chat_template,
-    )
+    # A base may have files about itself, which ours replace.
+    files = {name: file.sha256 for name, file in proof.files.items() if name not in WRITTEN_AFTERWARDS}
+    return files | ({limited.file: limited.published} if limited else {})
 
 
 def proven_weights(verified: Path, merged: Path) -> str | None:
@@ -202,20 +168,13 @@ class _Data(msgspec.Struct, frozen=True):
         return digests
 
 
-class RecordedFp8(msgspec.Struct, frozen=True):
-    """The used part of `Fp8Files`."""
-
-    digest: str
-    files: dict[str, str]
-
-
 class RecordedBase(msgspec.Struct, frozen=True):
     """The used part of `BaseModelFiles`."""
 
     digest: str
     files: dict[str, str]
     provenance: "Record | None" = None
-    dequantized_from: RecordedFp8 | None = None
+    dequantized_from: Fp8Files | None = None
 
 
 class _TrainingDigests(msgspec.Struct, frozen=True):

@@ -4,7 +4,6 @@ The run's page is `run.html` in the run folder while the training runs. At the e
 what was estimated before it beside what it measured.
 """
 
-import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 from msgspec import UNSET
 
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.core.files import whole_file
+from vlmflow.core.errors import log
+from vlmflow.core.files import write_text
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.estimate.account import Compared, NoEstimate, Result, compare, nearest
 from vlmflow.in_trainer.messages import Begin, Event, Log, new_events
@@ -23,8 +23,6 @@ from vlmflow.reports.page import gigabytes, render
 from vlmflow.supervisor.progress import Doing, Newest, doing
 from vlmflow.supervisor.report import Gate, TrainingReport
 from vlmflow.supervisor.run_folder import RunFolder
-
-log = logging.getLogger("vlmflow")
 
 
 def gate_page(run: str, gate: Gate, made_of: MadeOf) -> str:
@@ -127,7 +125,12 @@ class LivePage:
         self._due = time.monotonic() + max(self._every, (time.monotonic() - begun) / MOST_TIME)
 
     def _write(self, folder: RunFolder, runs: bool) -> None:
-        self._take_new_events(folder)
+        if folder.progress.exists():
+            with folder.progress.open("rb") as lines:
+                lines.seek(self._read)  # the file of a long training is large
+                for event in new_events(lines):
+                    self._history.take(event)
+                self._read = lines.tell()
         newest = self._history.newest
         if self._sessions is None:
             self._sessions = newest.sessions
@@ -135,18 +138,8 @@ class LivePage:
         if not runs:
             self._sessions = None
         written = time.strftime("%Y-%m-%d %H:%M:%S %Z")
-        with whole_file(folder.page, "w") as file:
-            file.write(live_page(self._run, self._stage, self._history, now, written, max(1, round(self._every))))
-
-    def _take_new_events(self, folder: RunFolder) -> None:
-        """Read what the trainers have written since the last page: the file of a long training is large."""
-        if not folder.progress.exists():
-            return
-        with folder.progress.open("rb") as lines:
-            lines.seek(self._read)
-            for event in new_events(lines):
-                self._history.take(event)
-            self._read = lines.tell()
+        every = max(1, round(self._every))
+        write_text(folder.page, live_page(self._run, self._stage, self._history, now, written, every))
 
 
 def live_page(run: str, stage: str, history: RunHistory, doing: Doing, now: str, every: int) -> str:

@@ -6,19 +6,19 @@ The study's journal is kept as an ordinary file of one writer: copy, extend, ren
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from vlmflow.config.search_settings import Dimension, Objective, SearchLimits
+from vlmflow.config.search_settings import Objective, SearchLimits, SearchSettings, dimensions
 from vlmflow.core.child_programs import ask as ask_program
 from vlmflow.core.child_programs import python_of
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import sha256_of, whole_file
-from vlmflow.search.study import Asked, EmptySlots, Study, StudyTrial, TrialResult, cost, with_step
+from vlmflow.search.study import Asked, EmptySlots, Study, TrialResult, cost, with_step
 
 PROGRAM = "vlmflow.search.study_program"
 
@@ -27,58 +27,22 @@ TOLD = {"done": "done", "failed": "failed", "stopped": "ended", "left": "ended",
 
 
 def new_trials(
-    before: Path | None,
-    journal: Path,
-    search: str,
-    seed: int,
-    number: int,
-    space: Sequence[Dimension],
-    count: int,
-    own: Mapping[str, Any] | None,
+    before: Path | None, journal: Path, name: str, search: SearchSettings, number: int, own: Mapping[str, Any] | None
 ) -> list[tuple[int, dict[str, Any]] | None]:
-    """Ask for new trials, and write the journal with them.
+    """Ask for the new trials of a round, and write the journal with them.
 
-    before: the journal so far; None for the first trials. number: of the round. count: how many trials.
+    before: the journal so far; None for the first trials. name: the search's. number: of the round.
     own: the run's own settings, which are the first trial, one more; None in later rounds.
 
     Returns number and settings of each; None where every combination was asked before. Raises VlmflowError if the
     environment `search` is missing, or the program fails.
     """
-    wanted = {"count": count, "space": [asdict(one) for one in space], "own": own}
-    found = _ask(before, journal, search, {"seed": seed_of(seed, number), "tell": [], "ask": wanted})
-    return [None if one is None else (one["number"], one["settings"]) for one in found["asked"]]
-
-
-def told(
-    before: Path,
-    journal: Path,
-    search: str,
-    trials: Sequence[StudyTrial],
-    limits: SearchLimits,
-    objective: Objective,
-) -> dict[str, float] | None:
-    """Write the journal with the results of trials whose last state it does not know; returns the importances.
-
-    before: the journal that asked for them. Raises VlmflowError as `new_trials` does.
-    """
-    results = [
-        {
-            "number": trial.number,
-            "state": TOLD[trial.state],
-            "value": cost(objective, trial.value) if trial.state == "done" and trial.value is not None else None,
-            "losses": [] if trial.state == "failed" else [cost(objective, value) for _, value in trial.rungs],
-            "constraints": trial.above(limits),
-        }
-        for trial in trials
-    ]
-    answer = _ask(before, journal, search, {"seed": 0, "tell": results, "ask": None, "importances": True})
-    importances: dict[str, float] | None = answer["importances"]
-    return importances
-
-
-def seed_of(seed: int, number: int) -> int:
-    """Return the sampler's seed in a round: 32 bits of a digest, since neighbouring seeds should not draw alike."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {number}".encode()).digest()[:4])
+    # 32 bits of a digest, since neighbouring seeds should not draw alike.
+    seed = int.from_bytes(hashlib.sha256(f"{search.seed} {number}".encode()).digest()[:4])
+    space = [asdict(dimension) for dimension in dimensions(search.space)]
+    wanted = {"count": search.together, "space": space, "own": own}
+    answer = _ask(before, journal, name, {"seed": seed, "tell": [], "ask": wanted})
+    return [trial and (trial["number"], trial["settings"]) for trial in answer["asked"]]
 
 
 def _ask(before: Path | None, journal: Path, search: str, question: dict[str, Any]) -> Any:
@@ -132,5 +96,17 @@ def tell(
         importances=None,
         digests=(before.digests if before else {}) | {f"{step}/{file.name}": sha256_of(file) for file in results},
     )
-    importances = told(*journals, asked.search, study.missing_from(before), limits, objective)
-    return structs.replace(study, importances=importances)
+    known = before.trials if before else []
+    new = [
+        {
+            "number": trial.number,
+            "state": TOLD[trial.state],
+            "value": cost(objective, trial.value) if trial.state == "done" and trial.value is not None else None,
+            "losses": [] if trial.state == "failed" else [cost(objective, value) for _, value in trial.rungs],
+            "constraints": trial.above(limits),
+        }
+        for trial in study.trials
+        if trial not in known
+    ]
+    answer = _ask(*journals, asked.search, {"seed": 0, "tell": new, "ask": None, "importances": True})
+    return structs.replace(study, importances=answer["importances"])

@@ -15,9 +15,9 @@ from vlmflow.config.search_settings import Objective
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import remove
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.chosen_split import ChosenSplit, RawRows, choose_from_split, refuse_none
+from vlmflow.evaluation.chosen_split import ChosenSplit, SplitFiles, choose_from_split, refuse_none
 from vlmflow.evaluation.margins import margin_figures
-from vlmflow.evaluation.measure import Measurement, ModelScorer, ScoredModel, Scorer, evaluated_rows
+from vlmflow.evaluation.measure import Measurement, ScoredModel, Scorer, evaluated_rows, scorer
 from vlmflow.evaluation.report import MarginFigures
 from vlmflow.fetch.placed import ModelManifest, read_model_manifest
 from vlmflow.merging.merge import merge_weights
@@ -45,39 +45,35 @@ class NotJudgedError(VlmflowError):
 
 @dataclass(frozen=True)
 class Judgement:
-    """How trials are evaluated on val. val, stats, pictures, raw: the split.
+    """How trials are evaluated. run: its name, for messages. val: the split.
 
-    rows, feedback: as in runs.NAME.evaluate. run: its name, for messages. store: of measured losses; the base is
-    measured once for all trials. threads: the number of cores to use. halved: whether a half of val judges.
+    rows, feedback: as in runs.NAME.evaluate. store: of measured losses; the base is measured once for all trials.
+    threads: the number of cores to use. halved: whether a half of val judges.
     """
 
     run: str
-    val: Path
-    stats: Path
-    pictures: list[Path]
-    raw: RawRows
-    picture_store: Path
+    val: SplitFiles
     rows: int
     feedback: bool | None
     store: Path
     threads: int
     halved: bool
 
-    def chosen(self, training: Training, part: Part) -> ChosenSplit:
-        """Return the rows of one half of val that are evaluated; of all of it if it has none."""
-        return choose_from_split(
-            *(self.val, self.stats, self.picture_store, self.pictures, self.raw),
+    def chosen(self, training: Training, part: Part) -> tuple[ChosenSplit, Measurement]:
+        """Return the rows of one half of val that are evaluated, of all of it if it has none; and how.
+
+        training: of any trial; no search changes what this depends on.
+        """
+        chosen = choose_from_split(
+            self.val,
             feedback=self.feedback,
             count=self.rows,
             key=f"runs.{self.run}.evaluate.rows",
             seed=training.settings.seed,
             part=part if self.halved else None,
         )
-
-    def measurement(self, training: Training, chosen: ChosenSplit) -> Measurement:
-        """Return how the models are measured. training: of any trial; no search changes what this depends on."""
-        of_run = (training.settings, training.model.model_type, training.device, training.processes)
-        return chosen.measurement(*of_run, self.threads)
+        of_run = training.settings, training.model.model_type, training.device, training.processes
+        return chosen, chosen.measurement(*of_run, self.threads)
 
 
 def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: Judgement) -> TrialResult:
@@ -95,9 +91,8 @@ def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: 
     base = read_model_manifest(model)
     with one_start(ended.step):
         try:
-            chosen = how.chosen(own, "chooses")
-            measurement = how.measurement(own, chosen)
-            of_base = ModelScorer(ScoredModel("the base", base.folder, base.digest), measurement, how.store)
+            chosen, measurement = how.chosen(own, "chooses")
+            of_base = scorer(ScoredModel("the base", base.folder, base.digest), measurement, how.store)
             of_trial = _scorer("the trial's model", ended.trained, own, base, measurement, how)
             uses = decisive(objective, _figures(chosen, of_base, of_trial, how))
             found = msgspec.structs.replace(ended.result, value=uses.tuned.mean)
@@ -117,8 +112,7 @@ def compared(
     Raises VlmflowError if rows or pictures have changed, no row can be evaluated, or a model cannot be measured.
     """
     base = read_model_manifest(model)
-    chosen = how.chosen(own[1], "judges")
-    measurement = how.measurement(own[1], chosen)
+    chosen, measurement = how.chosen(own[1], "judges")
     of_own, of_best = (
         _scorer(name, trained, training, base, measurement, how)
         for name, (trained, training) in (("trial 0's model", own), ("the best trial's model", best))
@@ -128,7 +122,7 @@ def compared(
 
 def _figures(chosen: ChosenSplit, of_base: Scorer, of_tuned: Scorer, how: Judgement) -> MarginFigures:
     found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
-    refuse_none(found, how.val, chosen.out + too_long)
+    refuse_none(found, how.val.rows, chosen.out + too_long)
     return margin_figures(found)
 
 
@@ -148,7 +142,7 @@ def _scorer(
             # What the merge was made of identifies its result, without a second look at all of its bytes.
             parts = json.dumps([base.digest, digests_of(full, training.tuner)], sort_keys=True)
             model = ScoredModel(name, merged, sha256(parts.encode()).hexdigest())
-            return ModelScorer(model, measurement, how.store)(rows)
+            return scorer(model, measurement, how.store)(rows)
         except ChildFailedError as error:
             raise NotJudgedError(error.cause, error.next_step) from None
         finally:

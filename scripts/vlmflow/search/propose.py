@@ -3,7 +3,6 @@
 Before its first trial the search is refused if it may not spend what it is estimated to need.
 """
 
-import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,16 +21,13 @@ from vlmflow.config.search_settings import (
     trials_of_rung,
 )
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import whole_file
 from vlmflow.estimate.account import NoEstimate, read_estimate
 from vlmflow.lengths.steps import Steps, scheduled
 from vlmflow.search.journal import new_trials
 from vlmflow.search.study import OWN, Asked, AskedTrial, Study, ranked
 from vlmflow.supervisor.report import Gate
-
-log = logging.getLogger("vlmflow")
-
 
 SPENT = "the budget is spent (limits.gpu_hours)"
 
@@ -198,8 +194,7 @@ def propose(
     if hours_each(search, spent, slots, ranks, 0.0) == 0:
         empty = SPENT
     elif rung == 0:
-        space = dimensions(search.space)
-        new = new_trials(journal_before, journal, name, search.seed, number, space, search.together, own)
+        new = new_trials(journal_before, journal, name, search, number, own)
         known = {trial.number for trial in before.trials} if before else set()
         if twice := [one[0] for one in new if one and one[0] in known]:
             raise VlmflowError(
@@ -217,7 +212,9 @@ def propose(
         chosen = [(trial.number, trial.settings, trial.hours) for trial in on]
         empty = FEW if len(chosen) < slots else None
     if rung or empty == SPENT:
-        _copy(journal_before, journal)
+        assert journal_before is not None  # for mypy: the first step asks for trials
+        with journal_before.open("rb") as source, whole_file(journal) as file:
+            shutil.copyfileobj(source, file)
     sharing = sum(one is not None for one in chosen)
     trials = [
         None
@@ -231,9 +228,3 @@ def propose(
         for one in chosen
     ]
     return Asked(search=name, round=number, rung=rung, trials=[*trials, *[None] * (slots - len(trials))], empty=empty)
-
-
-def _copy(before: Path | None, journal: Path) -> None:
-    assert before is not None  # for mypy: the first step asks for trials
-    with before.open("rb") as source, whole_file(journal) as file:
-        shutil.copyfileobj(source, file)

@@ -118,10 +118,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-NAMES: dict[Objective, str] = {
-    "eval_loss": "validation loss",
-    "uses_feedback": "use of feedback",
-}
+NAMES: dict[Objective, str] = {"eval_loss": "validation loss", "uses_feedback": "use of feedback"}
 
 MEANINGS: dict[Objective, str] = {
     "eval_loss": "validation loss in nats per token, the lower the better",
@@ -213,11 +210,6 @@ class Study(msgspec.Struct, frozen=True, kw_only=True):
     def gpu_hours(self) -> float:
         """What all trials took together."""
         return sum(trial.gpu_hours for trial in self.trials)
-
-    def missing_from(self, before: "Study | None") -> list[StudyTrial]:
-        """Return the trials whose results an earlier account of the same search does not have."""
-        known = before.trials if before else []
-        return [trial for trial in self.trials if trial not in known]
 
     def best(self, limits: SearchLimits) -> StudyTrial | None:
         """Return the best of the trials that trained to their end within the limits; None if there is none."""

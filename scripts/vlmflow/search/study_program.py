@@ -161,8 +161,7 @@ def _importances(study: optuna.Study) -> dict[str, float] | None:
     done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
     if len({trial.value for trial in done}) < STARTUP:
         return None
-    found: dict[str, float] = optuna.importance.get_param_importances(study)
-    return found
+    return dict(optuna.importance.get_param_importances(study))
 
 
 if __name__ == "__main__":

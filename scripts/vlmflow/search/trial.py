@@ -9,7 +9,6 @@ searches may train in that folder: each has its own hours.
 """
 
 import json
-import logging
 import math
 import os
 import signal
@@ -27,7 +26,7 @@ from msgspec.structs import replace as replace_fields
 from vlmflow.config.search_settings import trained_with
 from vlmflow.core import child_programs
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.in_trainer.messages import End, read_events
 from vlmflow.search.study import Amount, AskedTrial, TrialResult
 from vlmflow.supervisor.failures import TrainersDiedError, refuse_bad_step
@@ -35,9 +34,6 @@ from vlmflow.supervisor.progress import Newest
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import OutOfHoursError, Trained, TrainingFailedError, train
 from vlmflow.swift.arguments import Training
-
-log = logging.getLogger("vlmflow")
-
 
 TRIES = 2
 """How often in a row a step may get nowhere before that is its answer: its trainers died, or nobody was left to say
@@ -105,7 +101,11 @@ def one_start(step: Step) -> Iterator[None]:
     SIGTERM ends this process, with code 143, after that is recorded, unless the block handles the signal itself.
     """
     step.file.parent.mkdir(parents=True, exist_ok=True)
-    _close_all(step.folder)
+    # What is trained from now on is another's, and no time of a start that nobody ended.
+    for file in (step.folder.path / "starts").glob("*.json"):
+        starts = read_account(file, Starts)
+        if starts.since is not None:
+            write_account(file, _ended(starts, step.folder))
     before = starts_of(step)
     write_account(step.file, replace_fields(before, tries=before.tries + 1, since=time.time()))
     began = time.monotonic()
@@ -133,30 +133,18 @@ def one_start(step: Step) -> Iterator[None]:
         end(died)
 
 
-def _close_all(folder: RunFolder) -> None:
-    """End all starts in a folder that nobody ended: what is trained from now on is another's, and no time of theirs."""
-    for file in (folder.path / "starts").glob("*.json"):
-        found = read_account(file, Starts)
-        if found.since is not None:
-            write_account(file, _ended(found, folder))
-
-
 def _ended(starts: Starts, folder: RunFolder) -> Starts:
     """Return the account of a start that ended without a word: it took until its trainers' last sign of life."""
     assert starts.since is not None
-    silent = max(0.0, min(_last_sign(folder), time.time()) - starts.since)
+    files = (folder.progress, folder.trainer_log)
+    last_sign = max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+    silent = max(0.0, min(last_sign, time.time()) - starts.since)
     return replace_fields(starts, seconds=starts.seconds + silent, since=None)
 
 
 def forget_tries(step: Step) -> None:
     """Let the step be tried again, by whoever removes the answer that its tries gave."""
     write_account(step.file, replace_fields(starts_of(step), tries=0))
-
-
-def _last_sign(folder: RunFolder) -> float:
-    """Return when trainers last wrote something, in seconds since 1970; 0 if they never did."""
-    files = (folder.progress, folder.trainer_log)
-    return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from vlmflow.config.model_types import ModelType, kinds_of
 from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import ADAPTER_WEIGHTS
 from vlmflow.core.child_programs import ANSWER_KEY, THREADS_OF_LIBRARIES, child_environment
-from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.core.errors import PassingError, VlmflowError, printable_lines
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.merging.trained import read_adapter_config
@@ -72,14 +72,13 @@ def serve_with_transformers(
     dtype: str = "auto",
     threads: int | None = None,
     port: int = 0,
-    limit: float = START_SECONDS,
     key: str | None = None,
 ) -> Iterator[Server]:
     """Serve the folder of a model (`served_folder`) on the loopback address as long as the block runs (`guarded`).
 
     Requests name the model by the folder's name. scratch: an empty folder for its caches. log: the file for its output.
     device: cpu, or auto for the GPUs. dtype: the type in which it computes; auto is that of the weights. threads: cores
-    that it may use; None for all. port: 0 for a free one. limit: seconds until it must answer. key: as for `running`.
+    that it may use; None for all. port: 0 for a free one. key: as for `running`.
 
     The thread that calls this must live as long as the block: the server ends with it, however it ends.
     Raises VlmflowError with the end of its output if it ends before it answers, PassingError if it takes too long.
@@ -93,7 +92,7 @@ def serve_with_transformers(
         at = port or free_port()
         words = [sys.executable, str(guarded.__file__), model, *how, "--port", str(at)]
         try:
-            with running(words, model, at, place, log, env, limit, key=key) as server:
+            with running(words, model, at, place, log, env, key=key) as server:
                 yield server
                 return
         except PortTakenError:  # somebody took the port between our look and the server's
@@ -160,8 +159,7 @@ def environment(scratch: Path, threads: int | None = None) -> dict[str, str]:
 def free_port() -> int:
     """Return a port of the loopback address on which nobody listens now."""
     with socket.create_server((LOOPBACK, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -221,8 +219,7 @@ def _listens(pid: int, port: int) -> bool:
 
 def end_of(log: Path, characters: int = 2000) -> str:
     """Return the last characters of a server's output, without what could steer a terminal."""
-    text = log.read_text(errors="replace")[-characters:]
-    return "\n".join(map(printable, text.splitlines()))
+    return printable_lines(log.read_text(errors="replace")[-characters:])
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -125,59 +125,49 @@ class MachineFaultError(VlmflowError):
     """The machines are not what the training needs; its data and settings may be good."""
 
 
-FAULTS = [
-    (
-        r"MaxLengthError: (.*)",
+FAULTS: dict[str, tuple[str, type[VlmflowError]]] = {
+    r"MaxLengthError: (.*)": (
         "raise runs.NAME.train.max_length, or lower runs.NAME.train.image_max_tokens",
         VlmflowError,
     ),
-    (
-        r"((?:OutOfMemoryError|CUDA (?:error: )?out of memory|Cuda failure 2\b|\w+_STATUS_ALLOC_FAILED).*)",
+    r"((?:OutOfMemoryError|CUDA (?:error: )?out of memory|Cuda failure 2\b|\w+_STATUS_ALLOC_FAILED).*)": (
         REMEDY,
         OutOfGpuMemoryError,
     ),
-    (
-        r"(Signal 9 \(SIGKILL\) received by PID \d+)",
+    r"(Signal 9 \(SIGKILL\) received by PID \d+)": (
         "a trainer killed from outside usually ran out of main memory: look at the kernel's log (dmesg), raise the "
         "memory, or lower runs.NAME.train.dataloader_workers; the same command resumes from the newest checkpoint",
         TrainersDiedError,
     ),
-    (
-        r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)",
+    r"(?m)^(.*(?:Timed out waiting \d+ms|collective operation timeout).*)": (
         "a process waited half an hour for the others: look for a hang in the trainer's log",
         PassingError,
     ),
-    (
-        r"(not really distributed: .*)",
+    r"(not really distributed: .*)": (
         "set runs.NAME.processes: 1, or unset WORLD_SIZE, RANK and MASTER_* where you start the workflow",
         MachineFaultError,
     ),
-    (
-        r"(not the same GPUs on all nodes: .*)",
+    r"(not the same GPUs on all nodes: .*)": (
         "select one product in the pod template gpu (docs/kubernetes.md, Several nodes): the slowest would hold up all",
         MachineFaultError,
     ),
-    (
-        r"(strategy \S+ is not at work: .*)",
+    r"(strategy \S+ is not at work: .*)": (
         "train with another strategy: accelerate did not start this one on the run's device",
         MachineFaultError,
     ),
-    (
-        r"(Target modules .* not found in the base model)",
+    r"(Target modules .* not found in the base model)": (
         "fix runs.NAME.train.lora.target_modules: a layer's name is part of its weights' names, such as q_proj",
         VlmflowError,
     ),
-    (
-        r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)",
+    r"(unrecognized arguments: .*|error: argument .*|remaining_argv: .*)": (
         "fix runs.NAME.train.swift_args in the configuration",
         VlmflowError,
     ),
-    (
-        r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)",
+    r"(?m)^(?:\[rank\d+\]: *)?(?:[\w.]*\.)?(\w*(?:Error|Exception): .*)": (
         "look at the end of the trainer's log; the same command resumes from the newest checkpoint",
         TrainersDiedError,
     ),
-]
+}
 """Patterns of failures in a trainer's log (ms-swift's and PyTorch's texts), the next step, and the error to raise."""
 
 
@@ -217,7 +207,7 @@ def failure_of(code: int, logs: Sequence[LogTail], label: str, passed_on: Sequen
         )
     texts = {tail.log: _lines(tail.text()) for tail in logs}
     no_cause = NO_CAUSE_AFTER_A_SIGNAL if passed_on else NO_CAUSE
-    for pattern, next_step, error in FAULTS:
+    for pattern, (next_step, error) in FAULTS.items():
         causes = [
             (match.strip(), log)
             for log, text in texts.items()
@@ -263,11 +253,14 @@ def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:
     steps = [int(path.name.partition("-")[2]) for path in folder.output.glob("*") if NAME.fullmatch(path.name)]
     spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
+    stage = folder.path.absolute().parent  # there is a command that shows a step's rows for full trainings alone
+    shown = f" (make rows RUN={stage.parent.name} STEP={bad.step} shows them)" if stage.name == "full" else ""
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
-    rows = _named(ids_of(train, bad.rows))
+    ids = ids_of(train, bad.rows)
+    rows = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
     raise VlmflowError(
         f"{label}: step {bad.step}: {_in_words(bad)}; rows {rows}; {last_good} ({folder.output})",
-        f"lower runs.NAME.train.learning_rate; or correct the rows{_shown_by(folder, bad.step)}, or leave them out, in "
+        f"lower runs.NAME.train.learning_rate; or correct the rows{shown}, or leave them out, in "
         f"the raw file; both train from step 0. To train on unchanged, remove {' and '.join([str(file), *spoiled])}",
     )
 
@@ -280,18 +273,7 @@ def ids_of(train: Path, rows: list[int]) -> list[str]:
     return [str(json.loads(line).get("id", f"line {row + 1}")) for row, line in zip(rows, read, strict=True)]
 
 
-def _shown_by(folder: RunFolder, step: int) -> str:
-    """Return the command that shows a step's rows; there is one for full trainings, at RUN/full/DIGEST."""
-    stage = folder.path.absolute().parent
-    return f" (make rows RUN={stage.parent.name} STEP={step} shows them)" if stage.name == "full" else ""
-
-
 def _in_words(bad: BadStep) -> str:
     if bad.fault is Fault.EXPLODED:
         return f"{bad.fault}: {', '.join(bad.losses)} nats per token from step {bad.first} on"
     return f"{bad.fault} (loss {bad.losses[-1]})"
-
-
-def _named(ids: list[str]) -> str:
-    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-    return ", ".join(ids[:NAMED]) + more

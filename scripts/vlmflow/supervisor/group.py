@@ -4,7 +4,6 @@ On a cluster the others are pods that wait for this one's launch file. Without o
 which run the same program.
 """
 
-import logging
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import msgspec
 
 from vlmflow.core import child_programs
 from vlmflow.core.child_programs import child_environment
+from vlmflow.core.errors import log
 from vlmflow.core.processes import bound_to_this_process, import_path
 from vlmflow.supervisor import other_node
 from vlmflow.supervisor.launch import ALONE, Place
@@ -27,8 +27,6 @@ from vlmflow.supervisor.other_node import Launch, Order, Report, read_report, wr
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.arguments import Training, as_data
 from vlmflow.swift.child_process import visible_gpus
-
-log = logging.getLogger("vlmflow")
 
 SETTLE = 10.0
 """Seconds in which the trainers of other nodes end by themselves when these have failed: most notice it at once."""
@@ -81,7 +79,7 @@ class Group:
             resume=resume.name if resume else None,
             training=as_data(self._training),
         )
-        self._write("train")
+        self.write("train")
         for node in self.others if self.is_local else ():
             if node not in self._here:
                 self._here[node] = self._start_here(node)
@@ -93,10 +91,6 @@ class Group:
             self._looked = time.monotonic()
             self._lost = [node for node in self.others if self._failed(node)]
         return self._lost
-
-    def ask_for_stacks(self) -> None:
-        """Let the other nodes' trainers write where they are."""
-        self._write("stacks")
 
     def still_running(self) -> list[int]:
         """Return the nodes whose trainers still run some seconds after those of this node have failed."""
@@ -110,7 +104,7 @@ class Group:
 
         signalled: whether this process must end, too.
         """
-        self._write("stop")
+        self.write("stop")
         begun, warned = time.monotonic(), False
         on_cluster = FOR_ANSWER_AFTER_SIGNAL if signalled else FOR_ANSWER
         while silent := list(filter(self._may_run, self.others)):
@@ -131,7 +125,7 @@ class Group:
             except subprocess.TimeoutExpired:
                 process.kill()
 
-    def _write(self, order: Order) -> None:
+    def write(self, order: Order) -> None:
         """Write an order. One to stop must not hide why the trainers failed: an error of the volume is only logged."""
         if self._launch is not None:
             self._launch = msgspec.structs.replace(self._launch, order=order)

@@ -1,6 +1,5 @@
 """The trainers of one node: torchrun starts them, one process each, and they are its children."""
 
-import logging
 import os
 import shutil
 import signal
@@ -16,7 +15,7 @@ import psutil
 
 from vlmflow.config.machine_needs import search_path
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import remove
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.in_trainer import process as trainer
@@ -25,8 +24,6 @@ from vlmflow.pictures.budget import BYTES_PER_TOKEN
 from vlmflow.supervisor.run_folder import RunFolder, refuse_foreign_code
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import Training, as_words
-
-log = logging.getLogger("vlmflow")
 
 JOIN_SECONDS = 7200
 """How long a node waits for the others, which may still pull the image. Before that the executor ends a group whose
@@ -103,19 +100,31 @@ def log_of(folder: RunFolder, node: int) -> Path:
 
 def command(training: Training, folder: RunFolder, resume: Path | None, place: Place = ALONE) -> list[str]:
     """Return the torchrun command line of a node."""
-    torchrun = ["-m", "torch.distributed.run", *_meeting(training, place), f"--nproc_per_node={training.processes}"]
+    meeting = ["--standalone"]
+    if training.nodes > 1:  # only the static way gives each node the ranks of its own number
+        meeting = [
+            *(f"--nnodes={training.nodes}", f"--node_rank={place.node}", "--rdzv_backend=static"),
+            *(f"--rdzv_endpoint={place.endpoint}", f"--rdzv_id={place.meeting}"),
+            f"--rdzv_conf=timeout={JOIN_SECONDS}",
+        ]
+    torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc_per_node={training.processes}"]
     settings = training.settings
     groups = settings.group_by_length and settings.sequence_parallel == 1
     grouped = str(training.data.lengths("train").absolute()) if groups else None
+    micro_batches = None
+    if training.micro_batch_tokens is not None:
+        train, val = (str(training.data.lengths(split).absolute()) for split in ("train", "val"))
+        shape = training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows
+        micro_batches = MicroBatches(*shape, train=train, val=val)
     orders = Orders(
         folder=str(folder.path.absolute()),
         starter=os.getpid(),
         processes=training.ranks,
-        batches_per_step=training.settings.gradient_accumulation_steps,
+        batches_per_step=settings.gradient_accumulation_steps,
         tuner=training.tuner.name,
         strategy=training.strategy.name,
-        early_stop_after=training.settings.early_stop_after,
-        micro_batches=_micro_batches(training),
+        early_stop_after=settings.early_stop_after,
+        micro_batches=micro_batches,
         group_by_length=grouped,
         stop_at=training.stop_at,
         seconds=None if training.hours is None else 3600 * training.hours,
@@ -132,30 +141,6 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     # Our trainer makes batches and steps (in_trainer/batches.py); the last word of a name counts.
     ours = as_words({"gradient_accumulation_steps": 1, "group_by_length": False})
     return [sys.executable, *torchrun, *worker, *places, *training.arguments(), *ours]
-
-
-def _micro_batches(training: Training) -> MicroBatches | None:
-    if training.micro_batch_tokens is None:
-        return None
-    train, val = (str(training.data.lengths(split).absolute()) for split in ("train", "val"))
-    settings = training.settings
-    return MicroBatches(
-        training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows, train=train, val=val
-    )
-
-
-def _meeting(training: Training, place: Place) -> list[str]:
-    """Return how nodes meet. Only the static way gives each node the ranks of its own number."""
-    if training.nodes == 1:
-        return ["--standalone"]
-    return [
-        f"--nnodes={training.nodes}",
-        f"--node_rank={place.node}",
-        "--rdzv_backend=static",
-        f"--rdzv_endpoint={place.endpoint}",
-        f"--rdzv_id={place.meeting}",
-        f"--rdzv_conf=timeout={JOIN_SECONDS}",
-    ]
 
 
 def _cache(folder: RunFolder, node: int) -> Path:

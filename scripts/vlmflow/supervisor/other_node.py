@@ -29,13 +29,11 @@ import msgspec
 import psutil
 
 from vlmflow.core.account import write_account
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.lease import Sign, newest
 from vlmflow.supervisor.launch import Place, end, let_them_save, ranks_of, start
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.arguments import Training, from_data
-
-log = logging.getLogger("vlmflow")
 
 ATTEMPT = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 """The name of an attempt; on a cluster it is that of a Kubernetes object."""
@@ -190,14 +188,15 @@ class OtherNode:
             if self._ends and (self._torchrun is None or self._torchrun.poll() is not None):
                 break
             self._obey(*orders, RunFolder(file.parent))
-            if self._ends:
-                self._let_them_save()
+            if self._ends and self._torchrun is not None:
+                let_them_save(self._torchrun, self._told)
             self._report(file.parent)
             time.sleep(PAUSE)
         self._end_trainers()
-        if file is None or file.exists():
-            if file:
-                self._report(file.parent)
+        if file is None:
+            return False
+        if file.exists():
+            self._report(file.parent)
             return False
         report_file(file.parent, self._attempt, self._node).unlink(missing_ok=True)
         log.info(f"attempt {self._attempt} is over")
@@ -236,9 +235,6 @@ class OtherNode:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         self._ends = True
-        self._let_them_save()
-
-    def _let_them_save(self) -> None:
         if self._torchrun is not None:
             let_them_save(self._torchrun, self._told)
 

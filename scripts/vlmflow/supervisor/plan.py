@@ -4,7 +4,6 @@ The plan is kept in the run folder, with what it was made of, and what it saves.
 """
 
 import hashlib
-import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.strategies import strategy_of, tuner_of
 from vlmflow.core.account import read_account, write_account
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import count_lines
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.steps import FEWEST_TOKENS, Plan, Planner, Steps, read_sizes, scheduled, size_of
@@ -26,8 +25,6 @@ from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.adapter_targets import adapter_targets
 from vlmflow.swift.arguments import BaseModel, Passes, Training
 from vlmflow.swift.template_texts import named
-
-log = logging.getLogger("vlmflow")
 
 PLAN = "plan.json"
 """The file of a run folder with a `StepPlan`."""

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Self, TypeVar
+from typing import Literal, Self
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
@@ -15,9 +15,6 @@ from vlmflow.core.files import read_json
 from vlmflow.core.progress import clock
 from vlmflow.in_trainer.messages import STATE, Begin, End, Event, Log, new_events, read_event, stalled
 from vlmflow.supervisor.run_folder import JOB, RunFolder
-
-T = TypeVar("T")
-
 
 Doing = Literal["starting", "training", "evaluating", "saving", "ended", "interrupted"]
 """ended: at its last step, or early by validation loss. interrupted: before that; the same command resumes it."""
@@ -60,29 +57,21 @@ class Newest:
         """Update the figures from one more event."""
         self.step = event.step
         if isinstance(event, Begin):
-            self._begin(event)
+            self.sessions += 1
+            self.begun_at, self.target, self._tokens_before = event.step, event.target, event.tokens
+            self.time, self.ended, self.waited = 0.0, False, None
+            self.eval_losses = {step: loss for step, loss in self.eval_losses.items() if step <= event.step}
         elif isinstance(event, Log):
-            self._log(event)
+            self.seconds += event.time - self.time
+            self.tokens += event.tokens - self._tokens_before
+            self.time, self.target, self._tokens_before = event.time, event.target, event.tokens
+            for name in ("loss", "learning_rate", "grad_norm", "waited", "memory"):
+                if (value := getattr(event, name)) is not UNSET:
+                    setattr(self, name, value)
+            if event.eval_loss is not UNSET:
+                self.eval_losses[event.step] = event.eval_loss
         elif isinstance(event, End):
             self.ended = True
-
-    def _begin(self, event: Begin) -> None:
-        self.sessions += 1
-        self.begun_at, self.target, self._tokens_before = event.step, event.target, event.tokens
-        self.time, self.ended, self.waited = 0.0, False, None
-        self.eval_losses = {step: loss for step, loss in self.eval_losses.items() if step <= event.step}
-
-    def _log(self, event: Log) -> None:
-        self.seconds += event.time - self.time
-        self.tokens += event.tokens - self._tokens_before
-        self.time, self.target, self._tokens_before = event.time, event.target, event.tokens
-        self.loss = _newer(event.loss, self.loss)
-        self.learning_rate = _newer(event.learning_rate, self.learning_rate)
-        self.grad_norm = _newer(event.grad_norm, self.grad_norm)
-        self.waited = _newer(event.waited, self.waited)
-        self.memory = _newer(event.memory, self.memory)
-        if event.eval_loss is not UNSET:
-            self.eval_losses[event.step] = event.eval_loss
 
     @property
     def eval_loss(self) -> float | None:
@@ -99,10 +88,6 @@ class Newest:
     def seconds_left(self) -> float | None:
         """Seconds up to the last step at the speed of the newest session; None before its first step."""
         return None if (seconds := self.seconds_per_step) is None else seconds * (self.target - self.step)
-
-
-def _newer(value: T | UnsetType, before: T | None) -> T | None:
-    return before if value is UNSET else value
 
 
 def report_line(newest: Newest) -> str:
@@ -195,11 +180,9 @@ def _run_in(folder: RunFolder, holder: str) -> LocalRun:
             newest = Newest.of(new_events(lines))
         # Events older than the holder are those of an earlier session.
         begun = newest.sessions > 0 and folder.progress.stat().st_mtime > since
-    settings = _settings(folder)
-    if settings:
+    now: Doing = "training" if begun else "starting"
+    if settings := _settings(folder):
         now = doing(newest, settings, folder.output, runs=True, begun=begun)
-    else:
-        now = "training" if begun else "starting"
     return LocalRun(run, stage, folder, holder, since, now, newest)
 
 

@@ -5,7 +5,6 @@ adapter of a checkpoint, or the model's own weights with what proves them.
 """
 
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -18,7 +17,7 @@ from vlmflow.config.run_settings import LoraSettings
 from vlmflow.config.strategies import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LORA, MODEL_INDEX, MODEL_WEIGHTS, Tuner
 from vlmflow.core.account import read_account, refuse_changed
 from vlmflow.core.errors import VlmflowError, counted
-from vlmflow.core.files import sha256_of
+from vlmflow.core.files import link_or_copy, sha256_of
 from vlmflow.in_trainer.messages import LOGITS, TRAINED, StepLoss
 from vlmflow.lengths.summary import FittedSplit, SplitLengths
 from vlmflow.swift.arguments import Passes
@@ -296,7 +295,8 @@ def release(folder: Path, target: Path, tuner: Tuner = LORA) -> None:
         if tuner.trains_adapter:
             shutil.copyfile(folder / name, target / name)
         else:
-            _link_readable(folder / name, target / name)
+            (folder / name).chmod(0o644)
+            link_or_copy(folder / name, target / name)
 
 
 def digests_of(folder: Path, tuner: Tuner = LORA) -> dict[str, str]:
@@ -340,11 +340,3 @@ def _open_every_tensor(file: Path) -> None:
     with safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (no mapping)
             tensors.get_slice(name)
-
-
-def _link_readable(source: Path, target: Path) -> None:
-    source.chmod(0o644)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(source, target)

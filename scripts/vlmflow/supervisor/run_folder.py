@@ -13,7 +13,6 @@ are loaded with `weights_only=True` (transformers, `in_trainer.fsdp2`).
 
 import fcntl
 import json
-import logging
 import os
 import re
 import shutil
@@ -34,13 +33,11 @@ from typing import Any
 import msgspec
 
 from vlmflow.config.strategies import LORA, Strategy, Tuner
-from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.core.errors import PassingError, VlmflowError, log, printable
 from vlmflow.core.files import sha256_of, write_json
 from vlmflow.core.lease import Lease
 from vlmflow.in_trainer.messages import DIGESTS, PROGRESS, STATE, SavedDigests, evaluated, stalled
 from vlmflow.supervisor.report import kinds_of, released_files
-
-log = logging.getLogger("vlmflow")
 
 JOB = "job.json"
 """What a run folder is bound to."""
@@ -257,7 +254,9 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
     for folder in sorted(folders, key=lambda folder: int(folder.name.partition("-")[2]), reverse=True):
         if (checkpoint := read_checkpoint(folder, processes, strategy, tuner)) is not None:
             return checkpoint
-        missing = missing_kinds(folder, strategy, tuner)
+        states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
+        kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
+        missing = [kind for kind in kinds if not any(folder.glob(kind))]  # the trainer's state is written last
         if not missing or STATE in missing:
             log.warning(f"{folder}: incomplete or damaged; removed")
             shutil.rmtree(folder)
@@ -268,13 +267,6 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
         folder.rename(kept)
         log.warning(f"{folder}: lacks {', '.join(missing)}, so no training can resume from it; moved to {kept}")
     return None
-
-
-def missing_kinds(folder: Path, strategy: Strategy, tuner: Tuner = LORA) -> list[str]:
-    """Return the kinds of files that a checkpoint lacks. The trainer's state is written last."""
-    states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
-    kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
-    return [kind for kind in kinds if not any(folder.glob(kind))]
 
 
 def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
@@ -290,7 +282,12 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
         state = json.loads((folder / STATE).read_bytes())
         if _changed_since_saved(folder, released_files(folder, tuner)):
             return None
-        for file in _torch_files(folder, processes, strategy):
+        random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
+        # Files of torch.save are zip archives with a checksum per record.
+        for file in [
+            *_states(folder, processes, strategy),
+            *(folder / name for name in ("scheduler.pt", *random_states)),
+        ]:
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
@@ -314,13 +311,6 @@ def _changed_since_saved(checkpoint: Path, names: list[str]) -> bool:
         return False
     saved = msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests).sha256
     return any(saved.get(name) != sha256_of(checkpoint / name) for name in names)
-
-
-def _torch_files(folder: Path, processes: int, strategy: Strategy) -> list[Path]:
-    """Return the files from torch.save: zip archives with a checksum per record."""
-    random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
-    states = _states(folder, processes, strategy)
-    return [*states, folder / "scheduler.pt", *(folder / name for name in random_states)]
 
 
 def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:

@@ -8,7 +8,6 @@ another length: a smoke run has the longest rows, and the time of a step does no
 """
 
 import hashlib
-import logging
 import math
 import random
 import statistics
@@ -26,7 +25,7 @@ from msgspec import UNSET, structs
 
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import SmokeSettings
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import whole_file
 from vlmflow.core.progress import clock
 from vlmflow.in_trainer.messages import Event, Log
@@ -50,8 +49,6 @@ from vlmflow.supervisor.report import Check, FullRun, Gate, Pace, PlannedMerge, 
 from vlmflow.supervisor.train import TooLargeError
 from vlmflow.swift.arguments import Passes, Training
 from vlmflow.swift.model_layers import Layers, share_without_adapter
-
-log = logging.getLogger("vlmflow")
 
 FEWEST_STEPS = 4
 """The fewest steps of a smoke run."""
@@ -180,21 +177,15 @@ def smoke_training(full: Training, chosen: SmokeRows, smoke: SmokeSettings, fold
         with whole_file(file) as target, whole_file(data.lengths(split)) as lengths:
             target.write(lines[split])
             lengths.writelines(msgspec.json.encode(row) + b"\n" for row in getattr(chosen, split))
-    return replace(
-        full,
-        data=data,
-        passes=None,
-        settings=full.settings.model_copy(
-            update={
-                "max_steps": smoke.steps,
-                "checkpoint_steps": (smoke.steps + 1) // 2,
-                "evaluation_steps": (smoke.steps + 1) // 2,
-                "early_stop_after": None,
-                "micro_batch_tokens": full.micro_batch_tokens,
-                "gradient_checkpointing": full.gradient_checkpointing,
-            }
-        ),
-    )
+    changes = {
+        "max_steps": smoke.steps,
+        "checkpoint_steps": (smoke.steps + 1) // 2,
+        "evaluation_steps": (smoke.steps + 1) // 2,
+        "early_stop_after": None,
+        "micro_batch_tokens": full.micro_batch_tokens,
+        "gradient_checkpointing": full.gradient_checkpointing,
+    }
+    return replace(full, data=data, passes=None, settings=full.settings.model_copy(update=changes))
 
 
 def find_passes(full: Training, fits: Fits | None, smoke: Callable[[Training], Smoke]) -> tuple[Training, Smoke]:
@@ -293,8 +284,9 @@ def judge(
     """
     ranks = full.ranks
     losses = [loss for _, loss in report.losses or []]
+    span = f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
     checks = [
-        Check("every loss is a finite number", _finite(losses), _span(losses)),
+        Check("every loss is a finite number", _finite(losses), span),
         Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
         Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
@@ -423,10 +415,6 @@ def _checks_of_layers(layers: list[Layers], full: Training) -> list[Check]:
 
 def _finite(values: list[float]) -> bool:
     return bool(values) and all(math.isfinite(value) for value in values)
-
-
-def _span(losses: list[float]) -> str:
-    return f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
 
 
 def _falls(losses: list[float], eval_losses: list[float]) -> tuple[bool, str]:

@@ -1,7 +1,6 @@
 """Runs a training from its first step, or from its newest checkpoint, to its target, and reports it."""
 
 import importlib.metadata
-import logging
 import math
 import time
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.config.run_settings import experiments
-from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError, counted
+from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError, counted, log
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Begin, End, Model, logged, read_events
 from vlmflow.supervisor.failures import (
@@ -20,7 +19,7 @@ from vlmflow.supervisor.failures import (
     refuse_bad_step,
     resume_once,
 )
-from vlmflow.supervisor.group import Group, group_of
+from vlmflow.supervisor.group import group_of
 from vlmflow.supervisor.launch import refuse_small_shared_memory
 from vlmflow.supervisor.plan import kept_plan, read_plan
 from vlmflow.supervisor.progress import Newest, last_step
@@ -39,11 +38,8 @@ from vlmflow.supervisor.run_folder import (
     newest_whole_checkpoint,
     read_checkpoint,
 )
-from vlmflow.supervisor.watch import Onlooker, launch, nobody
+from vlmflow.supervisor.watch import Launcher, Onlooker, nobody
 from vlmflow.swift.arguments import Training
-
-log = logging.getLogger("vlmflow")
-
 
 PACKAGES = ("torch", "ms-swift", "transformers", "peft", "accelerate")
 
@@ -95,13 +91,11 @@ def train(
         with group_of(training, folder, threads) as group:
             loaders = training.ranks if group.is_local else training.processes
             refuse_small_shared_memory(training.settings, loaders, plan.picture_tokens if plan else None)
-            return _train(training, folder, lock, group, label, resumes, onlooker)
+            return _train(training, Launcher(folder, lock, group, label, onlooker), resumes)
 
 
-def _train(
-    training: Training, folder: RunFolder, lock: int, group: Group, label: str, resumes: bool, onlooker: Onlooker
-) -> Trained:
-    patience = training.settings.early_stop_after
+def _train(training: Training, launcher: Launcher, resumes: bool) -> Trained:
+    patience, folder, label = training.settings.early_stop_after, launcher.folder, launcher.label
     with _failures_of_the_training():
         refuse_bad_step(folder, training.data.train, label)
     begun = last = _newest(training, folder)
@@ -114,7 +108,7 @@ def _train(
             again = f"; lost since then, and trained again: {counted(lost, 'step')}" if lost else ""
             log.info(f"{label}: resuming from step {last.step} of {last.target} ({last.folder}){again}")
         with _failures_of_the_training():
-            left = _launch(training, folder, last, lock, group, label, resumes, onlooker)
+            left = _launch(training, launcher, last, resumes)
             over = left is not None and left <= 0
             refuse_bad_step(folder, training.data.train, label)
         last = _newest(training, folder)
@@ -122,10 +116,7 @@ def _train(
     if last is None or not last.ended(patience, training.stop_at):
         if over:
             at = f"step {last.step} of {last.target}" if last else "no checkpoint"
-            raise OutOfHoursError(
-                f"{label}: its hours are over, with {at}",
-                "give it more hours: it resumes there",
-            )
+            raise OutOfHoursError(f"{label}: its hours are over, with {at}", "give it more hours: it resumes there")
         if last is None:
             raise InterruptedTrainingError(
                 f"{label}: the training was interrupted before its first checkpoint",
@@ -179,16 +170,7 @@ def _failures_of_the_training() -> Iterator[None]:
         raise TrainingFailedError(error.cause, error.next_step) from None
 
 
-def _launch(
-    training: Training,
-    folder: RunFolder,
-    last: Checkpoint | None,
-    lock: int,
-    group: Group,
-    label: str,
-    resumes: bool,
-    onlooker: Onlooker,
-) -> float | None:
+def _launch(training: Training, launcher: Launcher, last: Checkpoint | None, resumes: bool) -> float | None:
     """Start the trainers; if a GPU runs out of memory, or they hang, start them once more from each checkpoint.
 
     Returns the hours that are left to them then; None without a limit.
@@ -197,16 +179,15 @@ def _launch(
     left = training.hours
     while True:
         try:
-            now = replace(training, hours=left)
-            launch(now, folder, last.folder if last else None, lock, group, label, onlooker)
+            launcher.launch(replace(training, hours=left), last.folder if last else None)
             return _left(training.hours, begun)
         except ResumableError as error:
             if not resumes and isinstance(error, OutOfGpuMemoryError):
                 raise TooLargeError(error.cause, error.next_step) from None
             left = _left(training.hours, begun)
-            last = _newest(training, folder) if resumes else None
+            last = _newest(training, launcher.folder) if resumes else None
             begin = 0 if resumes and error.begins_again else None
-            mark = resume_once(folder, last.step if last else begin, error)
+            mark = resume_once(launcher.folder, last.step if last else begin, error)
             log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
 
 
@@ -242,7 +223,6 @@ def report(training: Training, trained: Trained) -> TrainingReport:
         )
     models = [event for event in events if isinstance(event, Model)]
     newest = Newest.of(events)
-    seconds, tokens = newest.seconds, newest.tokens
     state = trained.last.state
     best = Best(trained.best.step, math.nan if state.best_metric is None else state.best_metric)
     patience = training.settings.early_stop_after
@@ -256,9 +236,9 @@ def report(training: Training, trained: Trained) -> TrainingReport:
         world_size=begins[-1].world_size,
         parallel_mode=begins[-1].parallel_mode,
         device=begins[-1].device,
-        seconds=round(seconds, 2),
-        tokens=tokens,
-        tokens_per_second=round(tokens / seconds, 1) if seconds else None,
+        seconds=round(newest.seconds, 2),
+        tokens=newest.tokens,
+        tokens_per_second=round(newest.tokens / newest.seconds, 1) if newest.seconds else None,
         peak_memory=ends[-1].peak_memory if ends else [],
         layers=models[-1].layers if models else [],
         losses=logged(state.log_history, "loss"),

@@ -4,7 +4,6 @@ A rank gives signs of life at each forward pass (`in_trainer.messages`). Ranks w
 step; so if one hangs, soon none gives a sign. Then each writes where it is, and is ended.
 """
 
-import logging
 import math
 import shutil
 import signal
@@ -13,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from vlmflow.core.errors import PassingError, VlmflowError
+from vlmflow.core.errors import PassingError, VlmflowError, log
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.in_trainer.messages import FOLDER, Doing, Model, beats_of, innermost_frames, new_events, stacks_of
 from vlmflow.supervisor.failures import HangError, LogTail, ResumableError, failure_of
@@ -27,8 +27,6 @@ from vlmflow.supervisor.progress import Newest, report_line
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.swift.arguments import Training
 from vlmflow.swift.model_layers import what_is_trained
-
-log = logging.getLogger("vlmflow")
 
 Onlooker = Callable[[RunFolder, bool], None]
 """Called several times a second while trainers run, with their run folder and True; with False when they ended."""
@@ -108,7 +106,7 @@ class HangWatch:
 
         trainers: torchrun, whose children are the ranks of this node. group: the other nodes.
         """
-        group.ask_for_stacks()
+        group.write("stacks")
         for process in ranks_of(trainers).values():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGUSR1)
@@ -122,26 +120,6 @@ class HangWatch:
             doing = _sign(beats_of(self._folder, rank))[1]
             places.append(f"rank {rank}, {doing}, {f'is in {frames}' if frames else 'does not answer'}")
         return "; ".join(places)
-
-
-def end_hang(
-    watch: HangWatch, trainers: subprocess.Popen[bytes], group: Group, trainer_log: Path, minutes: float, label: str
-) -> HangError | PassingError:
-    """End trainers of this node that hang; returns the error, with where each rank was.
-
-    It is a PassingError if the kernel does not end them.
-    """
-    where = watch.where(trainers, group, trainer_log)
-    if not end(trainers):
-        return PassingError(
-            f"{label}: the trainers hang, and do not end when they are killed",
-            "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
-            "another one",
-        )
-    return HangError(
-        f"{label}: no sign of life for {minutes:.2g} minutes; {where}",
-        f"the stacks are in {trainer_log}: most ranks wait in a collective operation for the one that is elsewhere",
-    )
 
 
 def _sign(file: Path) -> tuple[int, str]:
@@ -164,51 +142,6 @@ def _stacks_in(file: Path, give_up: float) -> str:
     return file.read_text(errors="replace") if file.is_file() else ""
 
 
-def launch(
-    training: Training,
-    folder: RunFolder,
-    resume: Path | None,
-    lock: int,
-    group: Group,
-    label: str,
-    onlooker: Onlooker = nobody,
-) -> None:
-    """Train in `folder` until the trainers end, with progress on the console.
-
-    resume: the checkpoint to resume from. lock: the run folder's lock, which this node's trainers hold as long as they
-    run. group: the other nodes. label: the stage and run, for messages. onlooker: see `Onlooker`.
-
-    After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end; while they still load, they
-    end at once.
-    Raises VlmflowError with the cause if they fail, on any node; HangError after they were ended because they hang.
-    """
-    folder.output.mkdir(exist_ok=True)
-    hangs = HangWatch(folder.path, training.ranks, training.settings.hang_minutes)
-    seen = end_of_whole_lines(folder.progress)
-    logs = [LogTail(log_of(folder, node)) for node in range(training.nodes)]
-    error: VlmflowError | None = None
-    with signals_passed_on() as signals:
-        passed_on = signals.numbers
-        trainers = start(training, folder, resume, group.threads, group.begin(resume), lock)
-        signals.trainers = trainers
-        try:
-            silent = _watch(trainers, hangs, group, folder, seen, label, onlooker, signals, logs[0])
-            if silent is not None:
-                error = end_hang(hangs, trainers, group, folder.trainer_log, silent, label)
-        finally:
-            onlooker(folder, False)
-    if error is not None or trainers.returncode:  # also if the kernel does not end those of this node
-        for node in group.still_running():
-            logs[node].end_here()  # they end because we end them
-        group.stop(bool(passed_on))
-    if error is None and trainers.returncode:
-        error = failure_of(trainers.returncode, logs, label, passed_on)
-    if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
-        error = PassingError(error.cause, error.next_step)
-    if error is not None:
-        raise error
-
-
 def end_of_whole_lines(progress: Path) -> int:
     """Remove an incomplete last line of the progress file, which a full disk leaves, and return the file's size."""
     with progress.open("a+b") as file:
@@ -220,55 +153,113 @@ def end_of_whole_lines(progress: Path) -> int:
     return whole
 
 
-def _watch(
-    trainers: subprocess.Popen[bytes],
-    hangs: HangWatch,
-    group: Group,
-    folder: RunFolder,
-    seen: int,
-    label: str,
-    onlooker: Onlooker,
-    signals: Signals,
-    log_tail: LogTail,
-) -> float | None:
-    """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
+@dataclass(frozen=True)
+class Launcher:
+    """Starts and watches the trainers of a run folder that this process holds.
 
-    signals: what they are told. log_tail: their output. They also end, or are ended, after those of another node have
-    failed.
-
-    Returns the minutes without a sign of life if they hang.
+    lock: the run folder's lock, which this node's trainers hold as long as they run. group: the other nodes. label: the
+    stage and run, for messages. onlooker: see `Onlooker`.
     """
-    interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
-    shown_at, shown = -interval, ""
-    lost_since: float | None = None
-    told_at: float | None = None
-    newest = Newest()
-    with folder.progress.open("rb") as lines:
-        lines.seek(seen)
-        while True:
-            ended = trainers.poll() is not None
-            for event in new_events(lines):
-                newest.take(event)
-                if isinstance(event, Model):
-                    log.info(f"{label}: {what_is_trained(event.layers)}")
-            line = report_line(newest)
-            if line != shown and (ended or time.monotonic() - shown_at >= interval):
-                shown_at, shown = time.monotonic(), line
-                ranks = f" · {hangs.in_words()}" if line and group.others else ""
-                print(f"{label}: {line}{ranks}", file=sys.stderr, flush=True)
-            if ended:
-                return None
-            signals.pass_on()
-            told_at = told_at or (time.monotonic() if signals.numbers else None)
-            long_ago = told_at is not None and time.monotonic() - told_at > AFTER_SIGNAL * 60
-            most = AFTER_SIGNAL if long_ago and group.others else math.inf
-            if (silent := hangs.silent_for(most)) is not None:
-                return silent
-            if lost := group.lost():
-                lost_since = lost_since or time.monotonic()
-                if time.monotonic() - lost_since > ALONE_SECONDS:
-                    log.warning(f"{label}: the trainers of node {lost[0]} have failed; ending the others")
-                    log_tail.end_here()
-                    end(trainers)
-            onlooker(folder, True)
-            time.sleep(0.2)
+
+    folder: RunFolder
+    lock: int
+    group: Group
+    label: str
+    onlooker: Onlooker = nobody
+
+    def launch(self, training: Training, resume: Path | None) -> None:
+        """Train until the trainers end, with progress on the console. resume: the checkpoint to resume from.
+
+        After SIGTERM or SIGINT (Ctrl-C) to this process the trainers save a checkpoint and end; while they still load,
+        they end at once.
+        Raises VlmflowError with the cause if they fail, on any node; HangError after they were ended because they hang.
+        """
+        folder, group = self.folder, self.group
+        folder.output.mkdir(exist_ok=True)
+        hangs = HangWatch(folder.path, training.ranks, training.settings.hang_minutes)
+        seen = end_of_whole_lines(folder.progress)
+        logs = [LogTail(log_of(folder, node)) for node in range(training.nodes)]
+        error: VlmflowError | None = None
+        with signals_passed_on() as signals:
+            passed_on = signals.numbers
+            trainers = start(training, folder, resume, group.threads, group.begin(resume), self.lock)
+            signals.trainers = trainers
+            try:
+                silent = self._watch(trainers, hangs, seen, signals, logs[0])
+                if silent is not None:
+                    error = self._end_hang(hangs, trainers, silent)
+            finally:
+                self.onlooker(folder, False)
+        if error is not None or trainers.returncode:  # also if the kernel does not end those of this node
+            for node in group.still_running():
+                logs[node].end_here()  # they end because we end them
+            group.stop(bool(passed_on))
+        if error is None and trainers.returncode:
+            error = failure_of(trainers.returncode, logs, self.label, passed_on)
+        if isinstance(error, ResumableError) and passed_on:  # who wants them to end does not want them to resume
+            error = PassingError(error.cause, error.next_step)
+        if error is not None:
+            raise error
+
+    def _watch(
+        self, trainers: subprocess.Popen[bytes], hangs: HangWatch, seen: int, signals: Signals, log_tail: LogTail
+    ) -> float | None:
+        """Print the trainers' progress from the folder's progress file, from byte `seen` on, until they end or hang.
+
+        signals: what they are told. log_tail: their output. They also end, or are ended, after those of another node
+        have failed.
+
+        Returns the minutes without a sign of life if they hang.
+        """
+        interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
+        shown_at, shown = -interval, ""
+        lost_since: float | None = None
+        told_at: float | None = None
+        newest = Newest()
+        with self.folder.progress.open("rb") as lines:
+            lines.seek(seen)
+            while True:
+                ended = trainers.poll() is not None
+                for event in new_events(lines):
+                    newest.take(event)
+                    if isinstance(event, Model):
+                        log.info(f"{self.label}: {what_is_trained(event.layers)}")
+                line = report_line(newest)
+                if line != shown and (ended or time.monotonic() - shown_at >= interval):
+                    shown_at, shown = time.monotonic(), line
+                    ranks = f" · {hangs.in_words()}" if line and self.group.others else ""
+                    print(f"{self.label}: {line}{ranks}", file=sys.stderr, flush=True)
+                if ended:
+                    return None
+                signals.pass_on()
+                told_at = told_at or (time.monotonic() if signals.numbers else None)
+                long_ago = told_at is not None and time.monotonic() - told_at > AFTER_SIGNAL * 60
+                most = AFTER_SIGNAL if long_ago and self.group.others else math.inf
+                if (silent := hangs.silent_for(most)) is not None:
+                    return silent
+                if lost := self.group.lost():
+                    lost_since = lost_since or time.monotonic()
+                    if time.monotonic() - lost_since > ALONE_SECONDS:
+                        log.warning(f"{self.label}: the trainers of node {lost[0]} have failed; ending the others")
+                        log_tail.end_here()
+                        end(trainers)
+                self.onlooker(self.folder, True)
+                time.sleep(0.2)
+
+    def _end_hang(self, hangs: HangWatch, trainers: subprocess.Popen[bytes], minutes: float) -> VlmflowError:
+        """End trainers of this node that hang; returns the error, with where each rank was.
+
+        It is a PassingError if the kernel does not end them, otherwise a HangError.
+        """
+        where = hangs.where(trainers, self.group, self.folder.trainer_log)
+        if not end(trainers):
+            return PassingError(
+                f"{self.label}: the trainers hang, and do not end when they are killed",
+                "they wait for a disk or a GPU that does not answer: restart this machine, or run the same command on "
+                "another one",
+            )
+        return HangError(
+            f"{self.label}: no sign of life for {minutes:.2g} minutes; {where}",
+            f"the stacks are in {self.folder.trainer_log}: most ranks wait in a collective operation for the one that "
+            "is elsewhere",
+        )

@@ -294,8 +294,7 @@ def as_data(training: Training) -> dict[str, Any]:
     """Return a training as JSON's own types, for the other nodes: with absolute places, and names in place of code."""
     strategy = _Strategy(training.strategy.name, training.strategy.deepspeed)
     named = vars(training) | {"strategy": strategy, "tuner": training.tuner.name}
-    data: dict[str, Any] = msgspec.to_builtins(named, enc_hook=_encode)
-    return data
+    return dict(msgspec.to_builtins(named, enc_hook=_encode))
 
 
 def from_data(data: dict[str, Any]) -> Training:

@@ -18,16 +18,17 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime, tzinfo
+from datetime import datetime
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from vlmflow.core.processes import die_with_parent
 from vlmflow.rows.chat import IMAGE_TAG, as_written, declarations_of, messages_of, places_answered
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 from vlmflow.swift.child_process import failure, limited, quick_imports
+from vlmflow.swift.own_template import clock_at, own_template
 from vlmflow.swift.row_counter import IGNORED, SMALL, RowCounter, picture_token
 
 CHECK, INPUTS = "check", "inputs"
@@ -52,8 +53,6 @@ def main() -> None:
     task, rows, *words = sys.argv[1:]
     files, words = (words[:2], words[2:]) if task == CHECK else (words[:1], words[1:])
     with quick_imports():
-        from vlmflow.swift.own_template import own_template
-
         template = own_template(words)
         from swift.dataset import load_dataset
 
@@ -203,12 +202,7 @@ def _served(processor: Any, tokenizer: Any, row: ShareGptRow, day: datetime) -> 
     """
     from transformers.utils import chat_template_utils
 
-    class OnThatDay(datetime):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls(day.year, day.month, day.day, day.hour, day.minute, tzinfo=tz)
-
-    chat_template_utils.datetime = OnThatDay  # only in this child
+    chat_template_utils.datetime = clock_at(day)  # only in this child
 
     def rendered(number: int, prompt: bool, tools: str) -> str:
         shown = row.until(number)

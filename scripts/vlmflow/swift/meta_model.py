@@ -13,13 +13,7 @@ from typing import Any
 
 import msgspec
 import torch
-from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     ConversionOps,
@@ -28,6 +22,7 @@ from transformers.core_model_loading import (
     rename_source_key,
     revert_weight_conversion,
 )
+from transformers.models.auto import modeling_auto
 
 from vlmflow.swift.child_process import limited
 from vlmflow.swift.model_layers import describe
@@ -57,7 +52,7 @@ def built(config: PreTrainedConfig, **options: Any) -> PreTrainedModel | None:
 
 def class_of(config: Any) -> Any:
     """Return the class of models with a configuration; None if transformers does not know one."""
-    kinds: list[Any] = [MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING]
+    kinds = [modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING]
     return next((mapping[type(config)] for mapping in kinds if type(config) in mapping), None)
 
 
@@ -85,8 +80,7 @@ class Loading:
 
     def place(self, name: str) -> str:
         """Return the name in memory of a tensor of the files, or of the tensor that it becomes a part of."""
-        place: str = rename_source_key(name, *self._rules)[0]
-        return place
+        return str(rename_source_key(name, *self._rules)[0])
 
     def converts(self, names: Iterable[str]) -> bool:
         """Return whether all of these tensors are converted as they are loaded: gathered, split, transposed."""
@@ -150,8 +144,7 @@ def loaded_as(base: Path, names: Collection[str]) -> dict[str, str]:
 
     base: the model's folder. names: those of all its tensors. Returns {} if transformers cannot build the model.
     """
-    in_memory: dict[str, str] = limited(partial(_loaded_as, base, names)).get("names", {})
-    return in_memory
+    return dict(limited(partial(_loaded_as, base, names)).get("names", {}))
 
 
 def saved_as(base: Path) -> dict[str, str]:
@@ -159,8 +152,7 @@ def saved_as(base: Path) -> dict[str, str]:
 
     The merge takes the rules of loading, and the proof of its result those of saving, so that it repeats no error.
     """
-    in_memory: dict[str, str] = limited(partial(_saved_as, base)).get("names", {})
-    return in_memory
+    return dict(limited(partial(_saved_as, base)).get("names", {}))
 
 
 def _loaded_as(base: Path, names: Collection[str]) -> dict[str, Any]:

@@ -106,10 +106,8 @@ def layers_of(model: Any) -> list[Layers]:
     found: dict[str, dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
         layer, is_adapters = _layer_of(name)
-        group = found.setdefault(
-            starred(layer),
-            {"kind": "", "layers": set(), "parameters": 0, "bytes": 0, "trained": 0},
-        )
+        empty = {"kind": "", "layers": set(), "parameters": 0, "bytes": 0, "trained": 0}
+        group = found.setdefault(starred(layer), empty)
         group["layers"].add(layer)
         numbers = _numbers(parameter)
         if not is_adapters:
@@ -127,7 +125,9 @@ def layers_of(model: Any) -> list[Layers]:
 def what_is_trained(layers: Sequence[Layers]) -> str:
     """Return a line for people: how many numbers are trained, in which kinds of layers, and in which large ones not."""
     total, trained = sum(layer.parameters for layer in layers), sum(layer.trained for layer in layers)
-    within = dict.fromkeys(_last_name(layer) for layer in layers if layer.trained)
+    # The name of a layer in its block: q_proj.
+    paths = (layer.name.split(".") for layer in layers if layer.trained)
+    within = dict.fromkeys(next(part for part in reversed(path) if part != "*") for path in paths)
     without = [
         f"{layer.name} ({layer.parameters / total:.0%} of the model)"
         for layer in layers
@@ -142,11 +142,6 @@ def share_without_adapter(layers: Sequence[Layers]) -> float:
     """Return the share of a model's numbers that are in layers of which nothing is trained."""
     total = sum(layer.parameters for layer in layers)
     return sum(layer.parameters for layer in layers if not layer.trained) / max(1, total)
-
-
-def _last_name(layers: Layers) -> str:
-    """Return the name of a layer in its block: q_proj."""
-    return next(part for part in reversed(layers.name.split(".")) if part != "*")
 
 
 def _layer_of(parameter: str) -> tuple[str, bool]:

@@ -26,7 +26,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta, tzinfo
+from datetime import date, datetime, time, timedelta, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -91,30 +91,35 @@ def limit_pictures() -> None:
 
     They are those that are published (`merging.proof`).
     """
+
+    def limit(template: Any, processor: Any) -> None:
+        if most_tokens := os.environ.get(IMAGE_MAX_TOKENS):  # `make_swift_names` writes only texts
+            budget = PictureBudget.of(Path(processor.model_info.model_dir), int(most_tokens))
+            for key, value in budget.left_to_processor.items():
+                setattr(processor.image_processor, key, value)
+
+    _with_each_template(limit)
+
+
+def _with_each_template(change: Callable[[Any, Any], None]) -> None:
+    """Change each template that ms-swift makes from now on and in this process. change: takes it and its processor."""
     from swift.template.base import Template
 
     plain = Template.__init__
 
     def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
         plain(template, processor, *values, **named)
-        if most_tokens := os.environ.get(IMAGE_MAX_TOKENS):  # `make_swift_names` writes only texts
-            budget = PictureBudget.of(Path(processor.model_info.model_dir), int(most_tokens))
-            for key, value in budget.left_to_processor.items():
-                setattr(processor.image_processor, key, value)
+        change(template, processor)
 
     Template.__init__ = make
 
 
 def hold_one_date() -> None:
     """Let all templates that ms-swift makes from now on and in this process write the date of their model."""
-    from swift.template.base import Template
-
-    plain = Template.__init__
     day = datetime.now()
     days = [day - timedelta(days=1), day, day + timedelta(days=1)]  # ms-swift's import may be before midnight
 
-    def make(template: Any, processor: Any, *values: Any, **named: Any) -> None:
-        plain(template, processor, *values, **named)
+    def hold(template: Any, processor: Any) -> None:
         own = str(getattr(processor, "chat_template", None) or "")
         held = date_in(own, alone=True) or date_in(own, alone=False) or OTHERWISE
         for part in HELD_IN:
@@ -124,7 +129,7 @@ def hold_one_date() -> None:
             setattr(template.template_meta, part, text)
         _show_clocks(held)
 
-    Template.__init__ = make
+    _with_each_template(hold)
 
 
 def _dated(text: Any, today: list[str], held: str) -> Any:
@@ -136,21 +141,27 @@ def _dated(text: Any, today: list[str], held: str) -> Any:
     return text
 
 
-def _show_clocks(day: date) -> None:
-    """Let the modules of ms-swift's templates read a day from their clock."""
+def clock_at(at: datetime) -> type[datetime]:
+    """Return a clock that stands still, in place of the class `datetime`."""
 
-    class OnThatDay(datetime):
+    class StandingClock(datetime):
         @classmethod
         def now(cls, tz: tzinfo | None = None) -> Self:
-            return cls(day.year, day.month, day.day, tzinfo=tz)
+            return cls(at.year, at.month, at.day, at.hour, at.minute, tzinfo=tz)
 
         @classmethod
         def today(cls) -> Self:
             return cls.now()
 
+    return StandingClock
+
+
+def _show_clocks(day: date) -> None:
+    """Let the modules of ms-swift's templates read a day from their clock."""
+    clock = clock_at(datetime.combine(day, time()))
     for name, module in list(sys.modules.items()):
         if name.startswith("swift.template.") and isinstance(vars(module).get("datetime"), type):
-            module.datetime = OnThatDay  # type: ignore[attr-defined]
+            module.datetime = clock  # type: ignore[attr-defined]
 
 
 class _Row(msgspec.Struct):
@@ -227,11 +238,7 @@ def encode_rows_as_served() -> None:
     base.Template._remove_history_thinking = cut_thoughts
     LossScale._inner_call = weigh_last_alone
     agent_template_map[AGENT_TEMPLATE] = AsServed
-    core.remove_arrow_padding = base.remove_arrow_padding = _unchanged
-
-
-def _unchanged(declaration: Any) -> Any:
-    return declaration
+    core.remove_arrow_padding = base.remove_arrow_padding = lambda declaration: declaration
 
 
 def encode_as_in_training() -> None:

@@ -69,27 +69,19 @@ def keep_rows_apart() -> None:
     def mask_of_padding(*sizes: Any, attention_mask: Any = None, **options: Any) -> Any:
         return None if attention_mask is None else mask(*sizes, attention_mask=attention_mask, **options)
 
-    def attention(
-        module: Any,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        cu_seq_lens_q: Sequence[int] | None = None,
-        **options: Any,
-    ) -> tuple[torch.Tensor, None]:
+    def attention(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any) -> Any:
         """Attend as transformers' functions do. query, key, value: rows × heads × tokens × width.
 
-        cu_seq_lens_q: where each row of the sequence begins, and its end; None for plain batches, and in the tower.
+        Without ROWS, in plain batches and in the tower, attention is within the whole sequence.
         """
-        if cu_seq_lens_q is None:
-            result: tuple[torch.Tensor, None] = plain(module, query, key, value, attention_mask, **options)
-            return result
+        begins: Sequence[int] | None = options.pop(ROWS, None)
+        if begins is None:
+            return plain(module, query, key, value, attention_mask, **options)
         if options.get("sliding_window"):
             raise RuntimeError("a layer attends to a window; rows of one sequence would need a mask")
         parts = [
             plain(module, *(each[:, :, begin:end] for each in (query, key, value)), None, **options)[0]
-            for begin, end in pairwise(cu_seq_lens_q)
+            for begin, end in pairwise(begins)
         ]
         return torch.cat(parts, dim=1), None
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from vlmflow.config.model import errors_in_words, settings_of, tool_parser
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError, counted
-from vlmflow.core.files import whole_file
+from vlmflow.core.files import write_text
 from vlmflow.reports.former_trainings import to_train
 from vlmflow.reports.overview import index_page
 
@@ -37,8 +37,7 @@ def main(files: list[Path], folder: Path) -> Path:
     page = folder / "reports" / "index.html"
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     html, runs = index_page(folder, folder / settings.stores.runs, page, configured, now)
-    with whole_file(page, "w") as file:
-        file.write(html)
+    write_text(page, html)
     none = '; name the working directory: ARGS="--directory …"' if not runs else ""
     print(f"{page}: {counted(runs, 'run')}{none}")
     return page

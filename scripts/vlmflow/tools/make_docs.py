@@ -11,7 +11,7 @@ from typing import Any
 from vlmflow.config.model import Config
 from vlmflow.config.raw_forms import table
 from vlmflow.config.settings import MOST, allowed
-from vlmflow.core.files import whole_file, write_json
+from vlmflow.core.files import write_json, write_text
 from vlmflow.harness.stage import run_stage
 from vlmflow.rows.sharegpt import json_schema
 
@@ -96,10 +96,9 @@ def main(*, docs: Path = Path("docs")) -> None:
     docs: the folder with config.md, config.schema.json, sharegpt-row.schema.json, and data.md; of the latter only the
     table of kinds is replaced.
     """
-    with whole_file(docs / "data.md", "w") as page:
-        page.write(with_kinds((docs / "data.md").read_text()))
-    with whole_file(docs / "config.md", "w") as page:
-        page.write(reference_page())
+    data = with_kinds((docs / "data.md").read_text())
+    write_text(docs / "data.md", data)
+    write_text(docs / "config.md", reference_page())
     write_json(docs / "config.schema.json", Config.model_json_schema())
     write_json(docs / "sharegpt-row.schema.json", json_schema())
 

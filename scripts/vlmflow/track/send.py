@@ -6,7 +6,6 @@ Sends a run's story to its trackers, each on its own: one that fails keeps no ot
 """
 
 import errno
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 from vlmflow.config.after_training import TrackSettings
 from vlmflow.core.account import read_account
 from vlmflow.core.child_programs import MLFLOW_KEYS, OTLP_KEYS, ask, keys_of, python_of
-from vlmflow.core.errors import PassingError, VlmflowError, counted, printable, printable_lines
+from vlmflow.core.errors import PassingError, VlmflowError, counted, log, printable, printable_lines
 from vlmflow.core.files import count_lines, sha256_of, whole_folder
 from vlmflow.evaluation.choice import Case, with_right_last
 from vlmflow.evaluation.report import AnsweredRow, AnswerReport, EvaluatedRow, EvaluationReport
@@ -50,12 +49,10 @@ class EventFolders:
             if not folder.is_dir():
                 link.unlink()
                 del self._named[folder]
-        new = [folder for folder in self._with_events() if folder not in self._named]
-        return sorted(self._link(folder) for folder in sorted(new, key=_newest, reverse=True))
-
-    def _with_events(self) -> list[Path]:
         folders = self._store.glob("*/*/*/checkpoints/runs")
-        return [folder for folder in folders if folder.parts[-4] in ("smoke", "full") and any(folder.glob(EVENTS))]
+        filled = [folder for folder in folders if folder.parts[-4] in ("smoke", "full") and any(folder.glob(EVENTS))]
+        new = [folder for folder in filled if folder not in self._named]
+        return sorted(self._link(folder) for folder in sorted(new, key=_newest, reverse=True))
 
     def _link(self, folder: Path) -> str:
         run, stage, digest = folder.parts[-5:-2]
@@ -200,8 +197,6 @@ def all_traces(
     ]
 
 
-log = logging.getLogger("vlmflow")
-
 CONTENT = "content"
 """The file beside an offline run that holds the digest of its content."""
 
@@ -280,25 +275,20 @@ def _to_mlflow(address: str, experiment: str, told: Any) -> Sent:
 
 def _to_wandb(project: str, story: Story, told: Any, store: Path) -> Sent:
     """Write the offline run, whole, in the place of an older one of this run."""
-    place = store / "wandb" / f"{story.run}-{story.digest[:16]}"
+    final = store / "wandb" / f"{story.run}-{story.digest[:16]}"
     wanted = f"{project} {story.content}"
-    mark = place / CONTENT
+    mark = final / CONTENT
     figures = len(story.points) + len(story.results) + len(story.evaluated)
     if mark.is_file() and mark.read_text() == wanted:
-        return Sent(str(place), story.run, False, figures)
-    with whole_folder(place) as folder:
+        return Sent(str(final), story.run, False, figures)
+    with whole_folder(final) as folder:
         question = {"project": project, "folder": str(folder.absolute()), "story": told}
         ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())}, limit=LONGEST)
-        _remove_links(folder)
+        for place in folder.rglob("*"):
+            if place.is_symlink():  # to wandb's logs; they name the folder as it is called until it is whole
+                place.unlink()
         (folder / CONTENT).write_text(wanted)
-    return Sent(str(place), story.run, True, figures)
-
-
-def _remove_links(folder: Path) -> None:
-    """Remove wandb's links to its logs: they name the folder as it is called until it is whole."""
-    for place in folder.rglob("*"):
-        if place.is_symlink():
-            place.unlink()
+    return Sent(str(final), story.run, True, figures)
 
 
 def _to_otlp(address: str, project: str, traces: Sequence[RowTrace], story: Story) -> Sent:

@@ -158,7 +158,10 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
                 f"remove {folder}, and make it again",
             )
         verdicts[f"evaluate.{evaluation.split}"] = f"{evaluation.verdict}: {evaluation.sentence}"
-        figures |= _of_evaluation(evaluation)
+        at = f"evaluate/{evaluation.split}"
+        figures |= _of_margins(at, evaluation.figures.all)
+        if evaluation.figures.without_gold:
+            figures |= _of_margins(f"{at}/without_gold", evaluation.figures.without_gold)
     for folder in answered:
         figures |= _of_answers(read_account(folder / REPORT, AnswerReport))
     events = read_events(full / PROGRESS)
@@ -255,13 +258,6 @@ def _figures(event: Log) -> Iterator[tuple[str, float]]:
     for name in OF_TRAINING:
         if (value := getattr(event, name)) is not UNSET:
             yield f"train/{name}", float(value)
-
-
-def _of_evaluation(report: EvaluationReport) -> Iterator[tuple[str, float]]:
-    at, figures = f"evaluate/{report.split}", report.figures
-    yield from _of_margins(at, figures.all)
-    if figures.without_gold:
-        yield from _of_margins(f"{at}/without_gold", figures.without_gold)
 
 
 def _of_margins(at: str, figures: MarginFigures) -> Iterator[tuple[str, float]]:

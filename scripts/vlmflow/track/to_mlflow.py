@@ -27,9 +27,9 @@ from mlflow.exceptions import MlflowException
 from requests.adapters import HTTPAdapter
 from sqlalchemy.exc import SQLAlchemyError
 
-from vlmflow.core.child_programs import MLFLOW_KEYS, answer_with, without_keys
+from vlmflow.core.child_programs import MLFLOW_KEYS, answer_with
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.track.to_otlp import read
+from vlmflow.track.to_otlp import read, shown
 
 METRICS, PARAMS = 1000, 100
 """How many metrics, and how many params or tags, a request may have (MLflow's REST API, runs/log-batch)."""
@@ -67,10 +67,10 @@ def main(question: dict[str, Any]) -> dict[str, Any]:
             raise explained(error, address) from None
     except (SQLAlchemyError, CommandError, OSError) as error:
         kind = PassingError if any(cause in str(error) for cause in PASSES) else VlmflowError
-        raise kind(f"{address}: {shown(error)}", FILE) from None
+        raise kind(f"{address}: {shown(str(error), SHOWN_OF_ERROR)}", FILE) from None
     except (ParseError, ValueError, TypeError, LookupError, AttributeError) as error:  # what the client does not expect
-        name = type(error).__name__
-        raise VlmflowError(f"{address}: its answer is not MLflow's: {name}: {shown(error)}", SERVER) from None
+        fault = f"{type(error).__name__}: {shown(str(error), SHOWN_OF_ERROR)}"
+        raise VlmflowError(f"{address}: its answer is not MLflow's: {fault}", SERVER) from None
 
 
 def limit_answers() -> None:
@@ -94,7 +94,12 @@ def send(question: dict[str, Any]) -> dict[str, Any]:
     experiment = experiment_id(client, question["experiment"])
     digest = story["digest"]
     found = client.search_runs([experiment], f"tags.`vlmflow.digest` = '{digest}'", ViewType.ACTIVE_ONLY, 1)
-    run = found[0] if found else begin(client, experiment, story)
+    if found:
+        run = found[0]
+    else:  # with the digest by which it is found again
+        start = round(1000 * (story["ended"] - story["seconds"]))
+        mark = {"vlmflow.digest": digest}
+        run = client.create_run(experiment, start_time=start, tags=mark, run_name=story["run"])
     name = run.info.run_id
     figures = len(story["points"]) + len(story["results"]) + len(story["evaluated"])
     if run.data.tags.get("vlmflow.content") == story["content"]:
@@ -132,14 +137,6 @@ def experiment_id(client: MlflowClient, name: str) -> str:
     return str(known.experiment_id)
 
 
-def begin(client: MlflowClient, experiment: str, story: dict[str, Any]) -> Run:
-    """Make the run, with the digest by which it is found again."""
-    start = round(1000 * (story["ended"] - story["seconds"]))
-    return client.create_run(
-        experiment, start_time=start, tags={"vlmflow.digest": story["digest"]}, run_name=story["run"]
-    )
-
-
 def metrics_of(client: MlflowClient, run: Run, story: dict[str, Any]) -> list[Metric]:
     """Return the figures of a story with the same times at each sending: they count from the run's start in MLflow.
 
@@ -154,22 +151,17 @@ def metrics_of(client: MlflowClient, run: Run, story: dict[str, Any]) -> list[Me
     ]
     evaluated = []
     for key, value in story["evaluated"].items():
-        if (shown := run.data.metrics.get(key)) != value:
-            before = [] if shown is None else client.get_metric_history(run.info.run_id, key)
+        if (known := run.data.metrics.get(key)) != value:
+            before = [] if known is None else client.get_metric_history(run.info.run_id, key)
             evaluated.append(Metric(key, value, max((each.timestamp + 1 for each in before), default=end), 0))
     return of_steps + [Metric(key, value, end, 0) for key, value in story["results"].items()] + evaluated
-
-
-def shown(error: Exception) -> str:
-    """Return an error's text without keys, and only then cut, which may leave half a key."""
-    return " ".join(without_keys(str(error)).split())[:SHOWN_OF_ERROR]
 
 
 def explained(error: MlflowException, address: str) -> VlmflowError:
     """Return an error of MLflow as ours, with a next step."""
     if isinstance(ours := error.__cause__ or error.__context__, VlmflowError):
         return ours
-    cause = f"{address}: {shown(error)}"
+    cause = f"{address}: {shown(str(error), SHOWN_OF_ERROR)}"
     # MLflow takes an unknown status, no answer, and a page in the place of an answer for an error 500.
     said = re.search(r"failed with error code (\d{3})", cause)
     status = int(said[1]) if said else error.get_http_status_code()

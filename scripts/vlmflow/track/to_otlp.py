@@ -126,9 +126,9 @@ class Session(requests.Session):
         return response
 
 
-def shown(text: str) -> str:
+def shown(text: str, most: int = SHOWN_OF_ERROR) -> str:
     """Return a server's text as our messages have it: without keys, and only then cut, which may leave half a key."""
-    return " ".join(without_keys(text).split())[:SHOWN_OF_ERROR]
+    return " ".join(without_keys(text).split())[:most]
 
 
 def text_of(response: requests.Response) -> str:

@@ -12,7 +12,7 @@ from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.chosen_split import ChosenSplit, RawRows, choose_from_split
+from vlmflow.evaluation.chosen_split import ChosenSplit, SplitFiles, choose_from_split
 from vlmflow.rows.holdout import Part, group_of, half_of
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -26,7 +26,7 @@ def test_a_picture_in_no_manifest_is_named(tmp_path: Path) -> None:
     write_account(stats, some_stats(digests={"val.jsonl": sha256_of(rows)}))
     with pytest.raises(VlmflowError, match=r"1 pictures are in no image manifest .*train.jsonl\): gqa/1.jpg"):
         choose_from_split(
-            rows, stats, tmp_path, [manifest], RawRows(), feedback=True, count=1, key="k", seed=1, part=None
+            SplitFiles(rows, stats, tmp_path, [manifest]), feedback=True, count=1, key="k", seed=1, part=None
         )
 
 
@@ -38,7 +38,7 @@ def test_the_halves_of_val_are_evaluated_apart_and_give_each_other_controls(tmp_
 
     def chosen(part: Part | None) -> ChosenSplit:
         how = {"feedback": True, "count": 1000, "key": "k", "seed": 1}
-        return choose_from_split(rows, stats, tmp_path, [], RawRows(), part=part, **how)
+        return choose_from_split(SplitFiles(rows, stats, tmp_path), part=part, **how)
 
     halves = {part: {each.case.row.id for each in chosen(part).rows} for part in ("chooses", "judges")}
     judges = half_of((group_of(each, {}) for each in of_val), "judges") or frozenset()
@@ -77,7 +77,7 @@ def test_rows_of_a_data_set_whose_kind_has_no_feedback_are_out_unless_the_run_de
     some = [of_mixture(row(number, f"c{number % 7}"), name) for name in ("fire", "chats") for number in range(30)]
     file, stats = mixture(tmp_path, *some, kinds={"fire": "fire", "chats": "messages"})
     how = {"feedback": feedback, "count": 1000, "key": "k", "seed": 1, "part": None}
-    chosen = choose_from_split(file, stats, tmp_path, [], RawRows(), **how)
+    chosen = choose_from_split(SplitFiles(file, stats, tmp_path), **how)
     assert {each.case.row.id.partition(":")[0] for each in chosen.rows} == evaluated
     assert chosen.feedback is (feedback is not False)
     assert {each.reason for each in chosen.out if each.id.startswith("chats:")} == ({out} if out else set())
@@ -97,5 +97,5 @@ def test_gold_answers_are_those_of_the_rows_own_data_set(tmp_path: Path) -> None
     kinds = {"fire": "fire", "good": "fire", "chats": "messages"}
     file, stats = mixture(tmp_path, *some, *others, kinds=kinds)
     how = {"feedback": False, "count": 1000, "key": "k", "seed": 1, "part": None}
-    chosen = choose_from_split(file, stats, tmp_path, [], RawRows({"train": [*raw.values()]}), **how)
+    chosen = choose_from_split(SplitFiles(file, stats, tmp_path, [], {"train": [*raw.values()]}), **how)
     assert chosen.gold == {f"{name}:{one}": f"gold of {name}" for name, one in ids.items()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from vlmflow.core.errors import VlmflowError
-from vlmflow.merging.verify_logits import AGREE, INCONCLUSIVE, compare, judge
+from vlmflow.merging.verify_logits import AGREE, INCONCLUSIVE, Logits, compare, judge
 
 ALLOWED = 0.05
 
@@ -18,7 +18,7 @@ def verdict(found_share: float, rounded_share: float, stray: float = 0.0, exact:
     plain[:, 0] += 10
     effect = 0.02 * torch.randn(20, 50, generator=draw)
     found = plain + found_share * effect + stray * torch.randn(20, 50, generator=draw)
-    proof = compare(plain, plain + effect, plain + rounded_share * effect, found, ALLOWED, 1, "bfloat16", "cpu")
+    proof = compare(Logits(plain, plain + effect, plain + rounded_share * effect, found), ALLOWED, 1, "bfloat16", "cpu")
     assert proof.effect_rounded == pytest.approx(rounded_share, abs=1e-3)
     return judge(proof, Path("merged"), exact)
 
@@ -47,7 +47,7 @@ def test_logits_that_stray_are_refused(stray: float) -> None:
 
 def test_logits_without_spread_are_refused() -> None:
     same = torch.zeros(20, 50)
-    proof = compare(same, same, same, same, ALLOWED, 1, "bfloat16", "cpu")
+    proof = compare(Logits(same, same, same, same), ALLOWED, 1, "bfloat16", "cpu")
     with pytest.raises(VlmflowError, match="differ by nan of their spread"):
         judge(proof, Path("merged"), exact=True)
 
@@ -56,4 +56,4 @@ def test_logits_without_spread_are_refused() -> None:
 def test_logits_of_other_shapes_are_refused(shape: tuple[int, int]) -> None:
     same = torch.ones(20, 50)
     with pytest.raises(VlmflowError, match=r"the logits have the shapes \(20, 50\), \(20, 50\), \("):
-        compare(same, same, same, torch.ones(shape), ALLOWED, 1, "bfloat16", "cpu")
+        compare(Logits(same, same, same, torch.ones(shape)), ALLOWED, 1, "bfloat16", "cpu")

@@ -14,7 +14,7 @@ from vlmflow.supervisor import launch
 from vlmflow.supervisor.failures import LogTail, OutOfGpuMemoryError, failure_of
 from vlmflow.supervisor.group import Group
 from vlmflow.supervisor.run_folder import RunFolder
-from vlmflow.supervisor.watch import launch as launch_trainers
+from vlmflow.supervisor.watch import Launcher
 
 
 def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path: Path) -> None:
@@ -103,4 +103,4 @@ def test_a_launch_says_which_signal_ended_it(tmp_path: Path, monkeypatch: pytest
             os.kill(os.getpid(), signal.SIGTERM)
 
     with folder.held({}) as lock, pytest.raises(PassingError, match="train r: SIGTERM ended the trainers"):
-        launch_trainers(training, folder, None, lock, Group(training, folder, 1), "train r", interrupt)
+        Launcher(folder, lock, Group(training, folder, 1), "train r", interrupt).launch(training, None)
