@@ -17,7 +17,6 @@ import msgspec
 from vlmflow.config.raw_forms import Meaning, folded
 from vlmflow.config.settings import NOT_IN_COLUMNS
 from vlmflow.fetch.model_files import shown
-from vlmflow.raw.rewritten import count_keys
 from vlmflow.rows.raw_text import UnreadKey
 from vlmflow.rows.strict_rows import NAMES_KEPT, Found, Names, row_decoder, strict_type
 
@@ -79,7 +78,7 @@ class Unread:
         self._shapes: dict[KeySet, Shape] = {}
         self._found = Found()
         self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
-        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested), {}))
+        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
 
     def last_turn(self) -> None:
         """Count a row whose unanswered last turn is dropped."""
@@ -138,7 +137,7 @@ class Unread:
                 done.add(path)
         self._found.keys.update({path[:NAME_KEPT] for path in paths})
         if all(len(sets) == 1 for sets in inner):
-            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths, keys)
+            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
 
     def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
         """Return what was found since the last call. first: the number of the first row since then.
@@ -196,8 +195,8 @@ class Unread:
                 if path and path not in done and self._weigh(path, number, value, answers):
                     done.add(path)
 
-    def _learn(self, keys: KeySet, paths: set[str], values: Keys) -> None:
-        """Make the shape of this set of keys the current one. values: those of a row's own keys.
+    def _learn(self, keys: KeySet, paths: set[str]) -> None:
+        """Make the shape of this set of keys the current one.
 
         A set has no shape if one of its keys may change what rows mean, because the values must then be checked in
         every row; nor if a key is too long, or a decoder cannot have it.
@@ -206,10 +205,10 @@ class Unread:
             odd = any(self._known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
             if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
                 return
-            self._shapes[keys] = self._made(*keys, values)
+            self._shapes[keys] = self._made(*keys)
         self.shape = self._shapes[keys]
 
-    def _made(self, top: Names, inner: Collection[Names], values: Keys) -> Shape:
+    def _made(self, top: Names, inner: Collection[Names]) -> Shape:
         names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
         changed = []
@@ -217,10 +216,9 @@ class Unread:
             field, kind = self._fields[key], strict_type(held, unread, [])
             holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
             changed.append((field.name, holds, msgspec.field(name=key)))
-        objects = {key: count_keys(bytes(values[key])) for key in top if bytes(values[key])[:1] in b"[{"}
-        decode = row_decoder(strict_type(general, top, changed), objects)
+        decode = row_decoder(strict_type(general, top, changed))
         if not any(inner) and plain is not general:
-            decode = row_decoder(strict_type(plain, top, []), objects, decode)
+            decode = row_decoder(strict_type(plain, top, []), decode)
         return Shape(decode, tuple(names))
 
 
