@@ -180,7 +180,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
             images = images[: len(images) - tags_in(turns[end:])]
             del turns[end:]
         if not answered:
-            unread.last_turn()
+            unread.found.last_turns += 1
         if changes:
             unread.changed(changes)
         if found.unread:
