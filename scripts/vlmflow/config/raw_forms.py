@@ -153,7 +153,7 @@ OF_TURNS = {
 PACKAGE = "vlmflow.rows.forms"
 
 
-class PictureCell(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class PictureCell(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
     """A picture in the form of the library `datasets`. path: its path. bytes: the picture itself, as base64."""
 
     path: str | None = None

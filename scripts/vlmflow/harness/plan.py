@@ -10,7 +10,7 @@ Checks while Snakemake plans, with and without -n: unknown targets, and jobs tha
 import difflib
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -186,18 +186,26 @@ def install(
         patches.compare_past_ancient_inputs(workflow.dag)
         plan()
         look_at_code()
-        _refuse_a_long_temporary_folder(workflow)
-        _refuse_trainers_without_cores(workflow, settings)
-        _refuse_nodes_without_a_shared_volume(workflow, settings)
-        _refuse_trainers_without_packages(workflow, settings)
-        _refuse_missing_roots(workflow, settings)
-        _refuse_a_missing_environment(workflow)
+        jobs = list(workflow.dag.needrun_jobs())
+        runs = sorted({run_of(settings, job) for job in jobs if job.rule.name in TRAINING})
+        here = workflow.storage_registry.default_storage_provider is None
+        try:
+            if not stage.jobs_leave(workflow):
+                _refuse_trainings_here(settings, runs)
+            if here:
+                _refuse_missing_roots(workflow, settings, jobs)
+                _refuse_a_missing_environment({job.rule.name for job in jobs})
+            else:
+                _refuse_nodes_without_a_shared_volume(workflow, settings, runs)
+        except VlmflowError as error:
+            sys.exit(str(error))
         refuse_elsewhere(workflow, settings)
         if workflow.dryrun:
-            for line in settings.former_names:
-                print(line, file=sys.stderr)
-            _say_what_is_trained(workflow, settings)
-            _say_who_is_at_work()
+            # The accounts may be elsewhere; and Snakemake's own line on the lock calls it an error (see `screen`).
+            lines = [*settings.former_names, *(notes(settings, runs, Path()) if here else ())]
+            if patches.is_held():
+                lines.append("Another Snakemake is running in this folder; this plan shows the state so far.")
+            print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr)
         elif workflow.executor_plugin and not len(workflow.dag):  # without: --dag, --report and their like
             when_nothing_is_to_do()
         elif workflow.executor_plugin and workflow.local_exec:
@@ -249,86 +257,65 @@ def _known_targets(rules: Iterable[Any], settings: Config) -> Iterator[str]:
                     yield pattern.format(**dict(zip(names, chosen, strict=True)))
 
 
-def _refuse_trainers_without_cores(workflow: Any, settings: Config) -> None:
-    """Refuse a planned training on this machine's CPU with more processes than cores."""
-    if stage.jobs_leave(workflow):
-        return
+def _refuse_trainings_here(settings: Config, runs: Sequence[str]) -> None:
+    """Refuse planned trainings that would fail on this machine.
+
+    It may lack cores for a training on the CPU, a package, a compiler or a newer driver; or the path of its folder for
+    temporary files is too long for the sockets of processes. Raises VlmflowError.
+    """
+    if runs:
+        refuse_long_temporary_folder()
     cores = available_cpu_count()
-    for job in workflow.dag.needrun_jobs():
-        if job.rule.name in TRAINING:
-            name = run_of(settings, job)
-            run = settings.runs[name]
-            if run.device == "cpu" and run.ranks > cores:
-                on_nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
-                sys.exit(
-                    f"runs.{name}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine "
-                    f"has {counted(cores, 'core')}\n  what to do: set {_less(name, run.nodes, cores)}"
-                )
+    for name in runs:
+        run = settings.runs[name]
+        if run.device == "cpu" and run.ranks > cores:
+            on_nodes = f" on {run.nodes} nodes" if run.nodes > 1 else ""
+            fewer = f"it to {cores // run.nodes} or less"
+            if run.nodes > cores:
+                fewer = f"runs.{name}.nodes to {cores} or less, and processes to 1"
+            raise VlmflowError(
+                f"runs.{name}.processes: {run.ranks} trainers{on_nodes} on device cpu, this machine has "
+                f"{counted(cores, 'core')}",
+                f"set {fewer}",
+            )
+        try:
+            if run.device == "cuda":
+                refuse_old_driver()
+            refuse_missing(run.train)
+            refuse_missing_compiler(strategy_of(run.strategy, run.deepspeed))
+        except VlmflowError as error:
+            sys.exit(str(error).replace("runs.NAME", f"runs.{name}"))
 
 
-def _less(run: str, nodes: int, cores: int) -> str:
-    """Return what to set so that a run's trainers fit on so many cores."""
-    if nodes > cores:
-        return f"runs.{run}.nodes to {cores} or less, and processes to 1"
-    return f"it to {cores // nodes} or less"
+def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config, runs: Sequence[str]) -> None:
+    """Refuse a planned training on several nodes whose pods have no folder in common for its rows and its run.
 
-
-def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config) -> None:
-    """Refuse a planned training on several nodes whose pods have no folder in common for its rows and its run."""
-    if workflow.storage_registry.default_storage_provider is None:
-        return  # all nodes are this machine
+    Raises VlmflowError.
+    """
     places = {
         "remote-job-local-storage-prefix": workflow.storage_settings.remote_job_local_storage_prefix,
         "stores.runs": settings.stores.runs,
     }
     alone = [f"{key} is {place}" for key, place in places.items() if not Path(place or "").is_absolute()]
-    for job in workflow.dag.needrun_jobs() if alone else ():
-        if job.rule.name in TRAINING and (nodes := settings.runs[run_of(settings, job)].nodes) > 1:
-            sys.exit(
-                f"runs.{run_of(settings, job)}.nodes: {nodes} nodes need a volume that all of them see: "
-                f"{', '.join(alone)}, which is in each pod alone\n  what to do: use the profile profiles/kubernetes "
-                "or profiles/kubernetes-s3 with profiles/kubernetes/stores.yaml, or set nodes: 1"
+    for name in runs if alone else ():
+        if (nodes := settings.runs[name].nodes) > 1:
+            raise VlmflowError(
+                f"runs.{name}.nodes: {nodes} nodes need a volume that all of them see: {', '.join(alone)}, which is in "
+                "each pod alone",
+                "use the profile profiles/kubernetes or profiles/kubernetes-s3 with profiles/kubernetes/stores.yaml, "
+                "or set nodes: 1",
             )
 
 
-def _refuse_a_long_temporary_folder(workflow: Any) -> None:
-    """Refuse jobs on this machine whose processes could make no sockets in its folder for temporary files."""
-    if stage.jobs_leave(workflow):
-        return
-    if any(job.rule.name in TRAINING for job in workflow.dag.needrun_jobs()):
-        try:
-            refuse_long_temporary_folder()
-        except VlmflowError as error:
-            sys.exit(str(error))
-
-
-def _refuse_trainers_without_packages(workflow: Any, settings: Config) -> None:
-    """Refuse a planned training for which this machine lacks a package, a compiler or a newer driver."""
-    if stage.jobs_leave(workflow):
-        return
-    for run in {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}:
-        try:
-            if settings.runs[run].device == "cuda":
-                refuse_old_driver()
-            refuse_missing(settings.runs[run].train)
-            refuse_missing_compiler(strategy_of(settings.runs[run].strategy, settings.runs[run].deepspeed))
-        except VlmflowError as error:
-            sys.exit(str(error).replace("runs.NAME", f"runs.{run}"))
-
-
-def _refuse_a_missing_environment(workflow: Any) -> None:
+def _refuse_a_missing_environment(planned: Set[str]) -> None:
     """Refuse a planned search on this machine without its environment: the stages before it may take hours.
 
     A tracker is told at the end of a run, and its failure fails nothing else: its missing environment is only reported.
+
+    planned: names of rules. Raises VlmflowError.
     """
-    if workflow.storage_registry.default_storage_provider is not None:
-        return  # the jobs run elsewhere
-    planned = {job.rule.name for job in workflow.dag.needrun_jobs()}
     if not planned.isdisjoint(SEARCHING):
-        try:
-            python_of("search")
-        except VlmflowError as error:
-            sys.exit(str(error))
+        python_of("search")
     if "track" in planned:
         try:
             python_of("track")
@@ -336,34 +323,17 @@ def _refuse_a_missing_environment(workflow: Any) -> None:
             print(f"the rule track will fail, and nothing else: {error}", file=sys.stderr)
 
 
-def _refuse_missing_roots(workflow: Any, settings: Config) -> None:
-    """Refuse to search for pictures on this machine in a missing folder.
+def _refuse_missing_roots(workflow: Any, settings: Config, jobs: Iterable[Any]) -> None:
+    """Refuse to search for pictures on this machine in a missing folder. Raises VlmflowError.
 
     A dry run of the shipped runs needs no pictures.
     """
-    if workflow.storage_registry.default_storage_provider is not None:
-        return  # the jobs run elsewhere
-    for job in workflow.dag.needrun_jobs():
+    for job in jobs:
         if job.rule.name in LOOKING:
             dataset = job.wildcards.dataset
             for root in settings.raw_datasets[dataset].image_roots:
                 if not Path(root).expanduser().is_dir() and not (workflow.dryrun and root == SHIPPED_ROOT):
-                    sys.exit(
-                        f"datasets.{dataset}.image_roots: no folder {root}\n"
-                        "  what to do: set the folders below which the rows' picture paths exist"
+                    raise VlmflowError(
+                        f"datasets.{dataset}.image_roots: no folder {root}",
+                        "set the folders below which the rows' picture paths exist",
                     )
-
-
-def _say_what_is_trained(workflow: Any, settings: Config) -> None:
-    """Print what earlier stages know about the runs that would be trained."""
-    if workflow.storage_registry.default_storage_provider is not None:
-        return  # their accounts are elsewhere
-    planned = {run_of(settings, job) for job in workflow.dag.needrun_jobs() if job.rule.name in TRAINING}
-    for line in notes(settings, sorted(planned), Path()):
-        print(line, file=sys.stderr)
-
-
-def _say_who_is_at_work() -> None:
-    """Print that another Snakemake is running; Snakemake's own line calls the lock an error (see `screen`)."""
-    if patches.is_held():
-        print("Another Snakemake is running in this folder; this plan shows the state so far.", file=sys.stderr)

@@ -35,7 +35,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +51,7 @@ LEFT_OUT = ("vlmflow.reports.counts_page", "vlmflow.reports.training_pages")
 result: a new layout is no reason to validate or train again, and the page gets it the next time."""
 
 MOST_KEPT = 5_000
-"""The files whose content is kept for the next call: those of some versions of the project."""
+"""The files of which the content is kept for the next call, and the digests: those of some versions of the project."""
 
 
 class Definition(NamedTuple):
@@ -76,17 +76,18 @@ class Code:
     """The modules below a folder, and what their definitions lead to."""
 
     def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
-        """Find the modules. kept_in: a file with what earlier calls read of files (see `keep`)."""
+        """Read the files. kept_in: a file with what earlier calls made of files (see `keep`)."""
         self._folder = folder
-        self._files = {_module_name(file.relative_to(folder)): file for file in folder.rglob("*.py")}
+        self._files = {_module_name(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.py")}
+        self._version = _digest_of(sorted(self._files.items()))
         self._kept = _Kept(kept_in)
-        self.module = cache(lambda name: self._kept.read(self._files[name].read_bytes()))
+        self.module = cache(lambda name: self._kept.read(self._files[name]))
         self._places = cache(self._places_of)
         self._links = cache(self._links_of)
         self._loaded = cache(self._loaded_by)
 
     def keep(self) -> None:
-        """Write what was read, for the next call; on a disk that cannot be written to, nothing."""
+        """Write the digests, for the next call; on a disk that cannot be written to, nothing."""
         self._kept.write()
 
     def digest(self, script: str, *modules: str, reads: str | None = None) -> str:
@@ -95,17 +96,23 @@ class Code:
         script, modules: dotted names; modules are those that the script loads by computed names. reads: the folder,
         relative to that of the code, of other files that it reads. Raises FileNotFoundError if it has none.
         """
-        digest = hashlib.sha256()
-        numbers = self.reached(script, *modules, pages=reads is not None)
-        for definition in numbers:
-            digest.update(f"{self.text(definition)}\n".encode())
-            for target, rest in self._links(definition).targets:
-                what = "" if target is None else numbers.get(target, "left out")
-                digest.update(f"{what} {rest}\n".encode())
+        others = b""  # names and digests of the other files
         for file in _files_in(self._folder / reads) if reads is not None else ():
             content = hashlib.sha256(file.read_bytes()).digest()
-            digest.update(file.relative_to(self._folder).as_posix().encode() + b"\0" + content)
-        return digest.hexdigest()[:16]
+            others += file.relative_to(self._folder).as_posix().encode() + b"\0" + content
+
+        def make() -> str:
+            digest = hashlib.sha256()
+            numbers = self.reached(script, *modules, pages=reads is not None)
+            for definition in numbers:
+                digest.update(f"{self.text(definition)}\n".encode())
+                for target, rest in self._links(definition).targets:
+                    what = "" if target is None else numbers.get(target, "left out")
+                    digest.update(f"{what} {rest}\n".encode())
+            digest.update(others)
+            return digest.hexdigest()[:16]
+
+        return self._kept.digest((self._version, script, modules, reads, others), make)
 
     def reached(self, script: str, *modules: str, pages: bool = False) -> dict[Definition, int]:
         """Return the definitions that a script reaches, numbered in the order in which their texts lead to them.
@@ -217,23 +224,40 @@ class Code:
         return [name for name in names if name in self._files]
 
 
-_Content = tuple[str, dict[str, Module]]
-"""The digest of the code that read the modules, and the modules by the digest of their bytes."""
+class _Content(msgspec.Struct, array_like=True):
+    """What earlier calls made of files.
+
+    version: the digest of the code that made it. digests: those of scripts, by the digest of all that they depend on.
+    modules: by the digest of a file's bytes, what was read of it, as MessagePack: only a new digest needs it.
+    """
+
+    version: str
+    digests: dict[str, str] = {}
+    modules: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode({}))
 
 
 class _Kept:
-    """What was read of files, by the digest of their bytes; also for the next call."""
+    """What was made of files; also for the next call."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
-        self._version = hashlib.sha256(Path(read_code.__file__).read_bytes()).hexdigest()
-        self._modules: dict[str, Module] = {}
+        self._content = _Content(_digest_of([Path(code).read_bytes() for code in (__file__, read_code.__file__)]))
         with suppress(OSError, msgspec.MsgspecError):
-            version, modules = msgspec.msgpack.decode(
-                file.read_bytes() if file else b"", type=tuple[str, dict[str, Module]]
-            )
-            self._modules = modules if version == self._version else {}
-        self._known = len(self._modules)
+            content = msgspec.msgpack.decode(file.read_bytes() if file else b"", type=_Content)
+            if content.version == self._content.version:
+                self._content = content
+        self._known = len(self._content.digests)
+
+    @cached_property
+    def _modules(self) -> dict[str, Module]:
+        return msgspec.msgpack.decode(self._content.modules, type=dict[str, Module])
+
+    def digest(self, of: object, make: Callable[[], str]) -> str:
+        """Return the digest of a script, which `make` makes if it is new. of: all that it depends on."""
+        key, digests = _digest_of(of), self._content.digests
+        if key not in digests:
+            digests[key] = make()
+        return digests[key]
 
     def read(self, code: bytes) -> Module:
         digest = hashlib.sha256(code).hexdigest()
@@ -242,10 +266,16 @@ class _Kept:
         return self._modules[digest]
 
     def write(self) -> None:
-        if self._file is not None and len(self._modules) > self._known:
-            newest = dict(list(self._modules.items())[-MOST_KEPT:])
+        if self._file is not None and len(self._content.digests) > self._known:
+            digests = dict(list(self._content.digests.items())[-MOST_KEPT:])
+            modules = dict(list(self._modules.items())[-MOST_KEPT:])
+            content = _Content(self._content.version, digests, msgspec.Raw(msgspec.msgpack.encode(modules)))
             with suppress(OSError, VlmflowError), whole_file(self._file) as file:
-                file.write(msgspec.msgpack.encode((self._version, newest)))
+                file.write(msgspec.msgpack.encode(content))
+
+
+def _digest_of(value: object) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(value)).hexdigest()
 
 
 def _module_name(file: Path) -> str:

@@ -19,15 +19,18 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-
-from PIL import Image
+from typing import TYPE_CHECKING
 
 from vlmflow.core.account import refuse_changed
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.core.files import unfinished
-from vlmflow.pictures.decode import Picture
 from vlmflow.pictures.manifest import REWRITTEN_SUFFIX, KnownPicture, PictureEntry, name_and_digest
 from vlmflow.pictures.roots import Located
+
+if TYPE_CHECKING:  # a plan, and stages that only compare pictures, need no Pillow
+    from PIL import Image
+
+    from vlmflow.pictures.decode import Picture
 
 REWRITING = 1
 """Increase it when `pictures` turns the same bytes into other pixels: older copies are then no longer used."""
@@ -47,14 +50,14 @@ class PictureStore:
         self._rewritten = pictures.absolute() / ".rewritten"
         self._folder = pictures.absolute() / dataset
 
-    def add(self, located: Located, picture: Picture, rgb: Image.Image | None) -> None:
+    def add(self, located: Located, picture: "Picture", rgb: "Image.Image | None") -> None:
         """Add a picture to the store.
 
         rgb: the pixels to use instead of the file; None to use the file itself.
         """
         self._link(located, picture, None if rgb is None else self._write_once(picture, rgb))
 
-    def link(self, located: Located, picture: Picture, added: str) -> None:
+    def link(self, located: Located, picture: "Picture", added: str) -> None:
         """Add another name for a picture that was added under the name `added`."""
         copy = self._rewritten / os.path.basename(os.readlink(self._folder / added)) if picture.rewritten else None
         self._link(located, picture, copy)
@@ -63,7 +66,7 @@ class PictureStore:
         """Let the store have the pictures of another data set's, under that data set's name."""
         self._put(self._folder / member, os.path.join("..", member))
 
-    def _link(self, located: Located, picture: Picture, copy: Path | None) -> None:
+    def _link(self, located: Located, picture: "Picture", copy: Path | None) -> None:
         link = self._folder / store_name(located, picture)
         self._put(link, os.path.relpath(copy, link.parent) if copy else located.file)
 
@@ -80,7 +83,7 @@ class PictureStore:
                 else "fix that, or put the store elsewhere (stores.pictures), then run the same command again",
             ) from None
 
-    def _write_once(self, picture: Picture, rgb: Image.Image) -> Path:
+    def _write_once(self, picture: "Picture", rgb: "Image.Image") -> Path:
         """Write the copy of a picture, unless it exists; returns its path."""
         png = io.BytesIO()
         rgb.save(png, "PNG", compress_level=QUICK)
@@ -111,7 +114,7 @@ class PictureStore:
             ) from None
 
 
-def store_name(located: Located, picture: Picture) -> str:
+def store_name(located: Located, picture: "Picture") -> str:
     """Return the picture's name in training rows, relative to the data set's store."""
     return located.name if picture.rewritten is None else located.name + REWRITTEN_SUFFIX
 

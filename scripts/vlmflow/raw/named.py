@@ -194,8 +194,8 @@ def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
     made: Any = msgspec.defstruct("NamedInRow", read, rename=dict(names), namespace=absent)
     decode = msgspec.json.Decoder(made).decode
     own = picture_keys(names)
-    any_of = b"|".join(re.escape(name.encode()) for name in own)
-    in_other_case = re.compile(b'"(?!(?:%s)")(?i:%s)"' % (any_of, any_of))
+    written = {name.encode() for name in own}
+    in_any_case = re.compile(b'"((?i:%s))"' % b"|".join(map(re.escape, sorted(written)))).findall
     in_turns = _in_turns(form, names, choice.take) if form and form.pictures_in_turns else None
     with_frames = rewriter(form, names, choice.take, choice.frames) if form and choice.frames else None
     has_source = form is not None and form.rounds
@@ -205,7 +205,7 @@ def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
             row = with_frames(row) if with_frames else row
             found = decode(row)
             pictures = pictures_of(found.image, found.images)
-            if in_other_case.search(row):
+            if not written.issuperset(in_any_case(row)):
                 found = decode(with_own_keys(row, own))
                 pictures = pictures_of(found.image, found.images)
             said = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING

@@ -18,9 +18,6 @@ from msgspec import Raw
 from vlmflow.config.raw_forms import PICTURES, RawForm, holds_list, is_given, may_be_null
 from vlmflow.config.settings import Take
 
-MARKS = re.compile(rb':(?<=[" \t\r\n]:)').findall
-"""The colons of a row behind a quotation mark or white space: those of all its keys, and some in its texts."""
-
 OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
@@ -54,21 +51,6 @@ def key_fault(row: bytes, pictures: Collection[str] = ()) -> str:
         if (other := alike.setdefault(key.casefold(), key)) != key:
             return f"the keys {other!r} and {key!r} differ only in letter case"
     return ""
-
-
-def count_keys(value: bytes) -> int:
-    """Return how many keys the objects in a JSON value have, all together; -1 if Python cannot decode it."""
-    found = 0
-
-    def see(pairs: list[tuple[str, Any]]) -> None:
-        nonlocal found
-        found += len(pairs)
-
-    try:
-        json.loads(value.decode(errors="replace"), object_pairs_hook=see, parse_int=str, parse_float=str, strict=False)
-    except (ValueError, RecursionError):
-        return -1
-    return found
 
 
 def spelled(keys: Iterable[str], pictures: Collection[str]) -> list[str]:

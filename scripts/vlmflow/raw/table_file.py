@@ -174,17 +174,12 @@ def _says(kind: Any) -> str:
         return str(kind)
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
         return TEXT
-    if _is_list(kind) and not types.is_null(kind.value_type) and _is_picture(kind.value_type):
+    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if is_list and not types.is_null(kind.value_type) and _is_picture(kind.value_type):
         return f"list of {BYTES}"
     if _is_picture(kind):
         return BYTES
     return NO_JSON if "binary" in str(kind) else str(kind)
-
-
-def _is_list(kind: Any) -> bool:
-    import pyarrow.types as types
-
-    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_picture(kind: Any) -> bool:

@@ -87,8 +87,9 @@ def form_rows(
             shape = unread.shape
             try:
                 raw = shape.decode(row)
-            # Its error names the unknown key, and a key that is not UTF-8 makes that a UnicodeDecodeError.
-            except (msgspec.ValidationError, UnicodeDecodeError):
+            # Its error names the unknown key, and a key that is not UTF-8 makes that a UnicodeDecodeError; it also
+            # decodes unread values, in which a text may be no Unicode.
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 shape = None
                 if fault := key_fault(row, pictures):
                     return rejected(number, row, "duplicate_key", fault)
@@ -179,7 +180,7 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
             images = images[: len(images) - tags_in(turns[end:])]
             del turns[end:]
         if not answered:
-            unread.last_turn()
+            unread.found.last_turns += 1
         if changes:
             unread.changed(changes)
         if found.unread:

@@ -26,7 +26,7 @@ from vlmflow.core.processes import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.manifest import PictureEntry, name_and_digest
 from vlmflow.rows.chat import IMAGE_TAG, Reject, Turn, said
-from vlmflow.rows.convert import ConvertedRow, training_line
+from vlmflow.rows.convert import OWN_FIELDS, OWN_FIELDS_LENGTH, ConvertedRow, training_line
 from vlmflow.rows.sharegpt import ShareGptRow, conversation_in, first_fault, may_hold_marks, trained_characters
 
 AROUND = " \t\n.,;:?!…"
@@ -143,14 +143,14 @@ class Grouped(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
 
 class Verdict(Grouped, array_like=True, gc=False, frozen=True):
-    """The result of checking one converted row by itself.
+    """The result of checking the training rows of one raw row by themselves.
 
     pictures: their names in the store.
     content_digest: 16 bytes over the pictures, in their order, or the prompt, and the whole conversation; equal for
     duplicates.
-    attempts: the number of its last answer, counted in the raw row.
-    trained: the characters of its trained answers by score (`trained_text`).
-    line: the training row as JSON, with the line feed.
+    attempts: the largest number of an answer, counted in the raw row.
+    trained: the characters of the trained answers by score (`sharegpt.trained_characters`).
+    rows: how many training rows there are. lines: these as JSON, each with its line feed.
     """
 
     source: str = ""
@@ -159,7 +159,8 @@ class Verdict(Grouped, array_like=True, gc=False, frozen=True):
     attempts: int = 0
     score_field_differs: bool = False
     trained: dict[int, int] = {}
-    line: bytes = b""
+    rows: int = 1
+    lines: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -231,11 +232,11 @@ GROUPS = msgspec.msgpack.Decoder(list[Grouped])
 
 
 class CheckedRows:
-    """The verdicts on all lines of a converted file, in their order.
+    """The verdicts on the raw rows of a converted file, in their order.
 
     They are kept on disk, because splits are drawn when all groups are known.
 
-    groups: the number of raw rows of each group; a raw row with a rejected line does not count.
+    groups: the number of raw rows of each group; a rejected one does not count.
     several: the pictures of each group with more than one (see Grouped).
     questions: the key of each group's question, if near questions are wanted (see Grouping).
     """
@@ -264,15 +265,13 @@ class CheckedRows:
         self.several: dict[bytes, list[bytes]] = {}
         self.questions: dict[bytes, bytes] = {}
         with Progress(f"checking {converted}", raw_rows, "rows") as progress:
-            lines = chain.from_iterable(self._spooled(shards, progress))
-            for _, row in groupby(lines, attrgetter("raw_row")):
-                first, *others = row
-                if all(line.reject is None for line in (first, *others)):
-                    self.groups[first.group] += 1
-                    if first.several:
-                        self.several[first.group] = first.several
-                    if first.question:
-                        self.questions[first.group] = first.question
+            for row in chain.from_iterable(self._spooled(shards, progress)):
+                if row.reject is None:
+                    self.groups[row.group] += 1
+                    if row.several:
+                        self.several[row.group] = row.several
+                    if row.question:
+                        self.questions[row.group] = row.question
             progress.advance(raw_rows - progress.count)  # the last raw rows may have no line
 
     @property
@@ -292,9 +291,9 @@ class CheckedRows:
         for shard in shards:
             self._spool.write(shard)
             self._ends.append(self._ends[-1] + len(shard))
-            lines = GROUPS.decode(shard)
-            yield lines
-            progress.advance(lines[-1].raw_row - progress.count)
+            rows = GROUPS.decode(shard)
+            yield rows
+            progress.advance(rows[-1].raw_row - progress.count)
         self._spool.flush()
 
     def __iter__(self) -> Iterator[Verdict]:
@@ -304,7 +303,7 @@ class CheckedRows:
 
 
 def _checked_shards(converted: Path, verdict: Callable[[bytes], Verdict], processes: int) -> Iterator[bytes]:
-    """Yield the verdicts on the lines of each shard, as MessagePack."""
+    """Yield the verdicts on the raw rows of each shard, as MessagePack."""
     if converted.stat().st_size == 0:
         return
     with (
@@ -316,12 +315,27 @@ def _checked_shards(converted: Path, verdict: Callable[[bytes], Verdict], proces
 
 
 def _shards(content: mmap) -> Iterator[tuple[int, int]]:
-    """Yield start and end, in bytes, of consecutive pieces of about SHARD_BYTES that end with a line."""
+    """Yield start and end, in bytes, of consecutive pieces of about SHARD_BYTES that end with a raw row's last line."""
     start = 0
     while start < len(content):
-        end = content.find(b"\n", min(start + SHARD_BYTES, len(content) - 1)) + 1 or len(content)
+        end = _line_end(content, start + SHARD_BYTES)
+        while end < len(content) and (own := _own_fields(content, end)):
+            next_end = _line_end(content, end)
+            if own != _own_fields(content, next_end):
+                break
+            end = next_end
         yield start, end
         start = end
+
+
+def _line_end(content: mmap, place: int) -> int:
+    return content.find(b"\n", min(place, len(content) - 1)) + 1 or len(content)
+
+
+def _own_fields(content: mmap, end: int) -> bytes | None:
+    """Return OWN_FIELDS of the line that ends there, which are equal in all lines of a raw row."""
+    found = OWN_FIELDS.search(content, max(0, end - OWN_FIELDS_LENGTH), end)
+    return found[0] if found else None
 
 
 def _verdicts_of_shard(
@@ -330,12 +344,30 @@ def _verdicts_of_shard(
     """Return the verdicts as MessagePack, in a third of the time of pickle."""
     lines = content[slice(*shard)].splitlines()
     try:
-        return PACKER.encode(list(map(verdict, lines)))
+        return PACKER.encode([_of_raw_row(*made) for _, made in groupby(map(verdict, lines), attrgetter("raw_row"))])
     except msgspec.DecodeError as error:
         raise VlmflowError(
             f"{converted}: a line between bytes {shard[0]} and {shard[1]} is damaged: {error}",
             f"remove {converted} and run the same command again",
         ) from None
+
+
+def _of_raw_row(first: Verdict, *others: Verdict) -> Verdict:
+    """Return the verdict on a raw row. first, others: those on its lines; one that is rejected rejects all."""
+    if not others:
+        return first
+    lines = [first, *others]
+    if rejected := next((line for line in lines if line.reject is not None), None):
+        return rejected
+    contents = b"".join(line.content_digest for line in lines)
+    return msgspec.structs.replace(
+        first,
+        content_digest=blake2b(contents, digest_size=16).digest(),
+        attempts=max(line.attempts for line in lines),
+        trained=dict(sum((Counter(line.trained) for line in lines), Counter[int]())),
+        rows=len(lines),
+        lines=b"".join(line.lines for line in lines),
+    )
 
 
 def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_only: bool) -> Verdict:
@@ -363,9 +395,9 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_onl
         several=parts if len(parts) > 1 else [],
         source=row.source,
         pictures=pictures,
-        content_digest=hashlib.blake2b(conversation_in(training), digest_size=16, key=in_order).digest(),
+        content_digest=blake2b(conversation_in(training), digest_size=16, key=in_order).digest(),
         attempts=int(row.attempts[-1]),
         score_field_differs=row.score_field_differs,
         trained=trained_characters(row.conversations, row.scores, last_answer_only),
-        line=training,
+        lines=training,
     )

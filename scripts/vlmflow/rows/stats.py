@@ -284,13 +284,12 @@ class Account:
     score_field_differs: int = 0
     shown: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
 
-    def count_kept(self, verdicts: list[Verdict]) -> None:
-        """Count one raw row as kept. verdicts: those on its training rows, at least one."""
-        last = verdicts[-1]
+    def count_kept(self, verdict: Verdict) -> None:
+        """Count one raw row as kept."""
         self.kept += 1
-        self.attempts[max(verdict.attempts for verdict in verdicts)] += 1
-        self.sources[last.source] += 1
-        self.score_field_differs += last.score_field_differs
+        self.attempts[verdict.attempts] += 1
+        self.sources[verdict.source] += 1
+        self.score_field_differs += verdict.score_field_differs
 
     def reject(self, number: int, reject: Reject) -> None:
         """Count raw row `number` as rejected, and write it to the quarantine unless it was not requested (LEFT_OUT)."""

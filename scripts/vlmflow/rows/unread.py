@@ -8,7 +8,7 @@ key by key again.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import msgspec
 from vlmflow.config.raw_forms import Meaning, folded
 from vlmflow.config.settings import NOT_IN_COLUMNS
 from vlmflow.fetch.model_files import shown
-from vlmflow.raw.rewritten import count_keys
+from vlmflow.raw.rewritten import OBJECT
 from vlmflow.rows.raw_text import UnreadKey
 from vlmflow.rows.strict_rows import NAMES_KEPT, Found, Names, row_decoder, strict_type
 
@@ -30,7 +30,6 @@ NAME_KEPT = 100
 Keys = dict[str, msgspec.Raw]
 """The keys of an object, with their values as JSON."""
 
-OF_ROW = msgspec.json.Decoder(Keys).decode
 OF_NESTED = msgspec.json.Decoder(Keys | list[Keys]).decode
 
 KeySet = tuple[Names, tuple[Names, ...]]
@@ -60,6 +59,7 @@ class Unread:
     nested: by key in the file, the type of the objects under it (one object, or a list).
     meanings: see `RawForm.meanings_of`. ignored: their keys that do not stop the conversion.
     assistants: the speakers who give answers, as in the first field of the nested objects.
+    found: what was found since the last call of `take`.
     """
 
     def __init__(
@@ -77,31 +77,18 @@ class Unread:
         self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
         self._nested_keys = {key: _names(held) for key, held in nested.items()}
         self._shapes: dict[KeySet, Shape] = {}
-        self._found = Found()
+        self.found = Found()
         self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
-        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested), {}))
-
-    def last_turn(self) -> None:
-        """Count a row whose unanswered last turn is dropped."""
-        self._found.last_turns += 1
+        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
 
     def changed(self, rules: frozenset[str]) -> None:
         """Count a row with texts that these rules changed (`raw_text.RULES`)."""
         self._changes[rules] += 1
 
-    def unchanged(self, answers: bool, feedback: bool) -> None:
-        """Count a row with answers, or feedback, that were to be changed and stay as they are."""
-        self._found.whole_answers += answers
-        self._found.raw_feedback += feedback
-
     def in_turns(self, number: int, holder: str, unread: Sequence[UnreadKey]) -> None:
         """Count the unread keys of a usable row's turns, which its form found. holder: the turns' key in the file."""
-        self._found.keys.update({f"{holder}.{one.key}"[:NAME_KEPT] for one in unread})
-        done: set[str] = set()
-        for one in unread:
-            path = self._known(f"{holder}.{one.key}")
-            if path and path not in done and self._weigh(path, number, one.value, one.answers):
-                done.add(path)
+        self.found.keys.update({f"{holder}.{one.key}"[:NAME_KEPT] for one in unread})
+        self._weigh(number, ((f"{holder}.{one.key}", one.value, one.answers) for one in unread))
 
     def unusable(self, number: int, row: bytes) -> None:
         """Count the keys of a rejected row that change what it means: the whole file may be of another kind.
@@ -109,16 +96,17 @@ class Unread:
         Keys of its turns do not count, nor ignored ones.
         """
         try:
-            keys = OF_ROW(row)
+            keys = OBJECT(row)
         except (ValueError, RecursionError):
             return
         meant = {self._known(key): value for key, value in keys.items() if key not in self._fields}
-        if [self._weigh(key, number, value) for key, value in meant.items() if key and key not in self.ignored]:
-            self._found.rows += 1
+        weighed = [(key, value, False) for key, value in meant.items() if key and key not in self.ignored]
+        self._weigh(number, weighed)
+        self.found.rows += bool(weighed)
 
     def count(self, number: int, row: bytes) -> None:
         """Count the unread keys of a usable row that `shape.decode` refused. number: that of the row in the split."""
-        self._found.rows += 1
+        self.found.rows += 1
         try:
             keys, nested = self._keys_of(row)
         except ValueError:  # an unread key that is not UTF-8 (in files of cp1252); the row's decoders skip it
@@ -130,15 +118,11 @@ class Unread:
             inner.append({tuple(sorted(one.keys() - read)) for one in nested[holder]})
             paths.update(f"{holder}.{key}" for names in inner[-1] for key in names)
             if any(inner[-1]):
-                self._weigh_turns(holder, number, nested[holder])
-        done: set[str] = set()
-        for key in top:
-            path = self._known(key)
-            if path and path not in done and self._weigh(path, number, keys[key]):
-                done.add(path)
-        self._found.keys.update({path[:NAME_KEPT] for path in paths})
+                self._weigh(number, self._in_objects(holder, nested[holder]))
+        self._weigh(number, ((key, keys[key], False) for key in top))
+        self.found.keys.update({path[:NAME_KEPT] for path in paths})
         if all(len(sets) == 1 for sets in inner):
-            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths, keys)
+            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
 
     def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
         """Return what was found since the last call. first: the number of the first row since then.
@@ -146,7 +130,7 @@ class Unread:
         columns: a table's columns that were not read at all, so all rows have them. Their values are not known: a
         column whose key may change what rows mean counts as if it did in every row.
         """
-        found, self._found = self._found, Found()
+        found, self.found = self.found, Found()
         for rules, rows in self._changes.items():
             found.changed.update(dict.fromkeys(rules, rows))
         self._changes.clear()
@@ -166,38 +150,38 @@ class Unread:
         """Return the key in `meanings` that is the same but for case and underscores; "" if there is none."""
         return self._names.get(folded(key), "") if len(key) <= NAME_KEPT else ""
 
-    def _weigh(self, key: str, number: int, value: Any, answers: bool = False) -> bool:
-        """Count a key if its value changes what the row means; returns whether it does.
+    def _weigh(self, number: int, held: Iterable[tuple[str, Any, bool]]) -> None:
+        """Count the keys whose values change what a row means, each once.
 
-        value: decoded, or as msgspec.Raw. answers: whether the key is in an assistant's turn.
+        held: keys with their values, decoded or as msgspec.Raw, and whether they are in an assistant's turn.
         """
-        meaning = self.meanings[key]
-        if (meaning.of_answers and not answers) or not _has(meaning, value):
-            return False
-        self._found.meant[key] += 1
-        if key not in self._found.first:
-            written = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
-            self._found.first[key] = (number, shown(written[:NAME_KEPT].decode(errors="replace")))
-        return True
+        done: set[str] = set()
+        for key, value, answers in held:
+            path = self._known(key)
+            if not path or path in done or (self.meanings[path].of_answers and not answers):
+                continue
+            if _has(self.meanings[path], value):
+                done.add(path)
+                self.found.meant[path] += 1
+                if path not in self.found.first:
+                    written = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
+                    self.found.first[path] = (number, shown(written[:NAME_KEPT].decode(errors="replace")))
 
     def _keys_of(self, row: bytes) -> tuple[Keys, dict[str, list[Keys]]]:
         """Return the keys of a row with their values, and by nested key the same for each of its objects."""
-        keys = OF_ROW(row)
+        keys = OBJECT(row)
         nested = {holder: OF_NESTED(keys[holder]) for holder in self._nested}
         return keys, {holder: found if isinstance(found, list) else [found] for holder, found in nested.items()}
 
-    def _weigh_turns(self, holder: str, number: int, turns: list[Keys]) -> None:
+    def _in_objects(self, holder: str, objects: list[Keys]) -> Iterator[tuple[str, Any, bool]]:
+        """Yield the keys of the objects under a nested key, as `_weigh` takes them."""
         spoken_by = msgspec.structs.fields(self._nested[holder])[0].encode_name
-        done: set[str] = set()
-        for turn in turns:
-            answers = msgspec.json.decode(turn[spoken_by]) in self._assistants
-            for key, value in turn.items():
-                path = self._known(f"{holder}.{key}")
-                if path and path not in done and self._weigh(path, number, value, answers):
-                    done.add(path)
+        for one in objects:
+            answers = msgspec.json.decode(one[spoken_by]) in self._assistants
+            yield from ((f"{holder}.{key}", value, answers) for key, value in one.items())
 
-    def _learn(self, keys: KeySet, paths: set[str], values: Keys) -> None:
-        """Make the shape of this set of keys the current one. values: those of a row's own keys.
+    def _learn(self, keys: KeySet, paths: set[str]) -> None:
+        """Make the shape of this set of keys the current one.
 
         A set has no shape if one of its keys may change what rows mean, because the values must then be checked in
         every row; nor if a key is too long, or a decoder cannot have it.
@@ -206,10 +190,10 @@ class Unread:
             odd = any(self._known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
             if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
                 return
-            self._shapes[keys] = self._made(*keys, values)
+            self._shapes[keys] = self._made(*keys)
         self.shape = self._shapes[keys]
 
-    def _made(self, top: Names, inner: Collection[Names], values: Keys) -> Shape:
+    def _made(self, top: Names, inner: Collection[Names]) -> Shape:
         names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
         changed = []
@@ -217,10 +201,9 @@ class Unread:
             field, kind = self._fields[key], strict_type(held, unread, [])
             holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
             changed.append((field.name, holds, msgspec.field(name=key)))
-        objects = {key: count_keys(bytes(values[key])) for key in top if bytes(values[key])[:1] in b"[{"}
-        decode = row_decoder(strict_type(general, top, changed), objects)
+        decode = row_decoder(strict_type(general, top, changed))
         if not any(inner) and plain is not general:
-            decode = row_decoder(strict_type(plain, top, []), objects, decode)
+            decode = row_decoder(strict_type(plain, top, []), decode)
         return Shape(decode, tuple(names))
 
 

@@ -1,6 +1,5 @@
 """Assigns converted rows to train, val and test: the checks that need all rows, and the account."""
 
-import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -8,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import reduce
-from itertools import groupby
-from operator import and_, attrgetter
+from operator import and_
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -69,7 +67,7 @@ class SplitRules:
 
 
 Place = Callable[[Verdict], str | Reject]
-"""Takes the verdict on a raw row's first training row; returns the split of the raw row, or why it has none."""
+"""Takes the verdict on a usable raw row; returns its split, or why it has none."""
 
 
 class DatasetWriter:
@@ -91,19 +89,18 @@ class DatasetWriter:
         self.test_questions: set[bytes] = set()
         self.trained: Counter[int] = Counter()
 
-    def write(self, split: str, verdicts: list[Verdict]) -> None:
-        """Write the training rows of one raw row to a split. verdicts: those on these rows, at least one."""
-        self.examples[split] += len(verdicts)
+    def write(self, split: str, verdict: Verdict) -> None:
+        """Write the training rows of one raw row to a split."""
+        self.examples[split] += verdict.rows
+        self.files[split].write(verdict.lines)
         if split == "test":
-            self.test_parts.update(verdicts[0].parts)
-            self.test_questions.add(verdicts[0].question)
-        elif pictures := verdicts[0].pictures:
-            for name, digest in zip(pictures, verdicts[0].parts, strict=True):
-                self.pictures[name] = digest
-        for verdict in verdicts:
-            self.files[split].write(verdict.line)
-            if split == "train":
-                self.trained.update(verdict.trained)
+            self.test_parts.update(verdict.parts)
+            self.test_questions.add(verdict.question)
+        elif verdict.pictures:
+            self.pictures.update(zip(verdict.pictures, verdict.parts, strict=True))
+        if split == "train":
+            for score, characters in verdict.trained.items():
+                self.trained[score] += characters
 
 
 def validate(
@@ -222,36 +219,29 @@ def _take(
         account.reject(rejected.raw_row, Reject(rejected.reason, rejected.detail))
     with Progress(f"validate_sharegpt {files.converted}", len(account.rows), "rows") as progress:
         progress.start_at(account.rejected.total())
-        for number, group in groupby(checked, attrgetter("raw_row")):
-            verdicts = list(group)
-            target = _judge(verdicts, seen, place)
+        for verdict in checked:
+            target = _judge(verdict, seen, place)
             if isinstance(target, Reject):
-                account.reject(number, target)
+                account.reject(verdict.raw_row, target)
             else:
-                account.count_kept(verdicts)
-                writer.write(target, verdicts)
+                account.count_kept(verdict)
+                writer.write(target, verdict)
             progress.advance()
     account.close(rules.max_reject_share)
 
 
-def _judge(verdicts: list[Verdict], seen: set[bytes], place: Place) -> str | Reject:
-    """Return the split of a raw row, or why it is rejected: one unusable training row rejects all of them.
+def _judge(verdict: Verdict, seen: set[bytes], place: Place) -> str | Reject:
+    """Return the split of a raw row, or why it is rejected.
 
     seen: digests of the contents of earlier rows; that of a row that is kept is added.
     """
-    for verdict in verdicts:
-        if verdict.reject is not None:
-            return verdict.reject
-    target = place(verdicts[0])
+    target = verdict.reject or place(verdict)
     if isinstance(target, Reject):
         return target
-    content = verdicts[0].content_digest
-    if len(verdicts) > 1:
-        content = hashlib.blake2b(b"".join(verdict.content_digest for verdict in verdicts), digest_size=16).digest()
-    if content in seen:
-        what = ", ".join(verdicts[0].pictures) or "a row"
+    if verdict.content_digest in seen:
+        what = ", ".join(verdict.pictures) or "a row"
         return Reject("duplicate", f"{what} with this conversation is already in an earlier row")
-    seen.add(content)
+    seen.add(verdict.content_digest)
     return target
 
 

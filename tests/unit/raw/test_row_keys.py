@@ -41,6 +41,8 @@ PICTURES = ("image", "images")
         ('{"prompt": "q", "completion": "a", "note": 1, "note": 2}', "the key 'note' is given twice"),
         ('{"prompt": "q", "completion": "a", "more": {"x": 1, "x": 2}}', "the key 'x' is given twice"),
         ('{"prompt": "q", "completion": "say \\":\\" and : ", "prompt": "q"}', "the key 'prompt' is given twice"),
+        ('{"prompt": "q", "completion": "a\\u003a", "prompt": "q"}', "the key 'prompt' is given twice"),
+        ('{"prompt": "q", "completion": "a\\u003A \\u003c"}', ""),
         (
             '{"Image": "a", "prompt": "q", "completion": "a", "image": "b"}',
             "'Image' and 'image' differ only in letter case",
