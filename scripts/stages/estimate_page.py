@@ -3,7 +3,8 @@
 import logging
 from pathlib import Path
 
-from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.files import whole_file
 from vlmflow.estimate.account import NoEstimate
 from vlmflow.estimate.changes import advice, in_words
@@ -12,7 +13,9 @@ from vlmflow.harness.stage import run_stage
 from vlmflow.reports.planning_pages import estimate_page
 
 
-def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path, settings: EstimateBlock) -> None:
+def main(
+    *, train: Path, val: Path, summary: Path, model_files: Path, page: Path, settings: PartOf[RunSettings]
+) -> None:
     """Write the page.
 
     train, val, summary: the files of measure_lengths (lengths/RUN).
