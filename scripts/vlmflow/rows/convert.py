@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import PartOf, RowChoice
 from vlmflow.core.files import whole_file
 from vlmflow.core.processes import ordered_map
@@ -26,6 +25,9 @@ from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.strict_rows import Found, UnreadKeys
 from vlmflow.rows.unread import Unread
+
+if TYPE_CHECKING:  # it loads the forms, which load this module
+    from vlmflow.config.data_settings import DatasetSettings
 
 
 class ConvertedRow(ShareGptRow, kw_only=True, gc=False):
@@ -65,7 +67,7 @@ class HowToConvert:
     """
 
     unread: Unread
-    settings: PartOf[DatasetSettings]
+    settings: "PartOf[DatasetSettings]"
     system: list[Turn]
 
 

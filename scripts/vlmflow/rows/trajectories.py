@@ -17,17 +17,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
 
-from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import GOOD, PartOf
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import FIRST_LINE, Reject, Turn, after_mark
 from vlmflow.rows.raw_text import SINGLE_TURN, row_id
 from vlmflow.rows.sharegpt import ShareGptRow
+
+if TYPE_CHECKING:  # it loads the forms, which load this module
+    from vlmflow.config.data_settings import DatasetSettings
 
 ID = re.compile(rf"((train|val|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})?")
 """An id of `row_id`, and in the timestep form the attempt, or SINGLE_TURN."""
@@ -110,7 +113,7 @@ def is_trained(trajectory: Trajectory, min_score: int | None) -> bool:
     return min_score is None or any(attempt.score >= min_score for attempt in trajectory.attempts)
 
 
-def training_rows(identity: str, trajectory: Trajectory, settings: PartOf[DatasetSettings]) -> list[ShareGptRow]:
+def training_rows(identity: str, trajectory: Trajectory, settings: "PartOf[DatasetSettings]") -> list[ShareGptRow]:
     """Return the rows of a trajectory of which an attempt is trained. identity: the id of the raw row."""
     if settings.form == "timestep":
         rows = timestep_rows(identity, trajectory, settings.max_history_rounds, settings.min_score)
@@ -119,7 +122,7 @@ def training_rows(identity: str, trajectory: Trajectory, settings: PartOf[Datase
     return rows if settings.single_turn is None else rows + _single_turn(identity, trajectory, settings)
 
 
-def _single_turn(identity: str, trajectory: Trajectory, settings: PartOf[DatasetSettings]) -> list[ShareGptRow]:
+def _single_turn(identity: str, trajectory: Trajectory, settings: "PartOf[DatasetSettings]") -> list[ShareGptRow]:
     """Return the row of the last good attempt; none if no attempt is good, or the first is it.
 
     The first attempt is trained without feedback in any case: a second row would only train it twice.
