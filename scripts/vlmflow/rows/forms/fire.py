@@ -120,22 +120,21 @@ def make_rows(how: HowToConvert) -> RowsOf:
 
     The limits of rows apply to the whole trajectory, in both forms: the timestep form repeats its turns in many rows.
     """
-    settings, unread = how.settings, how.unread
-    limits = settings.row_limits
+    limits, unread = how.settings.row_limits, how.unread
 
     def rows_of(identity: str, number: int, raw: RawRow, size: int) -> list[ConvertedRow] | Reject:
         trajectory = trajectory_of(raw)
         if isinstance(trajectory, Reject):
             return trajectory
-        if not is_trained(trajectory, settings.min_score):
+        if not is_trained(trajectory, how.settings.min_score):
             return Reject("no_good_attempt", "")
         whole_answers = raw_feedback = False
-        if settings.thoughts == "drop":
+        if how.settings.thoughts == "drop":
             shorter = without_thoughts(trajectory)
             if isinstance(shorter, Reject):
                 return shorter
             trajectory, whole_answers = shorter
-        if settings.feedback_form == "sentence":
+        if how.settings.feedback_form == "sentence":
             trajectory, raw_feedback = with_sentences(trajectory)
         turns = 2 * len(trajectory.attempts) + len(how.system)
         if turns > limits.max_turns:
@@ -155,7 +154,7 @@ def make_rows(how: HowToConvert) -> RowsOf:
                 raw_row=number,
                 score_field_differs=trajectory.score_field_differs,
             )
-            for made in training_rows(identity, trajectory, settings)
+            for made in training_rows(identity, trajectory, how.settings)
         ]
 
     return rows_of
