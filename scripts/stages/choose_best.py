@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from vlmflow.config.search_settings import SearchLimits
-from vlmflow.config.settings import Settings
+from vlmflow.config.search_settings import SearchSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import log
 from vlmflow.core.files import write_text
@@ -12,15 +12,7 @@ from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_resu
 from vlmflow.search.study import Study
 
 
-class SearchBlock(Settings):
-    """The search's settings that this stage uses; see docs/config.md."""
-
-    run: str
-    limits: SearchLimits
-    seed: int
-
-
-def main(*, study: Path, judged: Path, results: list[Path], best: Path, settings: SearchBlock) -> None:
+def main(*, study: Path, judged: Path, results: list[Path], best: Path, settings: PartOf[SearchSettings]) -> None:
     """Write the overlay.
 
     study: the search's account after its last step. judged: what became of its best trial (judge_best). results: those

@@ -3,7 +3,8 @@
 import logging
 from pathlib import Path
 
-from vlmflow.config.settings import RowChoice, RowLimits, Settings
+from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.settings import PartOf, RowChoice
 from vlmflow.core.account import write_account
 from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
@@ -12,32 +13,8 @@ from vlmflow.raw.found_kind import found_kind, of_kind, unread_pictures
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.trajectories import TrainingForm
 
 LOGGER = logging.getLogger("vlmflow")
-
-
-class DatasetBlock(Settings):
-    """The data set's settings that this stage uses; see docs/config.md."""
-
-    kind: str
-    modality: str | None
-    columns: dict[str, str] = {}
-    prompt: str | None = None
-    system_prompt: str | None = None
-    ignore_keys: list[str] = []
-    row_limits: RowLimits = RowLimits()
-    form: str = "trajectory"
-    max_history_rounds: int | None = None
-    min_score: int | None = None
-    single_turn: str | None = None
-    thoughts: str = "keep"
-    feedback_form: str = "raw"
-
-    @property
-    def trajectories(self) -> TrainingForm:
-        """How trajectories become training rows."""
-        return TrainingForm(**{name: getattr(self, name) for name in TrainingForm.__dataclass_fields__})
 
 
 def main(
@@ -47,7 +24,7 @@ def main(
     rejects: Path,
     unread: Path,
     split: str,
-    settings: DatasetBlock,
+    settings: PartOf[DatasetSettings],
     choice: RowChoice | None = None,
     fixed_rows: list[Path] = [],  # noqa: B006
     raw_accounts: list[Path] = [],  # noqa: B006
@@ -70,18 +47,7 @@ def main(
         kind, why = found_kind(settings.kind, rows, columns, choice.take)
         if why:
             LOGGER.info("%s: kind auto finds %s", rows, why)
-        make = form_rows(
-            kind,
-            modality,
-            columns,
-            settings.prompt,
-            settings.system_prompt,
-            settings.ignore_keys,
-            settings.row_limits,
-            settings.trajectories,
-            choice.take,
-            choice.frames,
-        )
+        make = form_rows(kind, settings, choice.take, choice.frames)
         refuse_columns(rows, kind, modality, columns, choice.take)
         choice = of_kind(choice, kind)
         if choice.kind and modality != "text":

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.errors import log
 from vlmflow.core.files import write_text
 from vlmflow.estimate.account import NoEstimate
@@ -12,7 +13,9 @@ from vlmflow.harness.stage import run_stage
 from vlmflow.reports.planning_pages import estimate_page
 
 
-def main(*, train: Path, val: Path, summary: Path, model_files: Path, page: Path, settings: EstimateBlock) -> None:
+def main(
+    *, train: Path, val: Path, summary: Path, model_files: Path, page: Path, settings: PartOf[RunSettings]
+) -> None:
     """Write the page.
 
     train, val, summary: the files of measure_lengths (lengths/RUN).

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import log
@@ -15,7 +16,9 @@ from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.swift.adapter_targets import adapter_targets
 
 
-def main(*, train: Path, val: Path, summary: Path, model_files: Path, estimate: Path, settings: EstimateBlock) -> None:
+def main(
+    *, train: Path, val: Path, summary: Path, model_files: Path, estimate: Path, settings: PartOf[RunSettings]
+) -> None:
     """Estimate one run, and refuse it if it does not fit, or its adapter and the model's experts do not go together.
 
     train, val, summary: the files of measure_lengths (lengths/RUN).

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from vlmflow.config.after_training import EvaluateSettings
 from vlmflow.config.run_blocks import TrainBlock
 from vlmflow.config.search_settings import SearchLimits
-from vlmflow.config.settings import Settings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import sha256_of
@@ -21,13 +22,6 @@ from vlmflow.supervisor.train import Trained, trained_before
 from vlmflow.swift.arguments import Training
 
 
-class JudgeBlock(Settings):
-    """How val is evaluated; see docs/config.md (runs.NAME.evaluate)."""
-
-    rows: int
-    feedback: bool | None
-
-
 def main(
     *,
     study: Path,
@@ -37,7 +31,7 @@ def main(
     val: Path,
     judged: Path,
     settings: TrainBlock,
-    evaluation: JudgeBlock,
+    evaluation: PartOf[EvaluateSettings],
     limits: SearchLimits,
     picture_store: Path,
     run_store: Path,

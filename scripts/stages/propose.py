@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.search_settings import RangeSettings, SearchLimits, SearchSettings
-from vlmflow.config.settings import Settings
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.search_settings import SearchSettings
+from vlmflow.config.settings import PartOf, Settings
 from vlmflow.core.account import read_account, refuse_other_rows, write_account
 from vlmflow.core.errors import counted, log
 from vlmflow.core.files import count_lines
@@ -13,25 +13,6 @@ from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import ACCOUNT
 from vlmflow.search.propose import Schedule, hours_of_run, propose, refuse_equal_rungs, refuse_too_much
 from vlmflow.search.study import Study
-
-
-class SearchBlock(Settings):
-    """The search's settings that this stage uses; see docs/config.md."""
-
-    run: str
-    space: dict[str, RangeSettings | list[bool | int | float | str]]
-    together: int
-    rungs: int
-    limits: SearchLimits
-    seed: int
-
-
-class RunBlock(Settings):
-    """Those of its run; the searched keys of `train` have any value."""
-
-    train: TrainSettings
-    nodes: int
-    processes: int
 
 
 class PlanBlock(Settings):
@@ -50,8 +31,8 @@ def main(
     journal: list[Path],
     asked: Path,
     asked_journal: Path,
-    settings: SearchBlock,
-    run: RunBlock,
+    settings: PartOf[SearchSettings],
+    run: PartOf[RunSettings],
     planned: PlanBlock | None,
     own: dict[str, Any] | None,
 ) -> None:

@@ -2,21 +2,13 @@
 
 from pathlib import Path
 
-from vlmflow.config.search_settings import Objective, SearchLimits
-from vlmflow.config.settings import Settings
+from vlmflow.config.search_settings import SearchSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import log
 from vlmflow.harness.stage import run_stage
 from vlmflow.search.journal import tell
 from vlmflow.search.study import STATES, Study, TrialResult, read_asked
-
-
-class SearchBlock(Settings):
-    """The search's settings that this stage uses; see docs/config.md."""
-
-    objective: Objective
-    rungs: int
-    limits: SearchLimits
 
 
 def main(
@@ -27,7 +19,7 @@ def main(
     before: list[Path],
     study: Path,
     journal: Path,
-    settings: SearchBlock,
+    settings: PartOf[SearchSettings],
 ) -> None:
     """Add the results of one step.
 

@@ -5,45 +5,16 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.config.data_settings import RAW_SPLITS
-from vlmflow.config.settings import NearDuplicates, RowLimits, Settings
+from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import refuse_other_rows, write_account
 from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.rows.holdout import FindLookAlikes
-from vlmflow.rows.sharegpt import last_answer_only
-from vlmflow.rows.stats import EditedFile, RulesUsed, Stats
-from vlmflow.rows.validate import SplitFiles, SplitRules, validate
-
-
-class DatasetBlock(Settings):
-    """The data set's settings that this stage uses; see docs/config.md."""
-
-    kind: str
-    one_prompt: bool
-    """All rows have the same prompt: without a picture, they are compared by prompt and answer."""
-
-    form: str
-    max_history_rounds: int | None
-    modality: str | None
-    skip_images: bool
-    test_share: float
-    val_share: float
-    seed: int
-    max_reject_share: float
-    row_limits: RowLimits
-    near_duplicates: NearDuplicates
-    """Whether near-duplicates of the test split are dropped, and up to which distance of pictures."""
-
-    min_score: int | None = None
-    single_turn: str | None = None
-    thoughts: str = "keep"
-    feedback_form: str = "raw"
-    train_on: str = "all"
-    read_columns: list[str] | None = None
-    """The columns to read if the raw rows are parquet; null for all."""
+from vlmflow.rows.stats import EditedFile, Stats, rules_used
+from vlmflow.rows.validate import SplitFiles, validate
 
 
 def main(
@@ -54,7 +25,7 @@ def main(
     unread: list[Path],
     stats: Path,
     counts: Path,
-    settings: DatasetBlock,
+    settings: PartOf[DatasetSettings],
     raw_val: list[Path] = [],  # noqa: B006
     raw_test: list[Path] = [],  # noqa: B006
     pictures: list[Path] | None = None,
@@ -82,19 +53,8 @@ def main(
         refuse_other_rows(unread_keys, rows)
     outputs = (converted, rejects, manifests, unread)
     files = [SplitFiles(*split) for split in zip(raw, raw.values(), *outputs, strict=True)]
-    rules = SplitRules(
-        settings.val_share,
-        settings.seed,
-        settings.max_reject_share,
-        settings.row_limits,
-        settings.test_share,
-        settings.modality,
-        one_prompt=settings.one_prompt,
-        drop_near_questions=settings.near_duplicates.drop,
-        last_answer_only=last_answer_only(settings.form, settings.train_on),
-    )
     find_look_alikes = _finder(hashes or [], settings.near_duplicates.picture_distance)
-    counted = validate(files, stats.parent, rules, threads, fixed_rows, find_look_alikes, settings.read_columns)
+    counted = validate(files, stats.parent, settings, threads, fixed_rows, find_look_alikes)
     account = Stats(
         dataset=stats.parent.name,
         kind=settings.kind,
@@ -102,30 +62,12 @@ def main(
         skip_images=settings.skip_images,
         form=settings.form,
         mended=[EditedFile(str(file), sha256_of(file)) for file in fixed_rows],
-        settings=_rules_used(settings),
+        settings=rules_used(settings),
         **msgspec.structs.asdict(counted),
     )
     write_account(stats, account)
     with whole_file(counts, "w") as page:
         page.write(counts_page(account))
-
-
-def _rules_used(settings: DatasetBlock) -> RulesUsed:
-    near_duplicates = settings.near_duplicates
-    return RulesUsed(
-        max_history_rounds=settings.max_history_rounds,
-        val_share=settings.val_share,
-        seed=settings.seed,
-        max_reject_share=settings.max_reject_share,
-        row_limits=settings.row_limits.model_dump(),
-        test_share=settings.test_share,
-        min_score=settings.min_score,
-        single_turn=settings.single_turn,
-        thoughts=settings.thoughts,
-        feedback_form=settings.feedback_form,
-        train_on=settings.train_on,
-        near_duplicates=near_duplicates.model_dump() if near_duplicates.drop else None,
-    )
 
 
 def _finder(hashes: list[Path], distance: int) -> FindLookAlikes:

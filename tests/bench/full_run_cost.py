@@ -14,7 +14,6 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from vlmflow.config.gpus import GPUS
-from vlmflow.config.run_blocks import EstimateBlock
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.estimate.changes import FITS, longest_that_fits, share
 from vlmflow.estimate.memory import memory
@@ -76,11 +75,8 @@ def _of_recipe(file: Path) -> Line:
 def inputs_for(line: Line, train: RowLengths, val: RowLengths, **changes: object) -> EstimateInput:
     """Return what is estimated of a line's run with some rows. changes: of its `train` block."""
     settings = line.settings
-    names = ("device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long")
-    names += ("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows")
-    block = {name: getattr(settings, name) for name in names}
-    training = settings.train.model_copy(update=changes)
-    return inputs_of(_shape(line), EstimateBlock.model_construct(train=training, **block), train, val)
+    changed = settings.model_copy(update={"train": settings.train.model_copy(update=changes)})
+    return inputs_of(_shape(line), changed, train, val)
 
 
 def _shape(line: Line) -> ModelShape:

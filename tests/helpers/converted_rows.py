@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from stages import convert_rows
 from vlmflow.config.data_settings import DatasetSettings
-from vlmflow.config.settings import RowChoice, RowLimits
+from vlmflow.config.settings import RowChoice, RowLimits, part_of
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.sharegpt import first_fault, lines_of
@@ -38,7 +38,7 @@ def converted_rows(folder: Path, raw: Path | list[dict[str, Any]], **settings: A
         raw.write_text("".join(json.dumps(row) + "\n" for row in rows))
     mine = DatasetSettings(train=str(raw), **settings)
     keys = {"kind", "modality", "columns", "prompt", "system_prompt", "ignore_keys"}
-    block = convert_rows.DatasetBlock(**mine.model_dump(include=keys))
+    block = part_of(DatasetSettings, mine.model_dump(include=keys))
     made = folder / "mine" / "train.jsonl"
     files = {"converted": made, "rejects": folder / "rejects.jsonl", "unread": folder / "unread.json"}
     convert_rows.main(raw=[raw], **files, split="train", choice=mine.choice("train"), settings=block)

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 from PIL import Image
 
-from vlmflow.config.data_settings import RowChoice, RowLimits
+from vlmflow.config.data_settings import DatasetSettings, NearDuplicates, RowChoice, RowLimits
+from vlmflow.config.settings import Take
 from vlmflow.raw.split import open_rows
+from vlmflow.rows import form_rows as forms
 from vlmflow.rows.convert import MakeRows, convert
-from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.validate import SplitFiles
 
 NO_LIMITS = RowLimits(max_turns=10**9, max_turn_chars=10**9)
@@ -40,11 +40,72 @@ def fire_row(
     return row | changes
 
 
+def training_form(
+    form: str,
+    max_history_rounds: int | None = None,
+    min_score: int | None = None,
+    single_turn: str | None = None,
+    thoughts: str = "keep",
+    feedback_form: str = "raw",
+) -> DatasetSettings:
+    """Return settings that say how a trajectory becomes training rows."""
+    return DatasetSettings.model_construct(
+        form=form,
+        max_history_rounds=max_history_rounds,
+        min_score=min_score,
+        single_turn=single_turn,
+        thoughts=thoughts,
+        feedback_form=feedback_form,
+    )
+
+
 def fire_rows(
-    trajectories: TrainingForm, limits: RowLimits, system_prompt: str | None = None, ignore_keys: Sequence[str] = ()
+    form: DatasetSettings, limits: RowLimits, system_prompt: str | None = None, ignore_keys: Sequence[str] = ()
 ) -> MakeRows:
-    """Return the converter of FIRE's raw rows."""
-    return form_rows("fire", "image", {}, None, system_prompt, ignore_keys, limits, trajectories)
+    """Return the converter of FIRE's raw rows. form: see `training_form`."""
+    own = {"modality": "image", "row_limits": limits, "system_prompt": system_prompt, "ignore_keys": ignore_keys}
+    return forms.form_rows("fire", form.model_copy(update=own))
+
+
+def form_rows(
+    kind: str,
+    modality: str | None,
+    columns: dict[str, str],
+    prompt: str | None,
+    system_prompt: str | None,
+    ignore_keys: Sequence[str] = (),
+    take: Take = None,
+    frames: int | None = None,
+) -> MakeRows:
+    """Return the converter of raw rows of a kind."""
+    settings = DatasetSettings.model_construct(
+        modality=modality, columns=columns, prompt=prompt, system_prompt=system_prompt, ignore_keys=ignore_keys
+    )
+    return forms.form_rows(kind, settings, take, frames)
+
+
+def split_rules(
+    val_share: float,
+    seed: int,
+    max_reject_share: float,
+    test_share: float = 0.0,
+    modality: str | None = "image",
+    *,
+    kind: str = "fire",
+    form: str = "trajectory",
+    drop: bool = False,
+) -> DatasetSettings:
+    """Return settings of checking and splitting rows. drop: whether near-duplicates are dropped."""
+    return DatasetSettings.model_construct(
+        kind=kind,
+        form=form,
+        val_share=val_share,
+        seed=seed,
+        max_reject_share=max_reject_share,
+        test_share=test_share,
+        modality=modality,
+        near_duplicates=NearDuplicates(drop=drop),
+    )
 
 
 def write_array(path: Path, rows: list[Any]) -> Path:
@@ -63,7 +124,7 @@ def write_picture(path: Path, colour: tuple[int, int, int] = (200, 30, 30)) -> P
 
 
 def split_files(
-    folder: Path, split: str, rows: list[Any], form: str | TrainingForm = "trajectory", **pictures: Any
+    folder: Path, split: str, rows: list[Any], form: str | DatasetSettings = "trajectory", **pictures: Any
 ) -> SplitFiles:
     """Convert `rows` into `folder`, with a manifest in which every picture is usable.
 
@@ -76,7 +137,7 @@ def split_files(
         split, [raw], folder / f"{split}.jsonl", folder / f"{split}.rejects.jsonl", folder / f"{split}.i"
     )
     with open_rows([raw], split) as raw_rows:
-        make = fire_rows(TrainingForm(form, 6) if isinstance(form, str) else form, NO_LIMITS)
+        make = fire_rows(training_form(form, 6) if isinstance(form, str) else form, NO_LIMITS)
         convert(raw_rows, files.converted, files.rejects, split, make, RowChoice(), processes=1)
     entries: dict[str, dict[str, Any]] = {}
     with open_rows([raw], split) as raw_rows:

@@ -5,8 +5,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.run_settings import RunSettings, TrainSettings
+from vlmflow.config.settings import part_of
 from vlmflow.estimate.run import EstimateInput, RowLengths, TrainingMode, inputs_of
 from vlmflow.estimate.shape import CONFIG, Files, ModelShape, read_shape, shape_of
 from workflow_runs import ROOT
@@ -56,10 +56,10 @@ USUAL: dict[str, Any] = {
 }
 
 
-def settings_of(train: dict[str, Any] | None = None, **others: Any) -> EstimateBlock:
+def settings_of(train: dict[str, Any] | None = None, **others: Any) -> RunSettings:
     """Give a run's settings; train: those of its `train` block, with one row per pass if it does not say otherwise."""
     one_each = {"micro_batch_tokens": None, "gradient_checkpointing": True}
-    return EstimateBlock(train=one_each | (train or {}), **USUAL | others)
+    return part_of(RunSettings, USUAL | {"train": one_each | (train or {})} | others)
 
 
 def mode_of(train: dict[str, Any] | None = None, **others: Any) -> TrainingMode:

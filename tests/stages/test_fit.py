@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fire_rows import fire_row, fire_rows
+from fire_rows import fire_row, fire_rows, training_form
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.model import check_config
 from vlmflow.core.account import read_account
@@ -25,7 +25,6 @@ from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
-from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.swift.arguments import BaseModel
 from workflow_runs import RUN, copy_folder, snakemake
 
@@ -175,7 +174,8 @@ def test_dropping_attempts_is_having_a_shorter_history(system_prompt: str | None
     """A shortened row has exactly the bytes that the converter writes for a shorter history."""
     raw = json.dumps(fire_row(rounds=5)).encode()
     made = [
-        fire_rows(TrainingForm("timestep", rounds), RowLimits(), system_prompt)("t", 0, raw)[-1] for rounds in (None, 1)
+        fire_rows(training_form("timestep", rounds), RowLimits(), system_prompt)("t", 0, raw)[-1]
+        for rounds in (None, 1)
     ]
     long, short = (as_line(row, row.images) for row in made)
     read = msgspec.json.decode(long, type=ShareGptRow)

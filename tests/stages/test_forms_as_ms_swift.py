@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fire_rows import form_rows
 from vlmflow.rows.chat import call_text, trained_messages_of
-from vlmflow.rows.form_rows import form_rows
 
 pytestmark = pytest.mark.slow  # until ms-swift changes, the forms' own tests say the same
 

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from drawn_pictures import drawn, encoded, put
-from fire_rows import write_array
+from fire_rows import form_rows, write_array
 from stage_settings import validation
 from vlmflow.config.data_settings import RowChoice
 from vlmflow.core.account import write_account
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 from workflow_runs import program
 
 NEXT_STEP = "free disk space there, then run the same command again"

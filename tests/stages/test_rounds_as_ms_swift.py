@@ -9,8 +9,8 @@ import pytest
 from datasets import Dataset
 from swift.dataset.preprocessor.core import AutoPreprocessor
 
+from fire_rows import form_rows
 from vlmflow.rows.chat import Reject, trained_messages_of
-from vlmflow.rows.form_rows import form_rows
 
 pytestmark = pytest.mark.slow  # until ms-swift changes, the forms' own tests say the same
 

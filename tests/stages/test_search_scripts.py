@@ -15,6 +15,7 @@ from made_inputs import some_inputs
 from made_search import NOTHING, TRAIN, best_unjudged, result
 from stages import choose_best, propose, search_page, tell
 from vlmflow.config.model import check_config
+from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.search_settings import SearchLimits, SearchSettings, slots_of, step_before, steps_of
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account, write_account
@@ -71,10 +72,8 @@ def proposed(search: SearchSettings, step: tuple[int, int], planned: propose.Pla
         journal=[one / "study.journal" for one in earlier],
         asked=here / "asked.json",
         asked_journal=here / "asked.journal",
-        settings=propose.SearchBlock.model_validate(
-            search.model_dump(include=set(propose.SearchBlock.model_fields)),
-        ),
-        run=propose.RunBlock(train=TRAIN, nodes=1, processes=2),
+        settings=search,
+        run=RunSettings.model_construct(train=TRAIN, nodes=1, processes=2),
         planned=planned,
         own=None if earlier else OWN,
         **others,
@@ -104,9 +103,7 @@ def whole_search(search: SearchSettings) -> tuple[Path, list[Path]]:
             before=[Path("search/s") / f"{earlier[0]}/{earlier[1]}/study.json"] if earlier else [],
             study=here / "study.json",
             journal=here / "study.journal",
-            settings=tell.SearchBlock.model_validate(
-                search.model_dump(include=set(tell.SearchBlock.model_fields)),
-            ),
+            settings=search,
         )
         results += files
     return here / "study.json", results
@@ -122,8 +119,7 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
     said = f"Trial {lowest['number']} beats the run's own settings (trial 0)."
     found = structs.replace(best_unjudged(read_account(study, Study), limits), study=sha256_of(study), sentence=said)
     write_account(judged, found)
-    block = choose_best.SearchBlock(run="r", limits=limits, seed=42)
-    choose_best.main(study=study, judged=judged, results=results, best=best, settings=block)
+    choose_best.main(study=study, judged=judged, results=results, best=best, settings=search)
     (folder / "mine.yaml").write_text(yaml.safe_dump(config()))
     laid_over = check_config(read_layers([folder / "mine.yaml", best]), [folder / "mine.yaml", best])
     train = laid_over.runs["r"].train

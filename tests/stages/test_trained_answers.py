@@ -12,9 +12,10 @@ from unicodedata import normalize
 import msgspec
 import pytest
 
-from fire_rows import fire_row, fire_rows, write_picture
+from fire_rows import fire_row, fire_rows, form_rows, training_form, write_picture
 from real_rows import FOLDER
 from tiny_trainings import QUICK
+from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import DDP
@@ -25,11 +26,9 @@ from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.sharegpt import as_line, first_fault
 from vlmflow.rows.training_data import TrainingData
-from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.supervisor.train import report, train
 from vlmflow.swift.arguments import BaseModel, Training
 from vlmflow.swift.child_process import environment
@@ -84,7 +83,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def converted(raw: Iterable[bytes], form: TrainingForm) -> list[ConvertedRow]:
+def converted(raw: Iterable[bytes], form: DatasetSettings) -> list[ConvertedRow]:
     make = fire_rows(form, RowLimits(max_turns=1_000), "Look at it.")
     made = [make(f"r{number}", number, row) for number, row in enumerate(raw)]
     return [row for rows in made if isinstance(rows, list) for row in rows]
@@ -158,12 +157,12 @@ def odd_rows() -> list[ConvertedRow]:
     return [found[0] for found in made if isinstance(found, list) and first_fault(found[0], RowLimits()) is None]
 
 
-CASES: dict[str, tuple[list[bytes], TrainingForm, list[int]]] = {
-    "trajectory": (some_rows(), TrainingForm("trajectory", min_score=8), []),
-    "timestep": (some_rows(), TrainingForm("timestep", 6, min_score=8), []),
-    "trajectory and single turns": (FEW, TrainingForm("trajectory", None, 8, "last_good"), []),
-    "timestep and single turns": (FEW, TrainingForm("timestep", None, 8, "last_good"), []),
-    "late": ([raw_row(3, 9)], TrainingForm("trajectory", min_score=8), [0, 600]),
+CASES: dict[str, tuple[list[bytes], DatasetSettings, list[int]]] = {
+    "trajectory": (some_rows(), training_form("trajectory", min_score=8), []),
+    "timestep": (some_rows(), training_form("timestep", 6, min_score=8), []),
+    "trajectory and single turns": (FEW, training_form("trajectory", None, 8, "last_good"), []),
+    "timestep and single turns": (FEW, training_form("timestep", None, 8, "last_good"), []),
+    "late": ([raw_row(3, 9)], training_form("trajectory", min_score=8), [0, 600]),
 }
 """Raw rows by the case's name, how they are converted, and the rows to encode; [] for all. Before those of `late`
 stand more than 10 MB of DAY."""
@@ -235,7 +234,7 @@ def test_what_begins_after_ten_megabytes_is_read_as_it_is(trained: dict[str, Any
 
 def test_every_run_compares_what_it_trains_with_ms_swift(base: Path, tmp_path: Path) -> None:
     """Before a GPU is asked for. If it trains an attempt that is history by our count, the run stops."""
-    rows = converted(FEW, TrainingForm("trajectory", None, 8, "last_good"))
+    rows = converted(FEW, training_form("trajectory", None, 8, "last_good"))
     file = tmp_path / "train.jsonl"
     file.write_bytes(b"\n".join(as_line(row, ["p.png"]) for row in rows) + b"\n")
     picture = PictureEntry(path="p", rows=1, name="p.png", width=64, height=48, sha256="0" * 64)
@@ -252,7 +251,7 @@ def test_every_run_compares_what_it_trains_with_ms_swift(base: Path, tmp_path: P
 
 def test_the_trainer_s_validation_loss_is_over_the_good_answers_alone(base: Path, tmp_path: Path) -> None:
     """The real trainer: it counts the tokens with a label."""
-    rows = converted(FEW, TrainingForm("trajectory", None, 8, "last_good"))
+    rows = converted(FEW, training_form("trajectory", None, 8, "last_good"))
     file = tmp_path / "rows.jsonl"
     file.write_bytes(b"\n".join(as_line(row, ["p.png"]) for row in rows) + b"\n")
     data = TrainingData(file, file, base / "pictures", "digest", last_answer_only=False)

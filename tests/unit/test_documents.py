@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fire_rows import form_rows
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.form_rows import form_rows
 from workflow_runs import ROOT
 
 PAGES = sorted(

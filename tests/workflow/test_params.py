@@ -3,133 +3,75 @@
 Some settings also say which files a rule needs.
 """
 
+import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import pytest
+import yaml
 from pydantic import TypeAdapter
 from snakemake.iocontainers import Wildcards
 
 from rules import read_rules
 from vlmflow.config.raw_forms import modules_of
+from vlmflow.config.search_settings import SearchSettings
 from vlmflow.config.settings import Settings
 from vlmflow.harness.stage import PARAMS_FOR_SNAKEMAKE
-from vlmflow.harness.staleness import settings_of, texts_of
+from vlmflow.harness.staleness import Code, Definition, settings_of, texts_of
+from vlmflow.rows.stats import RulesUsed
+from workflow_runs import ROOT
 
 COMMIT = "0" * 40
 BASE: dict[str, Any] = {
-    "models": {"m": {"source": f"hf://a/b@{COMMIT}", "model_type": "qwen3_vl"}},
+    "models": {
+        "m": {"source": f"hf://a/b@{COMMIT}", "model_type": "qwen3_vl"},
+        "deep": {"source": f"hf://a/b@{COMMIT}", "model_type": "qwen3"},
+    },
     "datasets": {
         "fire": {"kind": "fire", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
         "volcano": {"kind": "volcano", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
         "text": {"kind": "text", "modality": "text", "prompt": "Go on.", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
         "blend": {"mix": {"fire": "all", "text": "30%"}},
+        "own": {"kind": "messages", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
+        "deep": {"kind": "messages", "modality": "text", "train": f"hf://datasets/a/b@{COMMIT}/t.json"},
     },
-    "runs": {name: {"model": "m", "dataset": name} for name in ("fire", "volcano", "text", "blend")},
+    "runs": {
+        **{name: {"model": "m", "dataset": name} for name in ("fire", "volcano", "text", "blend")},
+        "own": {
+            "model": "m",
+            "dataset": "own",
+            "tuner": "qlora",
+            "gpu": "h100",
+            "evaluate": {},
+            "answer": {"url": "http://host:8000/v1", "url_base": "b", "url_tuned": "t"},
+            "chosen_by": {"search": "s", "trial": 3, "trials": 4, "study": "0" * 64, "settings": {}},
+            "track": {"mlflow": "https://host", "otlp": "https://host/otlp"},
+        },
+        "deep": {
+            "model": "deep",
+            "dataset": "deep",
+            "strategy": "deepspeed",
+            "deepspeed": {"zero_optimization": {"stage": 2}},
+            "experimental": True,
+            "processes": 2,
+            "train": {"attention": "flash_attention_2"},
+        },
+    },
     "search": {
         name: {"run": name, "space": {"learning_rate": {"low": 1e-5, "high": 1e-3, "log": True}, "lora.rank": [4, 8]}}
-        for name in ("fire", "volcano", "text", "blend")
+        for name in ("fire", "volcano", "text", "blend", "own", "deep")
     },
 }
-"""A data set of each sort, and a run and a search of the same name on it."""
+"""A data set of each sort, and a run and a search of the same name on it; `own` and `deep` have what few runs have."""
 
-LOOKING = {"fetch_images", "resolve_images"}
-MEASURED = {"measure_lengths", "fit_rows"}
-TRIED = {"propose", "trial", "judge_best"}
-TRAINED = {"train_smoke", "train_model", *TRIED}
-CHOSEN_BY = {"search": "s", "trial": 3, "trials": 4, "study": "0" * 64, "settings": {}}
-ESTIMATED = {"estimate_run", "estimate_page"}
 EVALUATED = {"evaluate", "answer"}
 
-CHANGES: dict[str, tuple[Any, set[str]]] = {
-    "datasets.fire.form": ("timestep", {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.max_history_rounds": (3, {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.min_score": (8, {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.single_turn": ("last_good", {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.thoughts": ("keep", {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.feedback_form": ("raw", {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.row_limits.max_turns": (8, {"convert_rows", "validate_sharegpt"}),
-    "datasets.fire.row_limits.max_turn_chars": (9, {"convert_rows", "validate_sharegpt"}),
-    "datasets.volcano.row_limits.max_turns": (8, {"validate_sharegpt"}),
-    "datasets.fire.system_prompt": ("Be brief.", {"convert_rows"}),
-    "datasets.volcano.system_prompt": ("Be brief.", {"convert_rows"}),
-    "datasets.text.prompt": ("Continue.", {"convert_rows"}),
-    "datasets.volcano.columns": ({"image": "pic"}, {"convert_rows", "validate_sharegpt", *LOOKING}),
-    "datasets.volcano.ignore_keys": (["system"], {"convert_rows"}),
-    "datasets.volcano.take": ("chosen", {"convert_rows", *LOOKING}),
-    "datasets.volcano.frames_as_pictures": (8, {"convert_rows", *LOOKING}),
-    "datasets.fire.ignore_keys": (["weight"], {"convert_rows"}),
-    "datasets.fire.sources": (["gqa"], {"convert_rows", *LOOKING}),
-    "datasets.volcano.max_samples": (9, {"convert_rows", *LOOKING}),
-    "datasets.fire.seed": (7, {"validate_sharegpt"}),
-    "datasets.fire.val_share": (0.3, {"validate_sharegpt"}),
-    "datasets.fire.test_share": (0.3, {"validate_sharegpt"}),
-    "datasets.fire.max_reject_share": (0.3, {"validate_sharegpt"}),
-    "datasets.fire.skip_images": (True, {"validate_sharegpt"}),
-    "datasets.fire.image_roots": (["elsewhere"], LOOKING),
-    "datasets.fire.fetch_images": (True, {"resolve_images"}),
-    "datasets.fire.picture_limits.max_bytes": (9, {*LOOKING, "data_page", "eval_page"}),
-    "datasets.fire.picture_limits.min_side": (29, {"resolve_images", "data_page", "eval_page"}),
-    "datasets.fire.near_duplicates.drop": (True, {"validate_sharegpt", "data_page"}),
-    "datasets.fire.near_duplicates.picture_distance": (6, {"find_near_duplicates", "data_page"}),
-    "datasets.fire.licence": ("mit", {"publish_merged"}),
-    "datasets.fire.source_licences": ({"gqa": "mit"}, {"publish_merged"}),
-    "datasets.blend.mix.text": ("40%", {"mix_rows"}),
-    "datasets.blend.seed": (7, {"mix_rows"}),
-    "picture_sources.coco-train2017.licence": ("mit", {"publish_merged"}),
-    "models.m.template_differs": (True, {"measure_lengths"}),
-    "models.m.template": ("qwen2_5_vl", {*ESTIMATED, *EVALUATED, *MEASURED, "verify_merged", *TRAINED}),
-    "models.m.model_type": ("gemma3_vision", {*MEASURED, "verify_merged", *TRAINED - {"propose"}, "evaluate"}),
-    "runs.fire.train.learning_rate": (0.5, {*ESTIMATED, *TRAINED - TRIED, "propose"}),
-    "runs.fire.train.lora.rank": (8, {*ESTIMATED, *TRAINED - TRIED, "propose"}),
-    "runs.fire.train.lora.alpha": (8, {*ESTIMATED, *TRAINED}),
-    "search.fire.rounds": (5, set()),
-    "search.fire.together": (5, {"propose"}),
-    "search.fire.rungs": (2, {"propose", "tell"}),
-    "search.fire.objective": ("uses_feedback", {"tell", "trial"}),
-    "search.fire.limits.hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
-    "search.fire.limits.gpu_hours": (2, {"propose", "tell", "judge_best", "choose_best", "search_page"}),
-    "search.fire.seed": (2, {"propose", "choose_best"}),
-    "runs.fire.train.seed": (7, {*ESTIMATED, *EVALUATED, *TRAINED}),
-    "runs.fire.train.dtype": ("float32", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED}),
-    "runs.fire.train.max_length": (400, {*ESTIMATED, "fit_rows", "lengths_page", *EVALUATED, *TRAINED}),
-    "runs.fire.train.image_max_tokens": (32, {*ESTIMATED, "verify_merged", *EVALUATED, *MEASURED, *TRAINED}),
-    "runs.fire.train.swift_args": (
-        {"template": "qwen3_vl"},
-        {*ESTIMATED, *EVALUATED, *MEASURED, "verify_merged", *TRAINED},
-    ),
-    "runs.text.train.swift_args": ({"lora_ga_batch_size": 3}, {*ESTIMATED, *TRAINED}),
-    "runs.fire.smoke.steps": (30, {"train_smoke"}),
-    "runs.fire.device": ("cpu", {*ESTIMATED, "verify_merged", *EVALUATED, *TRAINED, "search_page"}),
-    "runs.fire.processes": (3, {*ESTIMATED, *TRAINED}),
-    "runs.fire.evaluate": ({"rows": 9}, {*ESTIMATED, *EVALUATED, "judge_best"}),
-    "runs.fire.chosen_by": (CHOSEN_BY, {"evaluate", "publish_merged"}),
-    "runs.fire.evaluate.require": ("learned", {*ESTIMATED, "publish_merged"}),
-    "runs.fire.evaluate.feedback": (False, {*ESTIMATED, *EVALUATED, "judge_best"}),
-    "runs.fire.evaluate.splits": (["val", "test"], ESTIMATED),
-    "runs.fire.evaluate.answers": (True, ESTIMATED),
-    "runs.fire.answer.rounds": (1, {"answer"}),
-    "runs.fire.track": ({"wandb": "fire"}, {"track"}),
-    "runs.fire.nodes": (3, {*ESTIMATED, *TRAINED}),
-    "runs.fire.network_gbit": (400, ESTIMATED),
-    "runs.fire.strategy": ("zero2", {*ESTIMATED, *TRAINED - {"propose"}}),
-    "runs.fire.tuner": ("qlora", {*ESTIMATED, *TRAINED - {"propose"}}),
-    "runs.fire.train.freeze": (["aligner"], {*ESTIMATED, *TRAINED}),
-    "runs.fire.experimental": (True, set()),
-    "runs.fire.over_long": ("leave_out", {*ESTIMATED, "fit_rows"}),
-    "runs.fire.gpu": ("h100", ESTIMATED),
-    "runs.fire.estimate": ("ignore", ESTIMATED),
-    "runs.fire.verify.rows": (9, {"verify_merged"}),
-    "runs.fire.verify.logits": (False, {"verify_merged"}),
-    "runs.fire.resources.weights_mb": (9_000, set()),
-    "integrity": ("full", set()),
-    "environment": (["IBV_*"], set()),
-}
-"""A setting, another value for it, and the rules that have it among their params. Stages behind these are stale too,
-by their files."""
+CHANGES: dict[str, tuple[Any, list[str]]] = yaml.safe_load(Path(__file__).with_name("reruns.yaml").read_text())
+"""A key, another value for it, and the rules that have it among their params."""
 
 
 def changed(key: str, value: Any) -> dict[str, Any]:
@@ -151,7 +93,13 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 def params_of(rule: Any, name: str) -> dict[str, Any]:
     """Give a rule's params for the run and the data set of a name, without those that nobody records."""
     wildcards = Wildcards(
-        fromdict={"dataset": name, "run": name, "split": "train", "model": "m", "file": "t.json"}
+        fromdict={
+            "dataset": name,
+            "run": name,
+            "split": "train",
+            "model": BASE["runs"][name]["model"],
+            "file": "t.json",
+        }
         | {"search": name, "round": "0", "rung": "0", "slot": "0"},
     )
     return settings_of(rule, wildcards)
@@ -179,9 +127,27 @@ def test_a_setting_is_recorded_by_just_the_rules_that_use_it(
     recorded: dict[str, dict[str, set[str]]], key: str, tmp_path: Path
 ) -> None:
     value, expected = CHANGES[key]
-    name = key.split(".")[1] if key.startswith(("datasets.", "runs.", "search.")) else "fire"
+    name = next((name for name in recorded if key.split(".")[1:2] == [name]), "fire")
     before, now = recorded[name], texts(tmp_path, name, **changed(key, value))
-    assert {rule for rule in now if now[rule] != before[rule]} == expected
+    rules = before.keys() | now.keys()
+    assert {rule for rule in rules if now.get(rule) != before.get(rule)} == set(expected)
+
+
+def test_every_key_of_the_configuration_is_changed_once() -> None:
+    named = [re.sub(r"^(models|datasets|picture_sources|runs|search)\.[^.]+", r"\1.NAME", key) for key in CHANGES]
+    keys = list(documented_keys())
+    assert len(keys) > 150
+    assert not [key for key in keys if not any(f"{one}.".startswith(f"{key}.") for one in named)]
+
+
+def documented_keys() -> Iterator[str]:
+    """Yield the keys of docs/config.md, but for those of blocks that have a table of their own."""
+    above = ""
+    for line in (ROOT / "docs" / "config.md").read_text().splitlines():
+        if found := re.match(r"## `(.*)`", line):
+            above = f"{found[1].replace('MIXTURE', 'NAME')}."
+        elif found := re.match(r"\| `(\w+)` \| (?!a block, see below)", line):
+            yield f"{above}{found[1]}"
 
 
 @pytest.mark.parametrize("rule", sorted(EVALUATED))
@@ -281,8 +247,68 @@ def test_a_script_gets_just_the_settings_that_it_takes(tmp_path: Path) -> None:
             types, given = inspect.get_annotations(main), params_of(rule, name)
             for key in given.keys() - PARAMS_FOR_SNAKEMAKE:
                 TypeAdapter(types[key]).validate_python(given[key])
-            if block := types.get("settings"):
+            if isinstance(block := types.get("settings"), type):
                 assert given["settings"].keys() == block.model_fields.keys(), rule.name
                 assert issubclass(block, Settings)
             looked.add(rule.name)
     assert looked >= {"convert_rows", "mix_rows", "train_smoke", "train_model", "publish_merged"}
+
+
+READ_UNSEEN = {
+    "validate_sharegpt": {"DatasetSettings": set(RulesUsed.__struct_fields__)},
+    "propose": {"SearchSettings": set(SearchSettings.model_fields)},
+}
+"""What a stage reads of a part of the settings as a whole (`model_dump`)."""
+
+
+def test_of_a_part_of_the_settings_a_rule_passes_just_the_keys_that_its_code_reads(tmp_path: Path) -> None:
+    """No type checker sees which keys a part has: reading another one would only fail when a stage runs."""
+    code, looked = Code(ROOT / "scripts"), set()
+    for rule in rules_for(tmp_path, "fire", **BASE):
+        stage = Path(rule.script).stem
+        given = params_of(rule, "fire")
+        annotations = inspect.get_annotations(importlib.import_module(f"stages.{stage}").main)
+        passed: dict[str, set[str]] = {}
+        for name, annotation in annotations.items():
+            if get_origin(annotation) is Annotated and issubclass(annotation.__origin__, Settings):
+                passed[annotation.__origin__.__name__] = set(given[name])
+        if passed:
+            read = keys_read(code, f"stages.{stage}", *given.get("modules", []))
+            for model, keys in passed.items():
+                seen, unseen = read.get(model, set()), READ_UNSEEN.get(stage, {}).get(model, set())
+                assert seen <= keys <= seen | unseen, (stage, model)
+            looked.add(stage)
+    assert looked >= {"convert_rows", "validate_sharegpt", "estimate_run", "propose", "tell", "choose_best"}
+
+
+def keys_read(code: Code, *modules: str) -> dict[str, set[str]]:
+    """Give what the code of a stage reads of parts of the settings, by their class."""
+    nodes = [node for definition in code.reached(*modules) for node in nodes_of(definition, code)]
+    holders = {}  # fields of classes that hold such a part
+    for node in nodes:
+        for field in node.body if isinstance(node, ast.ClassDef) else ():
+            if isinstance(field, ast.AnnAssign) and (model := part_in(field.annotation)):
+                holders[node.name] = (f".{ast.unparse(field.target)}", model)
+    read: dict[str, set[str]] = {}
+    for function in (one for node in nodes for one in ast.walk(node) if isinstance(one, ast.FunctionDef)):
+        for arg in [*function.args.args, *function.args.kwonlyargs]:
+            annotation = ast.unparse(arg.annotation) if arg.annotation else ""
+            field, model = holders.get(annotation, ("", part_in(arg.annotation)))
+            for one in ast.walk(function) if model else ():
+                if isinstance(one, ast.Attribute) and ast.unparse(one.value) == f"{arg.arg}{field}":
+                    read.setdefault(model, set()).add(one.attr)
+    return {model: {key for key in keys if not key.startswith("model_")} for model, keys in read.items()}
+
+
+def nodes_of(definition: Definition, code: Code) -> list[Any]:
+    """Give the statements of a definition of one statement."""
+    names = code.names(definition) if definition.place is not None else []
+    file = ROOT / "scripts" / f"{definition.module.replace('.', '/')}.py"
+    body = ast.parse(file.read_bytes()).body if names and file.is_file() else []
+    return [node for node in body if getattr(node, "name", None) in names]
+
+
+def part_in(annotation: ast.expr | None) -> str:
+    """Give the class of which an annotation means a part; "" for another."""
+    found = re.match(r"'?PartOf\[(\w+)\]", ast.unparse(annotation)) if annotation else None
+    return found[1] if found else ""

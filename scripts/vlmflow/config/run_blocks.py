@@ -48,25 +48,6 @@ class TrainBlock(Settings):
     tuner: str
 
 
-class EstimateBlock(Settings):
-    """The settings that decide what a run needs; see docs/config.md."""
-
-    train: TrainSettings
-    device: str
-    nodes: int
-    processes: int
-    strategy: str
-    deepspeed: dict[str, Any] | None
-    tuner: str
-    over_long: str
-    gpu: str | None
-    gpu_hour_price: float | None
-    network_gbit: float
-    estimate: str
-    compared_rows: int
-    """Rows on which the tuned model is compared with its base; 0 without a block `evaluate`."""
-
-
 OF_RUN = ("device", "tuner", "strategy", "deepspeed", "processes")
 """The keys of a run, besides `train`, that say how it trains; `processes` are those of all nodes together."""
 

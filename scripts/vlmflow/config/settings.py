@@ -9,7 +9,8 @@ The settings of rows and pictures, for the stages that check them.
 
 import json
 import re
-from typing import Annotated, Any, Literal, get_args
+from functools import partial
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -18,13 +19,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetPydanticSchema,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
+    create_model,
     field_validator,
 )
+from pydantic_core.core_schema import no_info_plain_validator_function
 
 from vlmflow.config.raw_forms import ANY_ROW
+from vlmflow.core.errors import VlmflowError
 
 _OF_NO_TYPE = object()
 """No field accepts it."""
@@ -45,6 +50,40 @@ class Settings(BaseModel):
         named = any(value is one for kind in kinds for one in get_args(kind))  # a Literal
         other = isinstance(value, bool) and bool not in kinds and not named
         return _OF_NO_TYPE if other else value
+
+
+class MissingSettingError(VlmflowError, AttributeError):
+    """A stage reads a setting that it was not given."""
+
+
+class _Part(Settings):
+    def __getattr__(self, key: str) -> Any:
+        raise MissingSettingError(f"settings: {key} is missing", "name it in the params of the rule, or in the option")
+
+
+AnySettings = TypeVar("AnySettings", bound=Settings)
+
+
+def part_of(model: type[AnySettings], values: Any) -> AnySettings:
+    """Return settings with just the given keys, each checked as `model` declares it; reading another one raises.
+
+    values: by name, of fields or properties. Raises pydantic.ValidationError, and on reading MissingSettingError.
+    """
+    types: dict[str, Any] = {}
+    for key in values if isinstance(values, dict) else ():
+        if key in model.model_fields:
+            types[key] = model.model_fields[key].annotation, model.model_fields[key]
+        elif isinstance(computed := getattr(model, key, None), property):
+            types[key] = get_type_hints(computed.fget)["return"], ...
+    made = create_model(model.__name__, __base__=_Part, **types)
+    return made.model_validate(values)  # type: ignore[return-value]  # all that is read of it is as declared
+
+
+PartOf = Annotated[
+    AnySettings,
+    GetPydanticSchema(lambda model, _: no_info_plain_validator_function(partial(part_of, model))),
+]
+"""Settings of which a rule passes only the keys that its stage reads: no other makes the stage stale."""
 
 
 def _integer(value: Any) -> Any:

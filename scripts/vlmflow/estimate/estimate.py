@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from vlmflow.config.gpus import GPUS, Gpu
-from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import refuse_other_rows
 from vlmflow.core.errors import VlmflowError, log
 from vlmflow.estimate.account import SHARE, Disk, Estimate, Needs, NoEstimate, OnProduct, Result
@@ -23,7 +24,7 @@ BEING_WRITTEN = 1
 """A new checkpoint is complete before an old one is removed."""
 
 
-def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, settings: EstimateBlock) -> Result:
+def estimate_of_run(train: Path, val: Path, summary: Path, model_files: Path, settings: PartOf[RunSettings]) -> Result:
     """Return the estimate of a run; NoEstimate if the estimate does not know its model's architecture.
 
     With `estimate: ignore` also NoEstimate if the model's config.json cannot be read, or has sizes that do not fit

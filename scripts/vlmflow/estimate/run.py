@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vlmflow.config.model_types import ModelPart
-from vlmflow.config.run_blocks import EstimateBlock
-from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.run_settings import RunSettings, TrainSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.config.strategies import DDP, LORA, Part, Strategy, Tuner, strategy_of, tuner_of
 from vlmflow.estimate.shape import PARTS, ModelShape
 from vlmflow.rows.sharegpt import lines_of
@@ -291,7 +291,7 @@ class EstimateInput:
         return replace(self, mode=replace(self.mode, **changes))
 
 
-def inputs_of(shape: ModelShape, settings: EstimateBlock, train: RowLengths, val: RowLengths) -> EstimateInput:
+def inputs_of(shape: ModelShape, settings: PartOf[RunSettings], train: RowLengths, val: RowLengths) -> EstimateInput:
     """Return what is estimated of a run, from its settings.
 
     train, val: the lengths of all rows; those that `over_long` leaves out or refuses do not count.

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.config.gpus import GPUS
-from vlmflow.config.run_blocks import EstimateBlock
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import MAKE_AGAIN, read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.estimate.account import NoEstimate, Result
@@ -104,7 +105,7 @@ def _look(file: Path, start: int, end: int) -> dict[str, str | int]:
     return {"question": question, "turns": len(texts), "source": row.source}
 
 
-def estimate_page(run: str, result: Result, settings: EstimateBlock) -> str:
+def estimate_page(run: str, result: Result, settings: PartOf[RunSettings]) -> str:
     """Return `reports/estimate-RUN.html`: memory, time, price and disk of a run, and what would make it fit.
 
     result: the estimate, or why there is none. settings: those of the run.

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vlmflow.config.settings import RowChoice, RowLimits
+from vlmflow.config.settings import PartOf, RowChoice
 from vlmflow.core.files import whole_file
 from vlmflow.core.processes import ordered_map
 from vlmflow.core.progress import Progress
@@ -24,8 +24,10 @@ from vlmflow.rows.chat import Reject, Turn
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.strict_rows import Found, UnreadKeys
-from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Unread
+
+if TYPE_CHECKING:  # it loads the forms, which load this module
+    from vlmflow.config.data_settings import DatasetSettings
 
 
 class ConvertedRow(ShareGptRow, kw_only=True, gc=False):
@@ -60,17 +62,13 @@ training rows, or why there are none. It counts what it changes of the texts of 
 class HowToConvert:
     """How raw rows become training rows: settings of the data set, and who counts what is not read or is changed.
 
-    modality: "image" or "text", so that rows of the other one are left out; None for all. prompt: the question of
-    every row, in a form with one prompt. system: the first turn of a conversation that has none, if any. limits,
-    trajectories: for a form with several training rows of a raw one.
+    settings: those that `RuleParams.conversion` passes; only a form with several training rows of a raw one reads how
+    trajectories become rows. system: the first turn of a conversation that has none, if any.
     """
 
     unread: Unread
-    modality: str | None
-    prompt: str | None
+    settings: "PartOf[DatasetSettings]"
     system: list[Turn]
-    limits: RowLimits
-    trajectories: TrainingForm
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,13 @@ Unless its form is `fixed`, a raw row may also have `image` or `images`, each on
 and `source`.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
 
+from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.raw_forms import PREFERENCE, RawForm, form_of, picture_keys
-from vlmflow.config.settings import RowLimits, Take
+from vlmflow.config.settings import PartOf, Take
 from vlmflow.raw.choice import OF_ANOTHER_MODALITY
 from vlmflow.raw.named import pictures_of, raw_type, source_of
 from vlmflow.raw.rewritten import key_fault, rewriter, with_own_keys
@@ -32,32 +32,16 @@ from vlmflow.rows.chat import (
 from vlmflow.rows.convert import ConvertedRow, HowToConvert, MakeRows, RowsOf
 from vlmflow.rows.raw_text import JOINED, NO_RULE, THOUGHTS, UNTRAINED_END, cleaned, untagged
 from vlmflow.rows.sharegpt import wrong_number_of_tags
-from vlmflow.rows.trajectories import TrainingForm
 from vlmflow.rows.unread import Shape, Unread
 
-DEFAULT_LIMITS = RowLimits()
-WHOLE_TRAJECTORIES = TrainingForm("trajectory")
 
-
-def form_rows(
-    kind: str,
-    modality: str | None,
-    columns: Mapping[str, str],
-    prompt: str | None,
-    system_prompt: str | None,
-    ignore_keys: Sequence[str] = (),
-    limits: RowLimits = DEFAULT_LIMITS,
-    trajectories: TrainingForm = WHOLE_TRAJECTORIES,
-    take: Take = None,
-    frames: int | None = None,
-) -> MakeRows:
+def form_rows(kind: str, settings: PartOf[DatasetSettings], take: Take = None, frames: int | None = None) -> MakeRows:
     """Return the converter of raw rows of one kind.
 
-    columns: the names of the form's keys in the file, if they differ. ignore_keys: keys that would change what a row
-    means (see `config.raw_forms`), but do not stop the conversion. system_prompt: the text of `HowToConvert.system`;
-    take, frames: see `raw/rewritten`; the others are in `HowToConvert`.
+    kind: that of the rows, if the settings leave it open. settings: see `HowToConvert`. take, frames: see
+    `raw/rewritten`.
     """
-    form = form_of(kind)
+    form, columns, ignore_keys = form_of(kind), settings.columns, settings.ignore_keys
     if take == "chosen":
         ignore_keys = [
             *ignore_keys,
@@ -72,8 +56,8 @@ def form_rows(
     nested = {names[key]: made for key, holds in form.keys.items() if (made := _object_in(holds))}
     assistants = [speaker for speaker, role in form.speakers.items() if role == "gpt"]
     unread = Unread((fast_type, held_type), nested, form.meanings_of(columns), ignore_keys, assistants)
-    how = HowToConvert(unread, modality, prompt, from_system(system_prompt), limits, trajectories)
-    rewritten = rewriter(form, names | dict(columns), take, frames)
+    how = HowToConvert(unread, settings, from_system(settings.system_prompt))
+    rewritten = rewriter(form, names | columns, take, frames)
     rewrites_all = take == "chosen" or frames is not None
     turns = names[form.turns] if form.turns else ""
     rows_of: RowsOf = form.rows(how) if form.rows else _one_conversation(form, how, turns, kind in form.moves_tags)
@@ -123,8 +107,8 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
     holder: the name of the turns' key in the file, if there is one. moves_tag: see `RawForm.moves_tags`.
     """
     assert form.read is not None, "a form has `rows` or `read`"
-    read, prompt, system, unread = form.read, how.prompt, how.system, how.unread
-    modality = how.modality
+    read, system, unread = form.read, how.system, how.unread
+    prompt, modality = how.settings.prompt, how.settings.modality
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
         try:

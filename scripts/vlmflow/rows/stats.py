@@ -13,6 +13,8 @@ from typing import IO
 import msgspec
 
 from vlmflow.config import raw_forms
+from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.manifest import NotChecked, PictureCounts
 from vlmflow.raw.rewritten import key_fault
@@ -89,6 +91,12 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
 
     near_duplicates: dict[str, int | bool] | None = None
     """Absent if near-duplicates of the test split are kept."""
+
+
+def rules_used(settings: PartOf[DatasetSettings]) -> RulesUsed:
+    """Return the account of the settings of a data set."""
+    used = settings.model_dump(include=set(RulesUsed.__struct_fields__))
+    return RulesUsed(**used | {"near_duplicates": used["near_duplicates"] if settings.near_duplicates.drop else None})
 
 
 class MemberStats(msgspec.Struct, omit_defaults=True):

@@ -15,19 +15,22 @@ word may stand in the thought. It drops a score that is written as `5/10`, which
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import structs
 
-from vlmflow.config.settings import GOOD
+from vlmflow.config.settings import GOOD, PartOf
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import FIRST_LINE, Reject, Turn, after_mark
 from vlmflow.rows.raw_text import SINGLE_TURN, row_id
 from vlmflow.rows.sharegpt import ShareGptRow
+
+if TYPE_CHECKING:  # it loads the forms, which load this module
+    from vlmflow.config.data_settings import DatasetSettings
 
 ID = re.compile(rf"((train|val|test)-(\d+)-[0-9a-f]{{8}})(?:-a\d+|{SINGLE_TURN})?")
 """An id of `row_id`, and in the timestep form the attempt, or SINGLE_TURN."""
@@ -105,46 +108,33 @@ class Trajectory(msgspec.Struct, frozen=True, gc=False):
         return max(map(len, [self.question, last.answer, *texts]))
 
 
-@dataclass(frozen=True)
-class TrainingForm:
-    """How a trajectory becomes training rows: settings of the data set (`config.data_settings`).
+def is_trained(trajectory: Trajectory, min_score: int | None) -> bool:
+    """Return whether any attempt is trained: all are, or those with at least this score."""
+    return min_score is None or any(attempt.score >= min_score for attempt in trajectory.attempts)
 
-    form: "trajectory" or "timestep". max_history_rounds: the trajectory form ignores it. single_turn:
-    "last_good" or None. thoughts: "keep" or "drop". feedback_form: "raw" or "sentence".
+
+def training_rows(identity: str, trajectory: Trajectory, settings: "PartOf[DatasetSettings]") -> list[ShareGptRow]:
+    """Return the rows of a trajectory of which an attempt is trained. identity: the id of the raw row."""
+    if settings.form == "timestep":
+        rows = timestep_rows(identity, trajectory, settings.max_history_rounds, settings.min_score)
+    else:
+        rows = [trajectory_row(identity, trajectory, settings.min_score)]
+    return rows if settings.single_turn is None else rows + _single_turn(identity, trajectory, settings)
+
+
+def _single_turn(identity: str, trajectory: Trajectory, settings: "PartOf[DatasetSettings]") -> list[ShareGptRow]:
+    """Return the row of the last good attempt; none if no attempt is good, or the first is it.
+
+    The first attempt is trained without feedback in any case: a second row would only train it twice.
     """
-
-    form: str
-    max_history_rounds: int | None = None
-    min_score: int | None = None
-    single_turn: str | None = None
-    thoughts: str = "keep"
-    feedback_form: str = "raw"
-
-    def trains(self, trajectory: Trajectory) -> bool:
-        """Return whether any attempt is trained."""
-        return self.min_score is None or any(attempt.score >= self.min_score for attempt in trajectory.attempts)
-
-    def rows(self, identity: str, trajectory: Trajectory) -> list[ShareGptRow]:
-        """Return the rows of a trajectory of which an attempt is trained. identity: the id of the raw row."""
-        if self.form == "timestep":
-            rows = timestep_rows(identity, trajectory, self.max_history_rounds, self.min_score)
-        else:
-            rows = [trajectory_row(identity, trajectory, self.min_score)]
-        return rows if self.single_turn is None else rows + self._single_turn(identity, trajectory)
-
-    def _single_turn(self, identity: str, trajectory: Trajectory) -> list[ShareGptRow]:
-        """Return the row of the question with the last good attempt; none if no attempt is good, or the first is it.
-
-        The first attempt is trained without feedback in any case: a second row would only train it twice.
-        """
-        least = GOOD if self.min_score is None else self.min_score
-        good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]
-        if not good or good[-1] == 1:
-            return []
-        row = _row(identity + SINGLE_TURN, trajectory, good[-1] - 1, good[-1])
-        if self.form == "trajectory" and self.min_score is not None:  # as in the data set's other rows
-            row.conversations[-1].loss = True
-        return [row]
+    least = GOOD if settings.min_score is None else settings.min_score
+    good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]
+    if not good or good[-1] == 1:
+        return []
+    row = _row(identity + SINGLE_TURN, trajectory, good[-1] - 1, good[-1])
+    if settings.form == "trajectory" and settings.min_score is not None:  # as in the data set's other rows
+        row.conversations[-1].loss = True
+    return [row]
 
 
 def read_score(feedback: str) -> int | None:

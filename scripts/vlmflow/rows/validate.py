@@ -12,7 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-from vlmflow.config.settings import RowLimits
+from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account, read_lines
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
@@ -23,6 +24,7 @@ from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import RejectedRow
 from vlmflow.rows.holdout import FindLookAlikes, held_out
 from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
+from vlmflow.rows.sharegpt import last_answer_only
 from vlmflow.rows.stats import Account, RawFile, RowStats
 from vlmflow.rows.strict_rows import Found, UnreadKeys
 
@@ -44,26 +46,6 @@ class SplitFiles:
     rejects: Path
     pictures: Path | None = None
     unread: Path | None = None
-
-
-@dataclass(frozen=True)
-class SplitRules:
-    """The settings of checking and splitting rows; see `data_settings.DatasetSettings`.
-
-    one_prompt: see `row_check.Grouping`.
-    drop_near_questions: reject train rows without a picture that ask nearly the same as a test row.
-    last_answer_only: only the last answer of a row is trained.
-    """
-
-    val_share: float
-    seed: int
-    max_reject_share: float
-    row_limits: RowLimits
-    test_share: float = 0.0
-    modality: str | None = "image"
-    one_prompt: bool = False
-    drop_near_questions: bool = False
-    last_answer_only: bool = False
 
 
 Place = Callable[[Verdict], str | Reject]
@@ -106,18 +88,16 @@ class DatasetWriter:
 def validate(
     splits: list[SplitFiles],
     folder: Path,
-    rules: SplitRules,
+    settings: PartOf[DatasetSettings],
     processes: int,
     fixed_rows: Sequence[Path] = (),
     find_look_alikes: FindLookAlikes = lambda test: {},
-    columns: list[str] | None = None,
 ) -> RowStats:
     """Write train, val, test and quarantine as JSON lines into `folder`, and return the account of every row.
 
-    splits: the raw train split, and the raw validation and test splits that there are.
+    splits: the raw train split, and the raw validation and test splits that there are. settings: those of the data set.
     fixed_rows: edited quarantine files, whose rows replace raw rows.
     find_look_alikes: returns the pictures that train rows must not have; by default none.
-    columns: see `open_rows`.
 
     After an error no file gets its name; the rows rejected so far are in `quarantine.jsonl.part`.
 
@@ -129,20 +109,22 @@ def validate(
         writer = DatasetWriter(folder, stack)
         accounts = {
             name: Account(
-                name, stack.enter_context(open_rows(split.raw, name, fixed_rows, columns)), *writer.quarantine
+                name,
+                stack.enter_context(open_rows(split.raw, name, fixed_rows, settings.read_columns)),
+                *writer.quarantine,
             )
             for name, split in files.items()
         }
         checked = {
-            name: _checked(split, accounts[name], rules, folder, stack, processes) for name, split in files.items()
+            name: _checked(split, accounts[name], settings, folder, stack, processes) for name, split in files.items()
         }
 
         def take(name: str, place: Place) -> None:
-            _take(files[name], accounts[name], writer, place, rules, checked[name])
+            _take(files[name], accounts[name], writer, place, settings, checked[name])
 
         if "test" in files:
             take("test", lambda verdict: "test")
-        shares = rules.test_share, rules.val_share, rules.seed
+        shares = settings.test_share, settings.val_share, settings.seed
         drawn = held_out(checked, writer.test_parts, writer.test_questions, *shares, find_look_alikes)
         if "val" in files:
             take("val", lambda verdict: drawn.near_test(verdict) or "val")
@@ -151,14 +133,14 @@ def validate(
         kept, elsewhere = account.kept, sum(account.rejected[reason] for reason in OF_OTHER_SPLITS)
         if not (writer.examples["train"] and writer.examples["val"]) and (shared := _what_all_share(checked["train"])):
             raise VlmflowError(f"{files['train'].converted}: all usable rows share {shared}", ALL_SHARE)
-        for name, share in (("train", 1 - rules.val_share), ("val", rules.val_share)):
+        for name, share in (("train", 1 - settings.val_share), ("val", settings.val_share)):
             if not writer.examples[name]:
                 raise VlmflowError(
                     f"{folder}/{name}.jsonl would be empty: its share of the train split, taken by picture or prompt, "
                     f"is {share:.1%}, of {counted(kept, 'row')}; {elsewhere} more have what test or val has",
                     "add rows, or change the shares (datasets.NAME.val_share, test_share)",
                 )
-        for name, share in (("val", rules.val_share), ("test", rules.test_share)):
+        for name, share in (("val", settings.val_share), ("test", settings.test_share)):
             if name not in files and writer.examples[name] > 2 * share * kept + 1:
                 log.warning(
                     "%s: %s has %d of %d rows, more than twice its share (%s): rows with one picture, or one first "
@@ -190,16 +172,21 @@ def _what_all_share(checked: CheckedRows) -> str:
 
 
 def _checked(
-    files: SplitFiles, account: Account, rules: SplitRules, folder: Path, stack: ExitStack, processes: int
+    files: SplitFiles,
+    account: Account,
+    settings: PartOf[DatasetSettings],
+    folder: Path,
+    stack: ExitStack,
+    processes: int,
 ) -> CheckedRows:
     pictures = None
     if files.pictures is not None:
         pictures = {entry.path: entry for entry in read_picture_manifest(files.pictures)}
-    grouping = Grouping(pictures, rules.modality, rules.one_prompt, rules.drop_near_questions)
+    grouping = Grouping(pictures, settings.modality, settings.one_prompt, settings.near_duplicates.drop)
     with naming(folder):  # a full disk's error names the folder, since the temporary file has no name
         spool = stack.enter_context(TemporaryFile(dir=folder))  # noqa: SIM115
-        rows, last_only = len(account.rows), rules.last_answer_only
-        return CheckedRows(spool, files.converted, rows, grouping, rules.row_limits, processes, last_only)
+        rows, last_only = len(account.rows), last_answer_only(settings.form, settings.train_on)
+        return CheckedRows(spool, files.converted, rows, grouping, settings.row_limits, processes, last_only)
 
 
 def _take(
@@ -207,7 +194,7 @@ def _take(
     account: Account,
     writer: DatasetWriter,
     place: Place,
-    rules: SplitRules,
+    settings: PartOf[DatasetSettings],
     checked: Iterable[Verdict],
 ) -> None:
     """Write every row of one raw split to its place, all training rows of a raw row to the same one.
@@ -227,7 +214,7 @@ def _take(
                 account.count_kept(verdict)
                 writer.write(target, verdict)
             progress.advance()
-    account.close(rules.max_reject_share)
+    account.close(settings.max_reject_share)
 
 
 def _judge(verdict: Verdict, seen: set[bytes], place: Place) -> str | Reject:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fire_rows import form_rows
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.raw_forms import table
 from vlmflow.config.run_settings import TrainSettings
@@ -14,7 +15,6 @@ from vlmflow.config.strategies import STRATEGIES
 from vlmflow.config.tables import read_sources
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.chat import REASONS
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.tools.make_docs import reference_page, with_kinds
 from workflow_runs import ROOT
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from fire_rows import form_rows
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 

@@ -14,6 +14,7 @@ import pytest
 
 from converted_rows import converted_rows
 from drawn_pictures import drawn, encoded
+from fire_rows import form_rows
 from real_rows import example_of_a_form
 from stages import resolve_images
 from vlmflow.config.settings import PictureLimits, RowChoice
@@ -23,7 +24,6 @@ from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.named import EMBEDDED, name_of, path_of, pictures_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import Reject
-from vlmflow.rows.form_rows import form_rows
 
 RED, BLUE = encoded(drawn(64), "PNG"), encoded(drawn(80), "PNG")
 TALK = {"prompt": "What?", "completion": "It."}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows
+from fire_rows import fire_row, fire_rows, form_rows, training_form
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError
@@ -24,8 +24,6 @@ from vlmflow.raw.split import open_rows
 from vlmflow.rows import strict_rows
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import MakeRows, convert
-from vlmflow.rows.form_rows import form_rows
-from vlmflow.rows.trajectories import TrainingForm
 
 TALK = '"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]'
 PICTURES = ("image", "images")
@@ -105,7 +103,7 @@ def test_a_fire_row_with_a_key_twice_is_rejected(at: str, more: str) -> None:
     for turn in row["conversations"]:
         turn["type"] = "response"
     sound = json.dumps(row)
-    make = fire_rows(TrainingForm("trajectory"), RowLimits())
+    make = fire_rows(training_form("trajectory"), RowLimits())
     for _ in range(2):
         assert not isinstance(make("id", 0, sound.encode()), Reject)
     made = make("id", 0, sound.replace(at, more, 1).encode())
@@ -166,7 +164,7 @@ def sound_rows() -> list[tuple[MakeRows, Callable[[int], dict[str, Any]]]]:
 
     truth = {"groundtruth": {"role": "user", "type": "gt", "value": "x"}, "round": 2}
     return [
-        (fire_rows(TrainingForm("trajectory"), RowLimits()), lambda n: fire_row(rounds=1 + n % 3) | truth),
+        (fire_rows(training_form("trajectory"), RowLimits()), lambda n: fire_row(rounds=1 + n % 3) | truth),
         (
             form_rows("volcano", "image", {}, None, None),
             lambda n: {"id": n, "image": "a", "conversations": talk * (1 + n % 2)},

@@ -14,16 +14,16 @@ from PIL import Image
 
 from browser import Browser
 from drawn_pictures import drawn, encoded, put
-from fire_rows import fire_row, split_files
+from fire_rows import fire_row, split_files, split_rules
 from made_stats import some_stats
-from vlmflow.config.data_settings import NearDuplicates, PictureLimits, RowLimits
+from vlmflow.config.data_settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.reports.counts_page import counts_page
 from vlmflow.reports.data_page import data_page, thumbnail
 from vlmflow.rows.near_duplicates import NearDuplicate
 from vlmflow.rows.stats import Stats
-from vlmflow.rows.validate import SplitRules, validate
+from vlmflow.rows.validate import validate
 
 LIMITS = PictureLimits()
 HOSTILE = (
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         split_files(folder, name, rows, pictures=usable | gone) for name, rows in (("train", train), ("test", test))
     ]
     data = folder / "data" / "fire"
-    stats = validate(files, data, SplitRules(0.1, 1, 0.5, RowLimits()), 1)
+    stats = validate(files, data, split_rules(0.1, 1, 0.5), 1)
     write_account(data / "stats.json", some_stats(**msgspec.structs.asdict(stats)))
     for path, entry in usable.items():
         put(folder / "store" / path, encoded(drawn(entry["width"], entry["height"]), "JPEG"))

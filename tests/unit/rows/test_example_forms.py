@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from fire_rows import form_rows
 from real_rows import example_of_a_form
 from vlmflow.config.settings import RowChoice, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import ASSISTANT
 from vlmflow.rows.convert import ConvertedRow, convert
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.sharegpt import first_fault
 
 SPEAKERS = {"s": "system", "h": "human", "g": "gpt", "c": "function_call", "o": "observation"}

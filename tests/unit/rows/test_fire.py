@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, write_array
+from fire_rows import fire_row, fire_rows, training_form, write_array
 from stages import convert_rows
-from vlmflow.config.data_settings import RowLimits
+from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.rows.chat import REASONS, Reject
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.raw_text import row_id
 from vlmflow.rows.sharegpt import first_fault
-from vlmflow.rows.trajectories import TrainingForm, Trajectory, read_score, timestep_rows, trajectory_row
+from vlmflow.rows.trajectories import Trajectory, is_trained, read_score, timestep_rows, trajectory_row
 
 
 def read(row: Any) -> Trajectory | Reject:
@@ -211,7 +211,7 @@ def test_attempts_below_the_least_score_are_history(raw: dict[str, Any], least: 
     good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]
     steps = timestep_rows("id", trajectory, history, least)
     assert steps == [row for row in timestep_rows("id", trajectory, history) if row.attempts[-1] in good]
-    assert TrainingForm("trajectory", min_score=least).trains(trajectory) == bool(good)
+    assert is_trained(trajectory, least) == bool(good)
     if not good:
         return
     row = trajectory_row("id", trajectory, least)
@@ -248,7 +248,7 @@ def test_the_last_good_attempt_has_a_row_without_feedback(
     pairs = [(("student", f"a{n}"), ("teacher", f"Score: {score}")) for n, score in enumerate(scores, start=1)]
     raw = json.dumps(fire_row(conversations=turns(*(turn for pair in pairs for turn in pair)))).encode()
     made = [
-        fire_rows(TrainingForm(form, 6, least, single_turn), RowLimits(), "Be brief.")("id", 7, raw)
+        fire_rows(training_form(form, 6, least, single_turn), RowLimits(), "Be brief.")("id", 7, raw)
         for single_turn in (None, "last_good")
     ]
     *others, last = made[1] if alone else [*made[1], None]
@@ -264,7 +264,7 @@ def test_the_last_good_attempt_has_a_row_without_feedback(
 
 def test_a_trajectory_without_a_good_attempt_is_left_out() -> None:
     """Before its size is looked at: nobody requested it."""
-    make = fire_rows(TrainingForm("trajectory", min_score=10), RowLimits(max_turns=2))
+    make = fire_rows(training_form("trajectory", min_score=10), RowLimits(max_turns=2))
     poor = fire_row(
         conversations=turns(("student", "a"), ("teacher", "Score: 9"), ("student", "b"), ("teacher", "Score: 8"))
     )
@@ -302,7 +302,7 @@ def test_rows_have_an_identity_of_split_number_and_content() -> None:
 
 @pytest.mark.parametrize("form", ["trajectory", "timestep"])
 def test_a_system_prompt_begins_every_conversation(form: str) -> None:
-    make = fire_rows(TrainingForm(form, 6), RowLimits(), "Be brief.")
+    make = fire_rows(training_form(form, 6), RowLimits(), "Be brief.")
     for row in make("id", 7, json.dumps(fire_row()).encode()):
         assert (row.conversations[0].speaker, row.conversations[0].value) == ("system", "Be brief.")
         assert row.conversations[1].value.startswith("<image>\n")
@@ -314,9 +314,7 @@ def convert_one(folder: Path, row: dict[str, Any], form: str, history: int | Non
     """Convert a valid row and this one; return the written bytes, and the rejects."""
     raw = write_array(folder / "raw.json", [fire_row(), row])
     made, rejects = folder / "made.jsonl", folder / "rejects.jsonl"
-    settings = convert_rows.DatasetBlock(
-        kind="fire", modality="image", form=form, max_history_rounds=history, row_limits=RowLimits()
-    )
+    settings = DatasetSettings(kind="fire", train=str(raw), form=form, max_history_rounds=history)
     files = {"raw": [raw], "converted": made, "rejects": rejects, "unread": folder / "unread.json"}
     convert_rows.main(**files, split="train", settings=settings)
     return made.stat().st_size, list(map(json.loads, rejects.read_bytes().splitlines()))

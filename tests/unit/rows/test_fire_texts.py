@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, write_array
+from fire_rows import fire_row, fire_rows, training_form, write_array
 from real_rows import real_rows
 from stages import convert_rows
+from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import RowLimits
 from vlmflow.rows.chat import Reject, after_mark
-from vlmflow.rows.trajectories import TrainingForm
 
-ORIGINAL = TrainingForm("trajectory", thoughts="drop", feedback_form="sentence")
+ORIGINAL = training_form("trajectory", thoughts="drop", feedback_form="sentence")
 
 
 def row_of(*pairs: tuple[str, str], **changes: Any) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def row_of(*pairs: tuple[str, str], **changes: Any) -> dict[str, Any]:
     return fire_row(conversations=turns, **changes)
 
 
-def said(row: dict[str, Any], form: TrainingForm = ORIGINAL) -> list[str]:
+def said(row: dict[str, Any], form: DatasetSettings = ORIGINAL) -> list[str]:
     made = fire_rows(form, RowLimits())("id", 0, json.dumps(row).encode())
     assert not isinstance(made, Reject), made
     return [turn.value for turn in made[0].conversations]
@@ -68,7 +68,7 @@ def test_a_row_becomes_what_the_original_makes_of_it() -> None:
         "A dog.",
     ]
     assert said(row) == original(row) == made
-    whole = said(row, TrainingForm("trajectory"))
+    whole = said(row, training_form("trajectory"))
     assert whole[1:3] == ["Thought: It could be.\nAnswer: A cat.", "Score: 3.\nFeedback: Look\nagain. Feedback: no."]
 
 
@@ -145,18 +145,14 @@ def test_what_stays_as_it_is_is_counted_and_an_empty_answer_is_rejected(tmp_path
     empty = row_of(("Answer: Yes.", "Score: 5."), ("Thought: It is.\nAnswer: \n", "Score: 9."))
     raw = write_array(tmp_path / "raw.json", [fire_row(), whole, other, empty])
     files = {"converted": tmp_path / "made", "rejects": tmp_path / "rejects", "unread": tmp_path / "unread.json"}
-    block = {"form": "trajectory", "max_history_rounds": 6, "row_limits": RowLimits()}
-    settings = convert_rows.DatasetBlock(
-        kind="fire", modality="image", **block, thoughts="drop", feedback_form="sentence"
-    )
-    convert_rows.main(raw=[raw], **files, split="train", settings=settings)
+    settings = DatasetSettings(kind="fire", train=str(raw))
+    shorter = settings.model_copy(update={"thoughts": "drop", "feedback_form": "sentence"})
+    convert_rows.main(raw=[raw], **files, split="train", settings=shorter)
     account = json.loads(files["unread"].read_text())
     assert (account["answers_without_mark"], account["feedback_of_other_form"]) == (1, 1)
     (reject,) = map(json.loads, files["rejects"].read_bytes().splitlines())
     detail = "conversations[2].value has nothing after `Answer:` (thoughts: drop)"
     assert reject == {"raw_row": 3, "reason": "empty_turn", "detail": detail}
-    convert_rows.main(
-        raw=[raw], **files, split="train", settings=convert_rows.DatasetBlock(kind="fire", modality="image", **block)
-    )
+    convert_rows.main(raw=[raw], **files, split="train", settings=settings)
     assert "answers_without_mark" not in json.loads(files["unread"].read_text())
     assert files["rejects"].read_bytes() == b""

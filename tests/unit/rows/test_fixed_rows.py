@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from vlmflow.config.data_settings import RowChoice, RowLimits
+from fire_rows import form_rows, split_rules
+from vlmflow.config.data_settings import RowChoice
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.stats import RowStats
-from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+from vlmflow.rows.validate import SplitFiles, validate
 
 Row = dict[str, Any]
 
@@ -28,7 +28,7 @@ def quarantine(raw: Path, fixed: list[Path] = []) -> tuple[list[Row], RowStats]:
     make = form_rows("prompt_completion", "text", {}, None, None)
     with open_rows([raw], "train", fixed) as rows:
         convert(rows, files.converted, files.rejects, "train", make, RowChoice(), 1)
-    rules = SplitRules(0.1, 1, 1.0, RowLimits(), modality="text")
+    rules = split_rules(0.1, 1, 1.0, modality="text")
     stats = validate([files], folder, rules, 1, fixed)
     return [json.loads(line) for line in (folder / "quarantine.jsonl").read_bytes().splitlines()], stats
 

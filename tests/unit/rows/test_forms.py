@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fire_rows import form_rows
 from vlmflow.config.raw_forms import form_of, kinds
 from vlmflow.config.settings import RowLimits
 from vlmflow.rows.chat import REASONS, Reject
 from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.sharegpt import first_fault
 
 LLAVA = [{"from": "human", "value": "What?\n<image>"}, {"from": "gpt", "value": " It. \r\n"}]

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fire_rows import form_rows
 from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError
@@ -27,7 +28,6 @@ from vlmflow.raw.csv_file import _CountedLines
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import REASONS
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.row_check import CheckedRows, Grouping
 from workflow_runs import ROOT
 

@@ -1,7 +1,6 @@
 """Near-duplicates between train and test: found, reported, and dropped on request."""
 
 import json
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,18 +8,17 @@ from typing import Any
 import pytest
 
 from drawn_pictures import put
-from fire_rows import digest, fire_row, split_files, write_array
-from vlmflow.config.data_settings import RowChoice, RowLimits
+from fire_rows import digest, fire_row, form_rows, split_files, split_rules, write_array
+from vlmflow.config.data_settings import NearDuplicates, RowChoice
 from vlmflow.pictures.look_alikes import find_look_alikes, read_hashes
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.near_duplicates import find_near_duplicates
 from vlmflow.rows.row_check import normalised
 from vlmflow.rows.stats import SplitCounts
-from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+from vlmflow.rows.validate import SplitFiles, validate
 
-RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.0, row_limits=RowLimits())
+RULES = split_rules(val_share=0.2, seed=1, max_reject_share=0.0)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -152,14 +150,14 @@ def test_near_questions_that_are_reported_are_dropped_and_no_others(
 
     asked = [text.replace("who ARE you", "who are you") for text in ASKED] if kind == "alpaca" else ASKED
     splits = [made("train", asked), *([made("test", test)] if test else [])]
-    rules = replace(RULES, modality="text", one_prompt=kind == "text", test_share=0 if test else 0.4)
+    rules = RULES.model_copy(update={"modality": "text", "kind": kind, "test_share": 0 if test else 0.4})
     out, pairs = tmp_path / "out", tmp_path / "pairs.jsonl"
     stats = validate(splits, out, rules, 1)
     assert "near_test_question" not in stats.train.rejected
     kept = (out / "test.jsonl").read_bytes()
     find_near_duplicates(splits[0].converted, out / "test.jsonl", [], [], 4, pairs, rules.one_prompt)
     named = {pair["train"] for pair in lines(pairs)}
-    stats = validate(splits, out, replace(rules, drop_near_questions=True), 1)
+    stats = validate(splits, out, rules.model_copy(update={"near_duplicates": NearDuplicates(drop=True)}), 1)
     ids = [row["id"] for row in lines(splits[0].converted)]
     dropped = [row["row"] for row in lines(out / "quarantine.jsonl") if row["reason"] == "near_test_question"]
     assert {ids[number] for number in dropped} == named
@@ -172,7 +170,7 @@ def test_near_questions_that_are_reported_are_dropped_and_no_others(
 
 def test_a_test_split_taken_from_train_has_near_duplicates_too(tmp_path: Path, splits: list[SplitFiles]) -> None:
     """A picture and those that look like it are never both in test and in train or val."""
-    rules = replace(RULES, test_share=0.3)
+    rules = RULES.model_copy(update={"test_share": 0.3})
     train = splits[:1]
     values = {digest(f"a/{n}.jpg"): 0xFF << 8 * (n // 3) for n in range(20)}  # seven different pictures
     table = [{"sha256": name, "hash": f"{value:016x}"} for name, value in values.items()]

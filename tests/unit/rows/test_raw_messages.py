@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fire_rows import form_rows
 from vlmflow.config.settings import RowLimits
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.forms import messages
 from vlmflow.rows.raw_messages import SPEAKERS, reading_of
 from vlmflow.rows.raw_text import PARTS

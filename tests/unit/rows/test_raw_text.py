@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows
+from fire_rows import fire_row, fire_rows, form_rows, training_form
 from vlmflow.config.settings import RowLimits
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.raw_text import RULES, clean, cleaned, untagged
 from vlmflow.rows.sharegpt import first_fault
-from vlmflow.rows.trajectories import TrainingForm
 
 CODE = "    y = x + 1\n    return y"
 
@@ -150,7 +148,7 @@ def test_a_text_of_fire_is_trained_as_written_or_counted(asked: str, answers: li
     feedback = [f"Score: 5.\nFeedback: {answer}" for answer in answers]
     pairs = [turn for pair in zip(answers, feedback, strict=True) for turn in pair]
     turns = [{"role": ("student", "teacher")[n % 2], "value": text} for n, text in enumerate(pairs)]
-    make = fire_rows(TrainingForm("trajectory"), RowLimits())
+    make = fire_rows(training_form("trajectory"), RowLimits())
     row = fire_row(conversations=turns)
     row["question"]["value"] = asked
     made = make("id", 0, json.dumps(row).encode())

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from converted_rows import converted_rows
+from fire_rows import form_rows
 from real_rows import example_of_a_form
 from vlmflow.config.raw_forms import form_of, kinds
 from vlmflow.config.settings import RowChoice
@@ -19,7 +20,6 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.named import reader
 from vlmflow.raw.rewritten import rewriter
 from vlmflow.rows.chat import Reject
-from vlmflow.rows.form_rows import form_rows
 
 COLOURS = ["red", "green", "blue", "black", "orange", "purple"]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from converted_rows import converted_rows
+from fire_rows import form_rows
 from real_rows import example_of_a_form
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.settings import RowLimits
@@ -16,7 +17,6 @@ from vlmflow.raw.named import name_of
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import ConvertedRow
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.sharegpt import first_fault
 
 COLOURS = ["red", "green", "blue", "black", "orange", "purple"]

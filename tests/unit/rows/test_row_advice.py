@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from vlmflow.config.data_settings import DatasetSettings, RowLimits
+from fire_rows import form_rows, split_rules
+from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.row_check import advice
-from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+from vlmflow.rows.validate import SplitFiles, validate
 
 TEXT = {"prompt": "q", "completion": "a", "source": "beta"}
 PICTURE = TEXT | {"image": "alpha/1.jpg", "source": "alpha"}
@@ -31,7 +31,7 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
     make = form_rows(dataset.kind, dataset.modality, {}, None, None)
     with open_rows(raw, "train") as opened:
         convert(opened, files.converted, files.rejects, "train", make, dataset.choice("train"), 1)
-    rules = SplitRules(0.1, 1, dataset.max_reject_share, RowLimits(), modality=dataset.modality)
+    rules = split_rules(0.1, 1, dataset.max_reject_share, modality=dataset.modality)
     (folder / "mine").mkdir()
     with pytest.raises(VlmflowError) as error:
         validate([files], folder / "mine", rules, 1)

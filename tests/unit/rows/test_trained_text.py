@@ -4,31 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from fire_rows import fire_row, split_files
-from vlmflow.config.settings import RowLimits
+from fire_rows import fire_row, split_files, split_rules, training_form
+from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.rows.sharegpt import in_words
-from vlmflow.rows.trajectories import TrainingForm
-from vlmflow.rows.validate import SplitRules, validate
+from vlmflow.rows.validate import validate
 
 
 @pytest.mark.parametrize(
     ("form", "trained"),
     [
         # The answers of each row have the scores 2, 3 and 10; train has ten rows.
-        (TrainingForm("trajectory"), {2: 10, 3: 10, 10: 10}),
-        (TrainingForm("timestep", 6), {2: 10, 3: 10, 10: 10}),
-        (TrainingForm("trajectory", min_score=3), {3: 10, 10: 10}),
-        (TrainingForm("timestep", 6, 3), {3: 10, 10: 10}),
-        (TrainingForm("trajectory", None, 8, "last_good"), {10: 20}),
-        (TrainingForm("trajectory", None, None, "last_good"), {2: 10, 3: 10, 10: 20}),
+        (training_form("trajectory"), {2: 10, 3: 10, 10: 10}),
+        (training_form("timestep", 6), {2: 10, 3: 10, 10: 10}),
+        (training_form("trajectory", min_score=3), {3: 10, 10: 10}),
+        (training_form("timestep", 6, 3), {3: 10, 10: 10}),
+        (training_form("trajectory", None, 8, "last_good"), {10: 20}),
+        (training_form("trajectory", None, None, "last_good"), {2: 10, 3: 10, 10: 20}),
     ],
 )
 def test_the_account_has_what_is_trained_of_each_score(
-    tmp_path: Path, form: TrainingForm, trained: dict[int, int]
+    tmp_path: Path, form: DatasetSettings, trained: dict[int, int]
 ) -> None:
     """In train alone, and history does not count."""
     rows = [fire_row(f"gqa/{number}.jpg", f"question {number}", rounds=3) for number in range(12)]
-    rules = SplitRules(0.1, 1, 0.0, RowLimits(), last_answer_only=form.form == "timestep")
+    rules = split_rules(0.1, 1, 0.0, form=form.form)
     stats = validate([split_files(tmp_path, "train", rows, form)], tmp_path / "out", rules, processes=1)
     assert stats.examples["train"] in (10, 20, 30)
     answer = len("Thought: t1.\nAnswer: a1")

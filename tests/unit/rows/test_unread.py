@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, write_array
+from fire_rows import fire_row, fire_rows, form_rows, training_form, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.account import digests_of
@@ -21,10 +21,8 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import convert
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.raw_messages import CALL_KEYS, LOSS_KEYS
 from vlmflow.rows.strict_rows import UnreadKeys
-from vlmflow.rows.trajectories import TrainingForm
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -229,7 +227,7 @@ def test_a_key_that_is_not_utf8_hides_no_other_key(tmp_path: Path) -> None:
     found = converted(path, "prompt_completion", ignore_keys=["label"])
     assert found.unread_keys == {"cat\ufffdgorie": 3, "label": 2}
     row = json.dumps(fire_row(more=1)).replace("more", "caf\xe9").encode("latin-1")
-    make = fire_rows(TrainingForm("trajectory"), RowLimits())
+    make = fire_rows(training_form("trajectory"), RowLimits())
     assert not isinstance(make("id", 0, row), Reject)
     assert make.unread.take().keys["caf\ufffd"] == 1
 
@@ -273,7 +271,7 @@ def test_a_key_of_another_name_is_the_one_that_is_read(tmp_path: Path) -> None:
 def test_fire_rows_are_counted_too(tmp_path: Path) -> None:
     path = written(tmp_path, [fire_row(question=f"q{n}", **({"more": n} if n % 3 else {})) for n in range(9)])
     with open_rows([path], "train") as rows:
-        make = fire_rows(TrainingForm("trajectory"), RowLimits())
+        make = fire_rows(training_form("trajectory"), RowLimits())
         choice = DatasetSettings(kind="fire", train="x").choice("train")
         found = convert(rows, tmp_path / "made", tmp_path / "rejects", "train", make, choice, 1)
     assert found.unread_keys == {"conversations.type": 9, "groundtruth": 9, "more": 6, "round": 9}
@@ -329,7 +327,7 @@ def test_what_is_not_trained_stops_fires_rows_too(key: str, value: Any) -> None:
     rows = [fire_row(), fire_row(rounds=2), fire_row(rounds=2), fire_row() | {key: value}]
     rows[1]["conversations"][1][key] = value
     rows[2]["conversations"][2][key] = value
-    make = fire_rows(TrainingForm("trajectory"), RowLimits(), ignore_keys=["weight"])
+    make = fire_rows(training_form("trajectory"), RowLimits(), ignore_keys=["weight"])
     for number, row in enumerate(rows):
         assert not isinstance(make("id", number, json.dumps(row).encode()), Reject)
     found, meant = make.unread.take(), {"lossWeight": "loss_weight"}.get(key, key)

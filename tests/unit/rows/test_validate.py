@@ -1,6 +1,5 @@
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -8,18 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from fire_rows import digest, fire_row, split_files
-from vlmflow.config.data_settings import RowChoice, RowLimits
+from fire_rows import digest, fire_row, form_rows, split_files, split_rules, training_form
+from vlmflow.config.data_settings import DatasetSettings, RowChoice
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 from vlmflow.rows import row_check
 from vlmflow.rows.convert import convert, training_line
-from vlmflow.rows.form_rows import form_rows
 from vlmflow.rows.stats import SplitCounts
-from vlmflow.rows.trajectories import TrainingForm
-from vlmflow.rows.validate import SplitFiles, SplitRules, validate
+from vlmflow.rows.validate import SplitFiles, validate
 
-RULES = SplitRules(val_share=0.2, seed=1, max_reject_share=0.5, row_limits=RowLimits())
+RULES = split_rules(val_share=0.2, seed=1, max_reject_share=0.5)
 
 
 def picture(number: int) -> str:
@@ -34,7 +31,7 @@ def run(
     folder: Path,
     train: list[Any],
     test: list[Any],
-    rules: SplitRules = RULES,
+    rules: DatasetSettings = RULES,
     form: str = "trajectory",
     **more: Any,
 ):
@@ -90,7 +87,7 @@ def test_no_picture_of_the_test_split_is_trained_on(tmp_path: Path) -> None:
         tmp_path,
         train,
         TEST,
-        SplitRules(0.2, 1, 0.0, RowLimits()),
+        split_rules(0.2, 1, 0.0),
         pictures={"coco/copy.jpg": {"sha256": digest(picture(900))}},
     )
     assert stats.train.rejected == {"in_test_split": 1}
@@ -126,7 +123,7 @@ def test_what_a_raw_validation_split_has_is_not_drawn_for_test(tmp_path: Path, s
     val = some_rows(6)
     train = [fire_row(picture(number), f"another question {number}") for number in range(12)]
     splits = [split_files(tmp_path / "in", name, made) for name, made in (("train", train), ("val", val))]
-    stats = validate(splits, tmp_path / "out", replace(RULES, test_share=0.3, seed=seed), processes=1)
+    stats = validate(splits, tmp_path / "out", RULES.model_copy(update={"test_share": 0.3, "seed": seed}), processes=1)
     assert stats.train == SplitCounts(12, 6, {"in_val_split": 6})
     pictures = [{row["images"][0] for row in lines(tmp_path / "out" / f"{x}.jsonl")} for x in ("train", "val", "test")]
     assert len(set.union(*pictures)) == sum(map(len, pictures)) == 12
@@ -144,18 +141,18 @@ def test_a_raw_validation_split_whose_rows_are_all_in_test_is_an_error(tmp_path:
 def test_a_picture_that_all_rows_share_is_named(tmp_path: Path, test_share: float) -> None:
     splits = [split_files(tmp_path / "in", "train", [fire_row(picture(1), f"question {n}") for n in range(9)])]
     with pytest.raises(VlmflowError, match=r"train\.jsonl: all usable rows share the picture gqa/images/1\.jpg\n.*val"):
-        validate(splits, tmp_path / "out", replace(RULES, test_share=test_share), processes=1)
+        validate(splits, tmp_path / "out", RULES.model_copy(update={"test_share": test_share}), processes=1)
 
 
 def test_a_split_of_more_than_twice_its_share_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """And a split that would be empty says how many rows belong with another one."""
     rows = [fire_row(picture(1 + n // 9), f"question {n}") for n in range(18)]
-    rules = replace(RULES, test_share=0.0)
+    rules = RULES.model_copy(update={"test_share": 0.0})
     validate([split_files(tmp_path / "in", "train", rows)], tmp_path / "out", rules, processes=1)
     assert "val has 9 of 18 rows, more than twice its share (20.0%)" in caplog.text
     splits = [split_files(tmp_path / "of", split, held) for split, held in (("train", rows[:10]), ("test", rows[:9]))]
     with pytest.raises(VlmflowError, match=r"of 1 row; 9 more have what test or val has"):
-        validate(splits, tmp_path / "out", replace(rules, max_reject_share=1.0), processes=1)
+        validate(splits, tmp_path / "out", rules.model_copy(update={"max_reject_share": 1.0}), processes=1)
 
 
 def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -163,9 +160,9 @@ def test_rows_without_a_good_attempt_are_left_out_and_counted(tmp_path: Path) ->
     poor = [fire_row(picture(number), f"question {number}", rounds=5) for number in range(20, 23)]
     for row in poor:
         row["conversations"] = row["conversations"][:-2]  # the scores are 2, 3, 4 and 5
-    form = TrainingForm("trajectory", min_score=8)
+    form = training_form("trajectory", min_score=8)
     splits = [split_files(tmp_path, "train", [*some_rows(5), *poor], form)]
-    stats = validate(splits, tmp_path, SplitRules(0.2, 1, 0.0, RowLimits()), processes=1)
+    stats = validate(splits, tmp_path, split_rules(0.2, 1, 0.0), processes=1)
     assert stats.train == SplitCounts(8, 5, {"no_good_attempt": 3})
     assert (tmp_path / "quarantine.jsonl").read_bytes() == b""
     assert stats.kept_by_attempts == {"train": {2: 5}}
@@ -180,9 +177,9 @@ def test_a_row_without_feedback_stays_with_its_trajectory(tmp_path: Path) -> Non
     train += [fire_row(picture(number), f"question {number}", rounds=3) for number in range(30)]
     for row in train[30:]:
         row["conversations"][-2]["value"] = "Thought: t2.\nAnswer: a2"  # the last answer of the first 30
-    form = TrainingForm("trajectory", min_score=8, single_turn="last_good")
+    form = training_form("trajectory", min_score=8, single_turn="last_good")
     files = split_files(tmp_path, "train", [*train, train[0]], form)
-    stats = validate([files], tmp_path / "out", SplitRules(0.2, 1, 0.5, RowLimits()), processes=1)
+    stats = validate([files], tmp_path / "out", split_rules(0.2, 1, 0.5), processes=1)
     assert stats.train == SplitCounts(61, 60, {"duplicate": 1})
     assert stats.kept_by_attempts == {"train": {2: 30, 3: 30}}
     assert sum(stats.examples.values()) == 120
@@ -199,7 +196,7 @@ def test_duplicates_are_dropped(tmp_path: Path) -> None:
         tmp_path,
         [*some_rows(5), again, fire_row(picture(0), "another question")],
         TEST,
-        SplitRules(0.2, 1, 0.0, RowLimits()),
+        split_rules(0.2, 1, 0.0),
         pictures={"other/name.jpg": {"sha256": digest(picture(0))}},
     )
     assert stats.train.rejected == {"duplicate": 1}
@@ -211,7 +208,7 @@ def test_val_is_taken_by_picture(tmp_path: Path) -> None:
     train = [fire_row(picture(number), f"q{turn}") for turn in range(3) for number in range(40)]
     held_out = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        run(tmp_path / name, train, TEST, SplitRules(0.2, seed, 0.0, RowLimits()))
+        run(tmp_path / name, train, TEST, split_rules(0.2, seed, 0.0))
         parts = {
             split: {row["images"][0] for row in lines(tmp_path / name / "out" / f"{split}.jsonl")}
             for split in ("train", "val", "test")
@@ -252,7 +249,7 @@ def test_zero_kept_rows_is_an_error(tmp_path: Path, empty: str) -> None:
     """A whole file without a usable row."""
     rows = {"train": some_rows(3), "test": TEST} | {empty: [fire_row(conversations=[])]}
     with pytest.raises(VlmflowError, match="none of the 1 rows is left"):
-        run(tmp_path, rows["train"], rows["test"], SplitRules(0.2, 1, 1.0, RowLimits()))
+        run(tmp_path, rows["train"], rows["test"], split_rules(0.2, 1, 1.0))
 
 
 def test_converted_files_of_another_raw_file_are_noticed(tmp_path: Path) -> None:
@@ -315,7 +312,7 @@ def about(*pictures: str, answer: str = "It.") -> dict[str, Any]:
     return {"prompt": "What?", "completion": answer, "images": list(pictures)}
 
 
-MIXED = SplitRules(0.2, 1, 1.0, RowLimits(), test_share=0.2, modality=None)
+MIXED = split_rules(0.2, 1, 1.0, test_share=0.2, modality=None)
 
 
 def test_a_picture_that_all_rows_have_beside_others_is_named(tmp_path: Path) -> None:
@@ -334,7 +331,7 @@ def test_no_picture_is_in_two_splits(tmp_path: Path, seed: int, raw: list[str]) 
     ]
     parts = [rows[number :: len(raw)] for number in range(len(raw))]
     files = [converted_files(tmp_path / "in", split, part) for split, part in zip(raw, parts, strict=True)]
-    stats = validate(files, tmp_path / "out", replace(MIXED, seed=seed), processes=1)
+    stats = validate(files, tmp_path / "out", MIXED.model_copy(update={"seed": seed}), processes=1)
     shown = {
         split: {name for row in lines(tmp_path / "out" / f"{split}.jsonl") for name in row["images"]}
         for split in ("train", "val", "test")
@@ -372,7 +369,7 @@ def test_rows_without_pictures_are_split_by_prompt(tmp_path: Path) -> None:
     files = text_files(tmp_path / "in", prompts, [f"answer {number}" for number in range(200)])
     held_out = []
     for name, seed, val_share in (("a", 1, 0.1), ("b", 1, 0.2), ("c", 2, 0.1)):
-        rules = SplitRules(val_share, seed, 0.0, RowLimits(), test_share=0.2, modality="text")
+        rules = split_rules(val_share, seed, 0.0, test_share=0.2, modality="text")
         stats = validate([files], tmp_path / name, rules, 1)
         parts = {
             split: {row["conversations"][1]["value"] for row in lines(tmp_path / name / f"{split}.jsonl")}
@@ -401,7 +398,7 @@ def test_held_out_rows_are_drawn_from_usable_rows(
             train[number]["conversations"][2]["value"] = "<|im_end|>"
         files = split_files(tmp_path / "in", "train", train, "timestep")
     for seed in range(12):
-        rules = SplitRules(0.02, seed, 0.5, RowLimits(), test_share=0.02, modality=modality)
+        rules = split_rules(0.02, seed, 0.5, test_share=0.02, modality=modality)
         stats = validate([files], tmp_path / str(seed), rules, 1 + seed % 2)
         assert stats.train.kept == 24
         assert len({row["id"][:13] for row in lines(tmp_path / str(seed) / "test.jsonl")}) == 1
@@ -411,10 +408,10 @@ def test_held_out_rows_are_drawn_from_usable_rows(
 def test_if_all_prompts_are_equal_the_answer_decides(tmp_path: Path) -> None:
     """Otherwise all rows of kind text would be one group."""
     files = text_files(tmp_path / "in", ["Say something."] * 40, [f"answer {number % 39}" for number in range(40)])
-    rules = SplitRules(0.1, 1, 0.0, RowLimits(), test_share=0.1, modality="text")
+    rules = split_rules(0.1, 1, 0.0, test_share=0.1, modality="text")
     with pytest.raises(VlmflowError, match=r"all usable rows share one prompt"):
         validate([files], tmp_path / "one", rules, 1)
-    stats = validate([files], tmp_path / "out", replace(rules, one_prompt=True), 1)
+    stats = validate([files], tmp_path / "out", rules.model_copy(update={"kind": "text"}), 1)
     assert stats.train.rejected == {"duplicate": 1}
     assert min(stats.examples.values()) >= 4
 

@@ -13,7 +13,15 @@ from vlmflow.raw.named import source_of
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import ConvertedRow, HowToConvert, RowsOf
 from vlmflow.rows.raw_text import clean, cleaned, untagged
-from vlmflow.rows.trajectories import Attempt, Trajectory, read_score, with_sentences, without_thoughts
+from vlmflow.rows.trajectories import (
+    Attempt,
+    Trajectory,
+    is_trained,
+    read_score,
+    training_rows,
+    with_sentences,
+    without_thoughts,
+)
 
 
 class RawTurn(msgspec.Struct, gc=False):
@@ -112,21 +120,21 @@ def make_rows(how: HowToConvert) -> RowsOf:
 
     The limits of rows apply to the whole trajectory, in both forms: the timestep form repeats its turns in many rows.
     """
-    form, limits, unread = how.trajectories, how.limits, how.unread
+    limits, unread = how.settings.row_limits, how.unread
 
     def rows_of(identity: str, number: int, raw: RawRow, size: int) -> list[ConvertedRow] | Reject:
         trajectory = trajectory_of(raw)
         if isinstance(trajectory, Reject):
             return trajectory
-        if not form.trains(trajectory):
+        if not is_trained(trajectory, how.settings.min_score):
             return Reject("no_good_attempt", "")
         whole_answers = raw_feedback = False
-        if form.thoughts == "drop":
+        if how.settings.thoughts == "drop":
             shorter = without_thoughts(trajectory)
             if isinstance(shorter, Reject):
                 return shorter
             trajectory, whole_answers = shorter
-        if form.feedback_form == "sentence":
+        if how.settings.feedback_form == "sentence":
             trajectory, raw_feedback = with_sentences(trajectory)
         turns = 2 * len(trajectory.attempts) + len(how.system)
         if turns > limits.max_turns:
@@ -147,7 +155,7 @@ def make_rows(how: HowToConvert) -> RowsOf:
                 raw_row=number,
                 score_field_differs=trajectory.score_field_differs,
             )
-            for made in form.rows(identity, trajectory)
+            for made in training_rows(identity, trajectory, how.settings)
         ]
 
     return rows_of
