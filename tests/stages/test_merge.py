@@ -52,8 +52,14 @@ def test_float32_equals_peft(tmp_path: Path, variant: str) -> None:
     assert any(not torch.equal(merged[name], original[name]) for name in merged)
 
 
-@pytest.mark.parametrize("adapter_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "adapter_dtype"),
+    [
+        *((variant, torch.float32) for variant in VARIANTS),
+        ("all linear layers", torch.bfloat16),
+        *(pytest.param(variant, torch.bfloat16, marks=pytest.mark.slow) for variant in list(VARIANTS)[1:]),
+    ],
+)
 def test_bfloat16_equals_peft(tmp_path: Path, variant: str, adapter_dtype: torch.dtype) -> None:
     """Both peft and we add in float32 and round once, so only sums next to a tie differ, by one step.
 
