@@ -28,7 +28,6 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [
         ("runs: {qwen3vl-fire: {train: {learning_rat: 1}}}", "runs.qwen3vl-fire.train.learning_rat: unknown key"),
         ("picture_sources: {own: {archive: 'https://x/y.zip'}}", "picture_sources.own.members: missing; it must be"),
-        ("runs: {qwen3vl-fire: {processes: four}}", "'four' is not allowed; it must be a whole number at least 1"),
     ],
 )
 def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Path, overlay: str, said: str) -> None:
@@ -123,10 +122,7 @@ def test_a_former_name_of_a_key_is_told(tmp_path: Path) -> None:
     ("target", "said"),
     [
         ("merged/qwen3vl-fir", "nearest: merged/qwen3vl-fire"),
-        ("merged/my-run", "for those in your own file, name it: CONFIG=FILE"),
-        ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
         ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
-        ("models/qwen3-8B", "nearest: models/qwen3-8b"),
         ("qwen3vl-fire", "what to do: use one from docs/outputs.md; runs: qwen3vl-fire, "),
     ],
 )
@@ -137,6 +133,7 @@ def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path,
     assert f"{target.removeprefix('./')}: no rule makes this target" in output
     assert said in output
     assert "what to do: " in output
+    assert "for those in your own file, name it: CONFIG=FILE" in output
     assert "Exception" not in output
 
 
