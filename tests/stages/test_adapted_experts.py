@@ -133,7 +133,13 @@ def test_the_merge_is_that_of_peft_and_the_proof_accepts_it(kind: str, tmp_path:
     assert (described.touched, described.rounding_leaves) == (len(changed), pytest.approx(1.0, abs=0.01))
 
 
-@pytest.fixture(scope="module", params=["a matrix per expert", "transposed on disk", "in by out, interleaved"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "in by out, interleaved",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("a matrix per expert", "transposed on disk")),
+    ],
+)
 def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("right"), request.param)
 

@@ -58,7 +58,7 @@ def verify(folder: Path, merged: Path) -> LogitProof:
 
 
 @pytest.mark.parametrize("kind", WITH_EXPERTS)
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 50))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 50))])
 def test_no_right_merge_is_refused_and_every_wrong_one_is(kind: str, seed: int, tmp_path: Path) -> None:
     is_told_from_wrong_ones(write_run(tmp_path, kind, seed))
 

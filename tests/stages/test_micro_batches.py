@@ -170,10 +170,10 @@ def trained_both_ways(
     ("base", "tuner", "strategy", "processes"),
     [
         ("seeing", "lora", "ddp", 2),
-        ("seeing", "full", "fsdp2", 2),
         *(
             pytest.param(*cell, marks=pytest.mark.slow)
             for cell in (
+                ("seeing", "full", "fsdp2", 2),
                 *((base, tuner, "ddp", 1) for base in ("text", "seeing") for tuner in ("lora", "qlora", "full")),
                 *(("seeing", "lora", strategy, 2) for strategy in ("zero2", "zero2_offload", "zero3", "fsdp2")),
                 ("text", "lora", "zero3", 2),

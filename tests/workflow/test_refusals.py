@@ -28,7 +28,6 @@ def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [
         ("runs: {qwen3vl-fire: {train: {learning_rat: 1}}}", "runs.qwen3vl-fire.train.learning_rat: unknown key"),
         ("picture_sources: {own: {archive: 'https://x/y.zip'}}", "picture_sources.own.members: missing; it must be"),
-        ("runs: {qwen3vl-fire: {processes: four}}", "'four' is not allowed; it must be a whole number at least 1"),
     ],
 )
 def test_a_wrong_configuration_is_refused_when_the_workflow_is_read(tmp_path: Path, overlay: str, said: str) -> None:
@@ -57,16 +56,6 @@ BOMB = "a: &a [x]\n" + "".join(
 )
 """A list of which 30⁶ are in the last line."""
 
-WRONG_FILES = [
-    ("runs:\n  r: {model: m\n  b: [\n", ", line 3, column 4: expected ',' or '}'", "; the line is: b: ["),
-    ("runs:\n  r: {model: m}\n\nruns: {}\n", ", line 4, column 1: the key 'runs' is already in line 1", "runs: {}"),
-    ("", ": is empty", "leave the file out"),
-    ("- a\n", ": holds ['a'], not keys", "leave the file out"),
-    ("runs: &a {b: *a}\n", ", line 1, column 7: an alias is inside the value that it names", "fix it there"),
-    (BOMB, ", line 5, column 4: more than 100,000 values, with aliases expanded", "fix it there"),
-    (f"runs: {'[' * 3000}{']' * 3000}", ": the blocks are nested too deeply", "fix it there"),
-]
-
 
 @pytest.mark.parametrize(
     ("text", "said"),
@@ -91,14 +80,13 @@ def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("only", [(), ("--only-yaml",)])
-@pytest.mark.parametrize(("text", "said", "more"), WRONG_FILES)
-def test_check_config_names_file_and_line(tmp_path: Path, text: str, said: str, more: str, only: tuple[str]) -> None:
+def test_check_config_names_file_and_line(tmp_path: Path, only: tuple[str]) -> None:
     file = tmp_path / "my-run.yaml"
-    file.write_text(text)
+    file.write_text("runs:\n  r: {model: m\n  b: [\n")
     done = check_config(*map(Path, only), file)
     assert done.returncode == 1
-    assert f"{file}{said}" in done.stderr
-    assert more in done.stderr
+    assert f"{file}, line 3, column 4: " in done.stderr
+    assert "; the line is: b: [" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -134,10 +122,7 @@ def test_a_former_name_of_a_key_is_told(tmp_path: Path) -> None:
     ("target", "said"),
     [
         ("merged/qwen3vl-fir", "nearest: merged/qwen3vl-fire"),
-        ("merged/my-run", "for those in your own file, name it: CONFIG=FILE"),
-        ("merged/qwen3vl-fire/README.md", "nearest: merged/qwen3vl-fire"),
         ("./reports/data-fyre.html", "nearest: reports/data-fire.html"),
-        ("models/qwen3-8B", "nearest: models/qwen3-8b"),
         ("qwen3vl-fire", "what to do: use one from docs/outputs.md; runs: qwen3vl-fire, "),
     ],
 )
@@ -148,6 +133,7 @@ def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path,
     assert f"{target.removeprefix('./')}: no rule makes this target" in output
     assert said in output
     assert "what to do: " in output
+    assert "for those in your own file, name it: CONFIG=FILE" in output
     assert "Exception" not in output
 
 

@@ -78,6 +78,7 @@ def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
         ("- a\n", "not keys"),
         ("a: [1\nb: 2\n", "line 2, column 2: "),
         ("a: b: c\n", "line 1, column 5: "),
+        (f"a: {'[' * 3000}{']' * 3000}", "nested too deeply"),
     ],
 )
 def test_a_file_that_is_not_a_configuration_is_named(tmp_path: Path, text: str, said: str) -> None:

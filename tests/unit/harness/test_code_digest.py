@@ -4,6 +4,7 @@ import ast
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from vlmflow.harness.read_code import read_code
@@ -83,6 +84,14 @@ STAYS: dict[str, list[Edit]] = {
     ],
     "what the stage does not reach": [("pack/b.py", "return 3", "return 4")],
     "a function beside": [("pack/b.py", "def never", "def more(): return 1\ndef never")],
+    "an import for types alone, of a module that acts": [
+        ("pack/more.py", "", "import os\nos.environ['TWO'] = 'x'\n"),
+        (
+            "pack/b.py",
+            "def never",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING: from pack import more\ndef never",
+        ),
+    ],
     "a moved function": [
         ("pack/b.py", "def first(rows): return rows[0]\n", "from pack.values import first\n"),
         ("pack/values.py", "MOST = 6\n", "MOST = 6\ndef first(rows): return rows[0]\n"),
@@ -189,6 +198,17 @@ def test_what_was_read_is_kept_for_the_next_call(tmp_path: Path) -> None:
     assert Code(folder, kept).digest("stages.one", reads="texts") != before
 
 
+def test_what_another_reader_kept_is_read_again(tmp_path: Path) -> None:
+    kept, folder = tmp_path / "code", tmp_path / "scripts"
+    before = digest(folder, [])
+    code = Code(folder, kept)
+    code.digest("stages.one", reads="texts")
+    code.keep()
+    _, modules = msgspec.msgpack.decode(kept.read_bytes())
+    kept.write_bytes(msgspec.msgpack.encode(("another version", {key: [[], {}, []] for key in modules})))
+    assert Code(folder, kept).digest("stages.one", reads="texts") == before
+
+
 def test_declared_files_count_without_those_that_editors_hide(tmp_path: Path) -> None:
     before = digest(tmp_path, [])
     (tmp_path / "texts" / ".page.jinja.swp").touch()
@@ -263,6 +283,10 @@ def test_a_changed_strategy_or_tuner_fetches_no_model_again() -> None:
     assert not {"STRATEGIES", "TUNERS"} & (reached("fetch_model") | reached("fetch_model_files"))
 
 
+def uses_of(code: str) -> list[list[str]]:
+    return [statement.uses for statement in read_code(code.encode()).statements]
+
+
 def test_a_variable_of_a_function_hides_a_name_only_there() -> None:
     code = """
 from pack import rows, names
@@ -272,5 +296,8 @@ class Kept:
     rows: rows.Type
     def __init__(self): self.rows = rows.read()
 """
-    uses = [statement.uses for statement in read_code(code.encode()).statements]
-    assert uses == [["pack.rows.DEFAULT", "pack.names.z"], ["pack.rows.Type", "pack.rows.read"]]
+    assert uses_of(code) == [["pack.rows.DEFAULT", "pack.names.z"], ["pack.rows.Type", "pack.rows.read"]]
+
+
+def test_a_comprehension_reads_before_it_binds() -> None:
+    assert uses_of("from pack import rows\ndef f(): return [rows for rows in rows.all()]") == [["pack.rows.all"]]

@@ -1,6 +1,7 @@
 """What an adapter does to each tensor, and which adapters are refused by name."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -32,6 +33,17 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_base(tmp_path_factory.mktemp("models") / "tied", tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def written(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(base, tmp_path_factory.mktemp("adapters") / "written")
+
+
+@pytest.fixture
+def adapter(written: Path, tmp_path: Path) -> Path:
+    """An adapter that a test may change."""
+    return shutil.copytree(written, tmp_path / "adapter")
 
 
 def plan(base: Path, adapter: Path) -> dict[str, Update]:
@@ -88,52 +100,37 @@ def test_other_layers_of_a_tied_model_are_merged(tied: Path, tmp_path: Path) -> 
     assert f"{LAYER}.weight" in plan(tied, write_adapter(tied, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("peft_type", "IA3"),
-        ("peft_type", "PROMPT_TUNING"),
-        ("init_lora_weights", "pissa"),
-        ("init_lora_weights", "pissa_niter_4"),
-        ("init_lora_weights", "olora"),
-        ("init_lora_weights", "corda"),
-        ("init_lora_weights", "loftq"),
-        ("init_lora_weights", "lora_ga"),
-        ("layer_replication", [[0, 1], [0, 2]]),
-        ("trainable_token_indices", [1, 2]),
-        ("target_parameters", "mlp.experts.gate_up_proj"),
-        ("lora_bias", True),
-        ("alora_invocation_tokens", [1]),
-        ("use_qalora", True),
-        ("use_bdlora", {"nblocks": 2}),
-        ("monteclora_config", {"n": 1}),
-        ("something_of_a_later_peft", 3),
-        ("bias", "some"),
-        ("r", 0),
-        ("lora_alpha", float("nan")),
-        ("rank_pattern", {"q_proj(": 2}),
-        ("rank_pattern", {"(a+)+b": 4}),
-        ("rank_pattern", {"q{99999999999999}": 4}),
-        ("rank_pattern", {"(" * 3_000 + ")" * 3_000: 4}),
-        ("rank_pattern", {"q_proj": 0}),
-        ("alpha_pattern", {"q_proj": float("nan")}),
-        ("r", 10**400),
-        ("r", "8"),
-        ("lora_alpha", "64"),
-        ("alpha_pattern", {"q_proj": "64"}),
-        ("rank_pattern", None),
-        ("use_rslora", "true"),
-        ("target_modules", 5),
-        ("target_modules", [{}]),
-        ("layers_to_transform", "1"),
-        ("layers_pattern", ["layers"]),
-        ("task_type", "CHAT"),
-        ("velora_config", False),
-        ("monteclora_config", {}),
+REFUSED: dict[str, list[Any]] = {
+    "peft_type": ["IA3", "PROMPT_TUNING"],
+    "init_lora_weights": ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"],
+    "task_type": ["CHAT"],
+    "bias": ["some"],
+    "r": [0, 10**400, "8"],
+    "lora_alpha": [float("nan"), "64"],
+    "rank_pattern": [
+        *({"q_proj(": 2}, {"(a+)+b": 4}, {"q{99999999999999}": 4}, {"(" * 3_000 + ")" * 3_000: 4}, {"q_proj": 0}, None),
     ],
-)
-def test_other_kinds_are_refused_by_name(base: Path, tmp_path: Path, key: str, value: Any) -> None:
-    adapter = write_adapter(base, tmp_path)
+    "alpha_pattern": [{"q_proj": float("nan")}, {"q_proj": "64"}],
+    "use_rslora": ["true"],
+    "target_modules": [5, [{}]],
+    "target_parameters": ["mlp.experts.gate_up_proj"],
+    "layers_to_transform": ["1"],
+    "layers_pattern": [["layers"]],
+    "layer_replication": [[[0, 1], [0, 2]]],
+    "trainable_token_indices": [[1, 2]],
+    "lora_bias": [True],
+    "alora_invocation_tokens": [[1]],
+    "use_qalora": [True],
+    "use_bdlora": [{"nblocks": 2}],
+    "monteclora_config": [{"n": 1}, {}],
+    "velora_config": [False],
+    "something_of_a_later_peft": [3],
+}
+"""Values of adapter_config.json that no merge takes, by key."""
+
+
+@pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in REFUSED.items() for value in values])
+def test_other_kinds_are_refused_by_name(base: Path, adapter: Path, key: str, value: Any) -> None:
     change_config(adapter, **{key: value})
     with pytest.raises(VlmflowError, match=rf"adapter_config\.json: .*{key}") as refusal:
         plan(base, adapter)
@@ -141,9 +138,8 @@ def test_other_kinds_are_refused_by_name(base: Path, tmp_path: Path, key: str, v
 
 
 @pytest.mark.parametrize(("key", "value"), [("layers_to_transform", [0]), ("layers_pattern", "layers")])
-def test_layers_by_number_need_a_list_of_modules(base: Path, tmp_path: Path, key: str, value: Any) -> None:
+def test_layers_by_number_need_a_list_of_modules(base: Path, adapter: Path, key: str, value: Any) -> None:
     """Such an adapter is refused by peft, which opens it after the merge."""
-    adapter = write_adapter(base, tmp_path)
     change_config(adapter, target_modules=".*_proj", **{key: value})
     with pytest.raises(VlmflowError, match=rf"{key} = .*list of target_modules"):
         plan(base, adapter)
@@ -207,18 +203,16 @@ def replaced(key: str, *shape: int) -> Callable[[Tensors], None]:
     ],
 )
 def test_tensor_without_a_place_is_refused(
-    base: Path, tmp_path: Path, change: Callable[[Tensors], Any], fault: str
+    base: Path, adapter: Path, change: Callable[[Tensors], Any], fault: str
 ) -> None:
     """A tensor of the adapter that cannot be used is an error that names it."""
-    adapter = write_adapter(base, tmp_path)
     change_tensors(adapter, change)
     with pytest.raises(VlmflowError, match=fault):
         plan(base, adapter)
 
 
-def test_layer_that_the_base_lacks(base: Path, tmp_path: Path) -> None:
+def test_layer_that_the_base_lacks(base: Path, adapter: Path) -> None:
     """Another base, or one whose layers have other names on disk."""
-    adapter = write_adapter(base, tmp_path)
     for part in ("lora_A.weight", "lora_B.weight"):
         change_tensors(adapter, renamed(f"{KEY}.{part}", f"{KEY.replace('layers.0', 'layers.7')}.{part}"))
     with pytest.raises(VlmflowError, match=r"the base has no tensor model\.layers\.7\.self_attn\.q_proj\.weight"):
@@ -232,8 +226,7 @@ def test_two_tensors_for_one_place(base: Path, tmp_path: Path) -> None:
         plan(base, adapter)
 
 
-def test_base_of_integers_is_refused(base: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(base, tmp_path)
+def test_base_of_integers_is_refused(base: Path, adapter: Path) -> None:
     weights = read_model_weights(base, file_names(base))
     (tensors,) = [shard.tensors for shard in weights.shards.values() if f"{LAYER}.weight" in shard.tensors]
     tensors[f"{LAYER}.weight"] = replace(tensors[f"{LAYER}.weight"], dtype="F8_E4M3")
@@ -241,16 +234,14 @@ def test_base_of_integers_is_refused(base: Path, tmp_path: Path) -> None:
         plan_updates(weights, read_trained(adapter), {})
 
 
-def test_numbers_that_are_not_finite(base: Path, tmp_path: Path) -> None:
-    adapter = write_adapter(base, tmp_path)
+def test_numbers_that_are_not_finite(base: Path, adapter: Path) -> None:
     change_tensors(adapter, lambda tensors: tensors[f"{KEY}.lora_B.weight"][3, 1].fill_(torch.nan))
     with pytest.raises(VlmflowError, match=rf"{KEY}\.lora_B\.weight holds NaN"):
         load_factors(partial(load_finite, read_trained(adapter)), plan(base, adapter)[f"{LAYER}.weight"])
 
 
-def test_truncated_and_missing_adapters(base: Path, tmp_path: Path) -> None:
+def test_truncated_and_missing_adapters(adapter: Path) -> None:
     """An adapter that a full disk or a kill cut short."""
-    adapter = write_adapter(base, tmp_path)
     path = adapter / "adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(VlmflowError, match=r"adapter_model\.safetensors: truncated"):

@@ -2,23 +2,29 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.merging.proof import LogitProof
 from vlmflow.merging.verify_logits import AGREE, INCONCLUSIVE, Logits, compare, judge
 
 ALLOWED = 0.05
 
 
-def verdict(found_share: float, rounded_share: float, stray: float = 0.0, exact: bool = True) -> str:
-    """Judge a merge that shows one share of the adapter's effect, while rounding leaves another."""
+def proof_of(found_share: float, rounded_share: float, stray: float = 0.0, shift: float = 0.0) -> LogitProof:
+    """Return the figures of a merge that shows one share of the adapter's effect, while rounding leaves another."""
     draw = torch.Generator().manual_seed(1)
     plain = torch.randn(20, 50, generator=draw)
     plain[:, 0] += 10
     effect = 0.02 * torch.randn(20, 50, generator=draw)
-    found = plain + found_share * effect + stray * torch.randn(20, 50, generator=draw)
-    proof = compare(Logits(plain, plain + effect, plain + rounded_share * effect, found), ALLOWED, 1, "bfloat16", "cpu")
+    found = plain + found_share * effect + stray * torch.randn(20, 50, generator=draw) + shift
+    return compare(Logits(plain, plain + effect, plain + rounded_share * effect, found), ALLOWED, 1, "bfloat16", "cpu")
+
+
+def verdict(found_share: float, rounded_share: float, stray: float = 0.0, exact: bool = True) -> str:
+    proof = proof_of(found_share, rounded_share, stray)
     assert proof.effect_rounded == pytest.approx(rounded_share, abs=1e-3)
     return judge(proof, Path("merged"), exact)
 
@@ -37,6 +43,17 @@ def test_an_effect_that_rounding_hides_is_inconclusive() -> None:
 def test_an_effect_that_rounding_does_not_explain_is_refused(found: float, rounded: float) -> None:
     with pytest.raises(VlmflowError, match=rf"merged: .* show {found:.2f} times the adapter's effect"):
         verdict(found, rounded)
+
+
+def test_a_shift_of_all_logits_of_a_position_is_no_difference() -> None:
+    assert judge(proof_of(1.0, 1.0, shift=30.0), Path("merged"), exact=True) == AGREE
+
+
+def test_other_tokens_at_clear_positions_are_refused() -> None:
+    proof = proof_of(1.0, 1.0)
+    assert (proof.clear_positions, proof.clear_disagreements) == (20, 0)
+    with pytest.raises(VlmflowError, match="choose another token at 1 of 20 clear positions"):
+        judge(msgspec.structs.replace(proof, clear_disagreements=1), Path("merged"), exact=True)
 
 
 @pytest.mark.parametrize("stray", [1.0, float("nan")])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,6 +33,22 @@ def write_trained(base: Path, folder: Path, dtype: torch.dtype = torch.float32, 
     save_file({"row.0.logits": torch.zeros(1, 96)}, folder / "logits.safetensors")
     (folder / "trained.json").write_text(json.dumps({"tensors": names}))
     return folder
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_base(tmp_path_factory.mktemp("models") / "base")
+
+
+@pytest.fixture(scope="module")
+def written(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_trained(base, tmp_path_factory.mktemp("trained") / "written")
+
+
+@pytest.fixture
+def trained(written: Path, tmp_path: Path) -> Path:
+    """What a training of the base's weights released; a test may change it."""
+    return shutil.copytree(written, tmp_path / "trained")
 
 
 def merge(base: Path, trained: Path, merged: Path) -> TensorProof:
@@ -106,20 +123,16 @@ def named(*names: str) -> Callable[[Path], None]:
     ],
 )
 def test_what_does_not_fit_the_base_is_refused_by_name(
-    tmp_path: Path, change: Callable[[Path], None], said: str
+    base: Path, trained: Path, tmp_path: Path, change: Callable[[Path], None], said: str
 ) -> None:
-    base = write_base(tmp_path / "base")
-    trained = write_trained(base, tmp_path / "trained")
     change(trained)
     with pytest.raises(VlmflowError, match=re.escape(said)):
         merge(base, trained, tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_a_frozen_tensor_that_the_training_changed_is_an_error(tmp_path: Path) -> None:
+def test_a_frozen_tensor_that_the_training_changed_is_an_error(base: Path, trained: Path, tmp_path: Path) -> None:
     """The merge leaves it as the base's, so the folder alone would not show it."""
-    base = write_base(tmp_path / "base")
-    trained = write_trained(base, tmp_path / "trained")
     content = load_file(trained / "model.safetensors")
     content[FROZEN][70, 3] += 1e-3
     save_file(content, trained / "model.safetensors")
@@ -128,9 +141,7 @@ def test_a_frozen_tensor_that_the_training_changed_is_an_error(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", [FROZEN, TRAINED])
-def test_one_other_number_in_the_folder_is_found(tmp_path: Path, name: str) -> None:
-    base = write_base(tmp_path / "base")
-    trained = write_trained(base, tmp_path / "trained")
+def test_one_other_number_in_the_folder_is_found(base: Path, trained: Path, tmp_path: Path, name: str) -> None:
     merge(base, trained, tmp_path / "merged")
     for file in (tmp_path / "merged").glob("*.safetensors"):
         content = load_file(file)

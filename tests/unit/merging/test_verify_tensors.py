@@ -40,11 +40,27 @@ def merge_and_verify(base: Path, adapter: Path, merged: Path) -> TensorProof:
     return verify_tensors(base, adapter, merged, file_names(base), 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_merged_weights_pass(tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[torch.dtype, Path]:
+    folder = tmp_path_factory.mktemp("bases")
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    return {dtype: write_base(folder / str(dtype), dtype, attention_bias=True) for dtype in types}
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        *((variant, torch.bfloat16) for variant in VARIANTS),
+        *(
+            pytest.param(variant, dtype, marks=[] if variant == "all linear layers" else [pytest.mark.slow])
+            for variant in VARIANTS
+            for dtype in (torch.float32, torch.float16)
+        ),
+    ],
+)
+def test_merged_weights_pass(bases: dict[torch.dtype, Path], tmp_path: Path, variant: str, dtype: torch.dtype) -> None:
     """Every variant, in every type, within the stated tolerance."""
-    base = write_base(tmp_path / "base", dtype, attention_bias=True)
+    base = bases[dtype]
     adapter = write_adapter(base, tmp_path / "adapter", **VARIANTS[variant])
     proof = merge_and_verify(base, adapter, tmp_path / "merged")
     assert proof.tensors == proof.touched + proof.untouched == 33
