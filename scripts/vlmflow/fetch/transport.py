@@ -227,14 +227,15 @@ class _Request:
         handle.setopt(pycurl.URL, self._address)
         handle.setopt(pycurl.HEADERFUNCTION, self._head.append)
         handle.setopt(pycurl.WRITEFUNCTION, self._take)
-        handle.setopt(pycurl.XFERINFOFUNCTION, self._watch)
+        # Ctrl-C stops the request: libcurl calls this with every block, and at least once a second. Only the main
+        # thread gets Ctrl-C; in others it would cost more than all else, since each call has to wait for Python's lock.
+        handle.setopt(pycurl.XFERINFOFUNCTION, lambda *_: self._take(b""))
         handle.setopt(pycurl.NOPROGRESS, threading.current_thread() is not threading.main_thread())
         try:
             handle.perform()
         except pycurl.error as error:
-            connected = handle.getinfo(pycurl.PRIMARY_IP) != ""
             code, text = error.args
-            raise self._cause(code, text, connected) from None
+            raise self._cause(code, text, handle.getinfo(pycurl.PRIMARY_IP) != "") from None
         if not self._accepted:  # an answer without content
             self._accept(self._answer())
 
@@ -251,14 +252,6 @@ class _Request:
             self._raised = error
             return ABORT
         return GO_ON
-
-    def _watch(self, *_: int) -> int | None:
-        """Let Ctrl-C stop the request: libcurl calls this with every block, and at least once a second.
-
-        Only the main thread gets Ctrl-C; in other threads it would cost more than all else, since each call has to wait
-        for Python's lock.
-        """
-        return self._take(b"")
 
     def _answer(self) -> Answer:
         """Parse the received heads: those of the redirects, and that of the answer."""

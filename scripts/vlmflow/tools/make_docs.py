@@ -96,8 +96,9 @@ def main(*, docs: Path = Path("docs")) -> None:
     docs: the folder with config.md, config.schema.json, sharegpt-row.schema.json, and data.md; of the latter only the
     table of kinds is replaced.
     """
+    data = with_kinds((docs / "data.md").read_text())
     with whole_file(docs / "data.md", "w") as page:
-        page.write(with_kinds((docs / "data.md").read_text()))
+        page.write(data)
     with whole_file(docs / "config.md", "w") as page:
         page.write(reference_page())
     write_json(docs / "config.schema.json", Config.model_json_schema())
