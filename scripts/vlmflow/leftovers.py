@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from vlmflow.config.model import Config
@@ -114,13 +115,12 @@ def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
 
 def _refuse_shared_stores(folder: Path, settings: Config) -> None:
     places = {name: (folder / place).resolve() for name, place in settings.stores}
-    for name, place in places.items():
-        for other, above in places.items():
-            if name != other and place.is_relative_to(above):
-                raise VlmflowError(
-                    f"stores.{name} ({place}) is inside stores.{other} ({above})",
-                    "give each store a folder of its own, or delete by hand what is no longer needed",
-                )
+    for (name, place), (other, above) in permutations(places.items(), 2):
+        if place.is_relative_to(above):
+            raise VlmflowError(
+                f"stores.{name} ({place}) is inside stores.{other} ({above})",
+                "give each store a folder of its own, or delete by hand what is no longer needed",
+            )
 
 
 def size_of(path: Path) -> int:
