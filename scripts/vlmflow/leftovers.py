@@ -189,7 +189,8 @@ def _unfinished(folder: Path) -> Iterator[Leftover]:
 
 
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
-    if not (folder / "models").is_dir():  # targets are elsewhere, so the files in use are unknown here
+    # Targets are elsewhere, so the files in use are unknown here.
+    if not (folder / "models").is_dir():
         return
     manifests = [read_account(file, ModelManifest) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
     views = {manifest.folder.resolve() for manifest in manifests}
@@ -221,7 +222,8 @@ def _of_hub(
 
 
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
-    if not (folder / "images").is_dir():  # targets are elsewhere, so the pictures in use are unknown here
+    # Targets are elsewhere, so the pictures in use are unknown here.
+    if not (folder / "images").is_dir():
         return
     of_datasets = [place for place in _folders(store) if not place.name.startswith(".")]
     others = [place for place in of_datasets if place.name not in settings.datasets]

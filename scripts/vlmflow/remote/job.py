@@ -179,7 +179,8 @@ def cause(log: str) -> str:
     """Return the failure that the stage reports, or else the log's last lines."""
     log = plain(log)
     if FAILURE in log:
-        failure = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # Snakemake's own text in the pod
+        # Snakemake's own text in the pod.
+        failure = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]
         lines = failure.strip().splitlines()[:12]
     else:
         lines = log.strip().splitlines()[-8:]

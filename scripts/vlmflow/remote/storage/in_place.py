@@ -240,7 +240,8 @@ def _copy(source: Path, part: Path) -> None:
     else:
         shutil.copyfile(source, part)
     times = source.stat()
-    os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns), follow_symlinks=False)  # a job may put one there
+    # A job may put one there.
+    os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns), follow_symlinks=False)
     sync(part)
 
 
