@@ -5,7 +5,6 @@ from pathlib import Path
 
 from vlmflow.config.settings import PictureLimits, RowChoice
 from vlmflow.core.processes import UNDIVIDED, Part, items_of
-from vlmflow.core.progress import Progress
 from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
 from vlmflow.pictures import resolve
@@ -56,11 +55,8 @@ def main(
         if not all_used:
             with named.kept_in(out_of_rows, own):
                 resolve.named_paths(raw, split, choice, fixed_rows, threads)
-    picture_roots = PictureRoots(roots, key)
-    with Progress(f"resolve_images {dataset}/{manifest.stem}", len(paths), "pictures") as progress:
-        entries = resolve.resolve_pictures(
-            paths, picture_roots, PictureStore(store, dataset), limits, threads, progress
-        )
+    where, label = PictureStore(store, dataset), f"resolve_images {dataset}/{manifest.stem}"
+    entries = resolve.resolve_pictures(paths, PictureRoots(roots, key), where, limits, threads, label)
     if part == UNDIVIDED:
         resolve.say_what_was_found(entries, key)
     resolve.write_picture_manifest(manifest, entries)

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
 from vlmflow.config.model import Config
@@ -114,13 +115,12 @@ def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
 
 def _refuse_shared_stores(folder: Path, settings: Config) -> None:
     places = {name: (folder / place).resolve() for name, place in settings.stores}
-    for name, place in places.items():
-        for other, above in places.items():
-            if name != other and place.is_relative_to(above):
-                raise VlmflowError(
-                    f"stores.{name} ({place}) is inside stores.{other} ({above})",
-                    "give each store a folder of its own, or delete by hand what is no longer needed",
-                )
+    for (name, place), (other, above) in permutations(places.items(), 2):
+        if place.is_relative_to(above):
+            raise VlmflowError(
+                f"stores.{name} ({place}) is inside stores.{other} ({above})",
+                "give each store a folder of its own, or delete by hand what is no longer needed",
+            )
 
 
 def size_of(path: Path) -> int:
@@ -189,7 +189,8 @@ def _unfinished(folder: Path) -> Iterator[Leftover]:
 
 
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
-    if not (folder / "models").is_dir():  # targets are elsewhere, so the files in use are unknown here
+    # Targets are elsewhere, so the files in use are unknown here.
+    if not (folder / "models").is_dir():
         return
     manifests = [read_account(file, ModelManifest) for file in sorted((folder / "models").glob(f"*/{MANIFEST}"))]
     views = {manifest.folder.resolve() for manifest in manifests}
@@ -221,7 +222,8 @@ def _of_hub(
 
 
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
-    if not (folder / "images").is_dir():  # targets are elsewhere, so the pictures in use are unknown here
+    # Targets are elsewhere, so the pictures in use are unknown here.
+    if not (folder / "images").is_dir():
         return
     of_datasets = [place for place in _folders(store) if not place.name.startswith(".")]
     others = [place for place in of_datasets if place.name not in settings.datasets]

@@ -17,7 +17,6 @@ from bench_pictures import write_photographs  # puts scripts/ on the path
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.core.account import LEVEL, RECORDS, refuse_changed
 from vlmflow.core.files import sha256_of
-from vlmflow.core.progress import Progress
 from vlmflow.pictures import look_alikes
 from vlmflow.pictures.resolve import resolve_pictures, write_picture_manifest
 from vlmflow.pictures.roots import PictureRoots
@@ -76,8 +75,7 @@ class _Pictures:
         self._folder, self._cores, self.count = folder, cores, len(names)
         roots = PictureRoots([str(folder / "root")], "image_roots")
         store = PictureStore(folder / "store", "bench")
-        with Progress("bench_integrity", len(names), "pictures") as progress:
-            entries = resolve_pictures(dict.fromkeys(names, 1), roots, store, PictureLimits(), cores, progress)
+        entries = resolve_pictures(dict.fromkeys(names, 1), roots, store, PictureLimits(), cores, "bench_integrity")
         for number, entry in enumerate(entries):
             assert entry.reason is None
             (folder / "store" / "bench" / entry.name).unlink()

@@ -17,7 +17,6 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from vlmflow.config.data_settings import PictureLimits
-from vlmflow.core.progress import Progress
 from vlmflow.pictures.resolve import resolve_pictures
 from vlmflow.pictures.roots import PictureRoots
 from vlmflow.pictures.store import PictureStore
@@ -64,8 +63,7 @@ def _stage_rate(folder: Path, names: list[str], cores: int) -> float:
     begun = time.perf_counter()
     roots = PictureRoots([str(folder / "root")], "image_roots")
     store = PictureStore(folder / "store", "bench")
-    with Progress("bench_pictures", len(names), "pictures") as progress:
-        entries = resolve_pictures(dict.fromkeys(names, 1), roots, store, PictureLimits(), cores, progress)
+    entries = resolve_pictures(dict.fromkeys(names, 1), roots, store, PictureLimits(), cores, "bench_pictures")
     seconds = time.perf_counter() - begun
     assert all(entry.reason is None for entry in entries)
     return len(names) / seconds

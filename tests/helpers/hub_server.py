@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import huggingface_hub
+import huggingface_hub.constants
 import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer

@@ -162,7 +162,8 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 def _same(one: Path, other: Path) -> bool:
-    if one.is_symlink() or other.is_symlink():  # compare the links: a target may be too large to read
+    # Compare the links: a target may be too large to read.
+    if one.is_symlink() or other.is_symlink():
         return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
     return one.is_dir() or one.samefile(other) or filecmp.cmp(one, other, shallow=False)
 

@@ -139,7 +139,8 @@ class Lease:
             "count": count,
             "released": released,
         }
-        with self._file(number).open("r+b") as file:  # closed each time: only then others see it over NFS
+        # Closed each time: only then others see it over NFS.
+        with self._file(number).open("r+b") as file:
             file.write(json.dumps(says).encode().ljust(LENGTH))
 
     def _file(self, number: int) -> Path:

@@ -52,7 +52,8 @@ def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], N
     parent = os.getpid()
 
     def bind() -> None:
-        if signal_number != signal.SIGKILL:  # our handler would take a signal until the child has its own program
+        # Our handler would take a signal until the child has its own program.
+        if signal_number != signal.SIGKILL:
             signal.signal(signal_number, signal.SIG_DFL)
         die_with_parent(parent, signal_number)
 

@@ -37,7 +37,6 @@ LOCAL_HEADER, LOCAL_SIGNATURE = 30, b"PK\x03\x04"
 LONGEST_NAMES = 2 * 0xFFFF
 """Bytes before a member's name; the most of its name and extra field, which may differ from the directory's."""
 
-STORED, DEFLATED = 0, 8
 ENCRYPTED = 1
 
 WASTE = 0.01
@@ -148,7 +147,7 @@ def _members(infos: list[zipfile.ZipInfo], directory_start: int) -> dict[str, Me
 
 def refuse_unreadable(member: Member, max_bytes: int) -> None:
     """Raise Refused for an invalid or too large member, before a byte of it is read."""
-    if member.flags & ENCRYPTED or member.method not in (STORED, DEFLATED):
+    if member.flags & ENCRYPTED or member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise Refused("unreadable", f"encrypted, or packed by method {member.method}")
     if max(member.size, member.packed) > max_bytes:
         raise Refused("too_large", f"{max(member.size, member.packed):,} bytes, the limit is {max_bytes:,}")
@@ -207,7 +206,7 @@ def content_of(packed: memoryview, member: Member) -> Content:
     content: Content = packed[start : start + member.packed]
     if len(content) < member.packed:
         raise Refused("damaged", "it overlaps the next member")
-    if member.method == DEFLATED:
+    if member.method == zipfile.ZIP_DEFLATED:
         inflate = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
             content = inflate.decompress(content, member.size + 1)

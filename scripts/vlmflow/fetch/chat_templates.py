@@ -152,9 +152,8 @@ def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: 
         # Servers stop at the end of a sequence, which this form does not have.
         config = read_object(folder / GENERATION) if GENERATION in names else {}
         ends = config.get("eos_token_id", read_object(folder / "config.json").get("eos_token_id"))
-        others = [
-            other for other in (ends if isinstance(ends, list) else [ends]) if type(other) is int and other != end
-        ]
+        stops = ends if isinstance(ends, list) else [ends]
+        others = [other for other in stops if type(other) is int and other != end]
         files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *others]}, indent=2).encode()
     return files
 

@@ -205,7 +205,8 @@ def _write(weights: ModelWeights, tensors: list[_Tensor], target: Path, name: st
         shard: [tensor for tensor in tensors if tensor.source.file == file.path]
         for shard, file in weights.shards.items()
     }
-    shards = {shard: some for shard, some in shards.items() if some}  # no index names a file that only had scales
+    # No index names a file that only had scales.
+    shards = {shard: some for shard, some in shards.items() if some}
     begins = [begin for shard, some in shards.items() for begin in _begin_shard(target / shard, some)]
     with Progress(f"{name} in bfloat16", total, "bytes") as progress:
 

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import IO
 
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.core.files import unfinished
+from vlmflow.core.files import BUFFER, unfinished
 from vlmflow.core.patience import PassingFault
 from vlmflow.fetch import hub
 from vlmflow.fetch.hub import HubFile
 from vlmflow.fetch.transport import CHECK_PROXIES, Answer, Enough, Refused, Stopped, Transport, host_of
 
 logger = logging.getLogger(__name__)
-
-BLOCK_BYTES = 1 << 20
 
 
 def download(file: HubFile, target: Path, transport: Transport) -> str:
@@ -82,7 +80,7 @@ class _Content:
         self._transport = transport
         self._begin()
         handle.seek(0)
-        while block := handle.read(BLOCK_BYTES):
+        while block := handle.read(BUFFER):
             self._take(block)
         self.pieced = self.size > 0
         if self.size > file.size:

@@ -319,14 +319,16 @@ def _write(part: Path, content: Content) -> None:
     try:
         _write_through(part, content, os.O_DIRECT)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # open(2): a file system without O_DIRECT, even if it says so later
+        # open(2): a file system without O_DIRECT says so, perhaps later.
+        if error.errno != errno.EINVAL:
             raise
         _write_through(part, content, 0)
 
 
 def _write_through(part: Path, content: Content, direct: int) -> None:
     if not hasattr(_own, "pages"):
-        _own.pages = memoryview(mmap.mmap(-1, BUFFER_BYTES))  # aligned to a page, as O_DIRECT requires
+        # Aligned to a page, as O_DIRECT requires.
+        _own.pages = memoryview(mmap.mmap(-1, BUFFER_BYTES))
     buffer: memoryview = _own.pages
     descriptor = os.open(part, WRITE_ANEW | direct, 0o666)
     try:

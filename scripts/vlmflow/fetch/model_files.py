@@ -145,7 +145,8 @@ def list_files(folder: Path, what: str, *, weights: bool = True) -> ModelFiles:
 
 def _refuse_elsewhere(folder: Path, name: str) -> None:
     """Refuse a file outside of the folder: its bytes would be merged and published."""
-    file, real = folder / name, Path(os.path.realpath(folder / name))  # resolve() raises for a link to itself
+    # `resolve` raises for a link to itself.
+    file, real = folder / name, Path(os.path.realpath(folder / name))
     home = folder.resolve()
     homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
     if not any(real.is_relative_to(place) for place in homes):
@@ -241,11 +242,14 @@ def _refuse_keys(file: Path) -> None:
 
 def _why_refused(key: str, value: Any) -> str | None:
     """Return what a key with this value does that is refused; None if it does no harm."""
-    if key in REFUSED_KEYS and value and type(value) is not int:  # a token's number in a vocabulary; null and {}
+    # Not a number of a token in a vocabulary, null or {}.
+    if key in REFUSED_KEYS and value and type(value) is not int:
         return REFUSED_KEYS[key]
-    if key in ("attn_implementation", "_attn_implementation") and "/" in json.dumps(value):  # OWNER/NAME
+    # OWNER/NAME is one of the hub.
+    if key in ("attn_implementation", "_attn_implementation") and "/" in json.dumps(value):
         return "names a kernel that transformers would run"
-    if key == "num_labels" and type(value) is int and value > MOST_COUNTED:  # it would fill the reader's memory
+    # It would fill the reader's memory.
+    if key == "num_labels" and type(value) is int and value > MOST_COUNTED:
         return "is for classifiers, and transformers would make a name for each class"
     return None
 

@@ -116,7 +116,8 @@ def _estimates(source: PictureSource, members: Collection[str], directory_is_her
     names = sum(len(member.encode()) for member in members)
     content = count * source.size / source.pictures
     directory = 0 if directory_is_here else source.pictures * (DIRECTORY_ENTRY + names / max(1, count))
-    requests = count * (1 - min(count, source.pictures) / source.pictures) + 1  # neighbours share one
+    # Neighbours share one.
+    requests = count * (1 - min(count, source.pictures) / source.pictures) + 1
     return {
         "ranges": round(content + directory + count * LOCAL_HEADER + names + requests * EXCHANGE_BYTES),
         "one by one": round(content + count * EXCHANGE_BYTES),

@@ -167,13 +167,7 @@ def digest_of_files(files: Mapping[str, str]) -> str:
 
 
 def link_files(
-    store: Path,
-    model: str,
-    folder: Path,
-    files: Mapping[str, FileRecord],
-    own: Mapping[str, bytes] = MappingProxyType({}),
-    *,
-    of_target: bool = False,
+    store: Path, model: str, folder: Path, files: Mapping[str, FileRecord], own: Mapping[str, bytes], *, of_target: bool
 ) -> tuple[Path, dict[str, FileRecord]]:
     """Make the folder that stages see, with links only to the files of a model; returns its path and its sorted files.
 

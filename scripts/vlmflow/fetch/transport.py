@@ -227,14 +227,15 @@ class _Request:
         handle.setopt(pycurl.URL, self._address)
         handle.setopt(pycurl.HEADERFUNCTION, self._head.append)
         handle.setopt(pycurl.WRITEFUNCTION, self._take)
-        handle.setopt(pycurl.XFERINFOFUNCTION, self._watch)
+        # Ctrl-C stops the request: libcurl calls this with every block, and at least once a second. Only the main
+        # thread gets Ctrl-C; in others it would cost more than all else, since each call has to wait for Python's lock.
+        handle.setopt(pycurl.XFERINFOFUNCTION, lambda *_: self._take(b""))
         handle.setopt(pycurl.NOPROGRESS, threading.current_thread() is not threading.main_thread())
         try:
             handle.perform()
         except pycurl.error as error:
-            connected = handle.getinfo(pycurl.PRIMARY_IP) != ""
             code, text = error.args
-            raise self._cause(code, text, connected) from None
+            raise self._cause(code, text, handle.getinfo(pycurl.PRIMARY_IP) != "") from None
         if not self._accepted:  # an answer without content
             self._accept(self._answer())
 
@@ -251,14 +252,6 @@ class _Request:
             self._raised = error
             return ABORT
         return GO_ON
-
-    def _watch(self, *_: int) -> int | None:
-        """Let Ctrl-C stop the request: libcurl calls this with every block, and at least once a second.
-
-        Only the main thread gets Ctrl-C; in other threads it would cost more than all else, since each call has to wait
-        for Python's lock.
-        """
-        return self._take(b"")
 
     def _answer(self) -> Answer:
         """Parse the received heads: those of the redirects, and that of the answer."""
@@ -278,7 +271,8 @@ class _Request:
         host = host_of(self._address)
         if self._raised:
             return self._raised
-        if code in BY_CALLBACK:  # Python handled Ctrl-C while it entered a callback, and has printed it
+        # Python handled Ctrl-C while it entered a callback, and has printed it.
+        if code in BY_CALLBACK:
             return KeyboardInterrupt()
         if code == pycurl.E_TOO_MANY_REDIRECTS:
             return Refused("refused", f"the redirects of {host} form a loop")
@@ -301,7 +295,8 @@ def _new_handle() -> pycurl.Curl:
         pycurl.BUFFERSIZE: BLOCK_BYTES,
         pycurl.CONNECTTIMEOUT: patience.CONNECT_TIMEOUT,
         pycurl.LOW_SPEED_LIMIT: 1,
-        pycurl.LOW_SPEED_TIME: patience.READ_TIMEOUT,  # averaged over five seconds, so it fires as much later
+        # Averaged over five seconds, so it fires as much later.
+        pycurl.LOW_SPEED_TIME: patience.READ_TIMEOUT,
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
         pycurl.FOLLOWLOCATION: 1,
         pycurl.MAXREDIRS: REDIRECTS,
@@ -309,7 +304,8 @@ def _new_handle() -> pycurl.Curl:
         pycurl.REDIR_PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
     }.items():
         handle.setopt(option, value)
-    trusted = ssl.get_default_verify_paths()  # SSL_CERT_FILE and SSL_CERT_DIR, or the system's certificates
+    # SSL_CERT_FILE and SSL_CERT_DIR, or the system's certificates.
+    trusted = ssl.get_default_verify_paths()
     handle.setopt(pycurl.CAINFO, trusted.cafile or certifi.where())
     if trusted.capath:
         handle.setopt(pycurl.CAPATH, trusted.capath)
@@ -334,7 +330,8 @@ def limit_answers(client: httpx.Client, most: int = MOST_BYTES) -> httpx.Client:
         encoding = answer.headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
             raise VlmflowError(f"{address}: its answer is compressed, which was not requested", OTHER)
-        assert isinstance(answer.stream, httpx.SyncByteStream)  # for mypy: the client is no asynchronous one
+        # For mypy: the client is no asynchronous one.
+        assert isinstance(answer.stream, httpx.SyncByteStream)
         answer.stream = _Limited(answer.stream, address, most)
 
     hooks = client.event_hooks

@@ -309,7 +309,8 @@ def _processor(file: Path, text: str, members: Members, whole: dict[str, Any]) -
         for key in ("image_processor_type", "patch_size", "merge_size", SIZE, LEAST, MOST, TILES)
         if key in members
     }
-    kind = str(values.get("image_processor_type", QWEN)).removesuffix("Fast")  # transformers 5 does the same
+    # Transformers 5 does the same.
+    kind = str(values.get("image_processor_type", QWEN)).removesuffix("Fast")
     if not kind.startswith(QWEN) or "patch_size" not in values or "merge_size" not in values:
         key, rule = _rule_of_class(kind, values, whole)
         return Processor(file.name, text, {key: members[key]} if rule else {}, rule)

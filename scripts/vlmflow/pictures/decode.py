@@ -69,7 +69,8 @@ def open_picture(file: Path | IO[bytes], formats: Sequence[str] = AS_THEY_ARE) -
     if "AVIF" in formats:
         from PIL import AvifImagePlugin  # few pictures need it, and its library takes 20 ms to load
 
-        AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # not as many as cores: each has a process of its own
+        # Not as many as cores: each has a process of its own.
+        AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     return Image.open(file, formats=list(formats))
 
 
@@ -189,7 +190,8 @@ def _decode(
     with warnings.catch_warnings(action="ignore"), open_picture(io.BytesIO(content), [format]) as image:
         if outside := _outside_limits(*image.size, limits) or _huge_tiles(image, limits):
             return outside
-        sha256 = hashlib.sha256(content).hexdigest()  # before the pixels: the bytes are still in the cache
+        # Before the pixels: the bytes are still in the cache.
+        sha256 = hashlib.sha256(content).hexdigest()
         with _bounded(format, limits):
             image.load()
         turn = _turn(image)
@@ -306,7 +308,8 @@ def _eight_bit(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
         factor = 255 / ((high - low) or 1)
     transparent = image.info.get("transparency")
 
-    import numpy as np  # as in _ends: few pictures need it, and its import takes as long as the rest of the start
+    # As in _ends: few pictures need it, and its import takes as long as the rest of the start.
+    import numpy as np
 
     def scaled(strip: Image.Image) -> Image.Image:
         levels = np.asarray(strip)

@@ -58,7 +58,8 @@ def perceptual_hash(image: Image.Image) -> int | None:
     pixels = np.asarray(small, dtype=np.float64)
     if pixels.std() < FLAT:
         return None
-    frequencies = np.round(_COSINES @ pixels @ _COSINES.T, 3)  # a symmetric picture's zeros must be exact
+    # A symmetric picture's zeros must be exact.
+    frequencies = np.round(_COSINES @ pixels @ _COSINES.T, 3)
     bits = (frequencies > np.median(frequencies)).ravel()
     return int(_WEIGHTS[bits].sum(dtype=np.uint64))
 

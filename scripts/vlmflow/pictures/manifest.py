@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, overload
 
 import msgspec
 
@@ -90,21 +89,12 @@ class KnownPicture(msgspec.Struct, gc=False):
     rewritten: str | None
 
 
-Entry = TypeVar("Entry", PictureEntry, KnownPicture)
-
-
-@overload
-def read_picture_manifest(manifest: Path) -> Iterator[PictureEntry]: ...
-@overload
-def read_picture_manifest(manifest: Path, form: type[Entry]) -> Iterator[Entry]: ...
-def read_picture_manifest(manifest: Path, form: type[Any] = PictureEntry) -> Iterator[Any]:
+def read_picture_manifest(manifest: Path) -> Iterator[PictureEntry]:
     """Return the entries of an image manifest, in the order in which the rows first name the paths.
-
-    form: the type of the entries; only its fields are read.
 
     Raises VlmflowError if the file is missing or a line is not an entry.
     """
-    return read_lines(manifest, form)
+    return read_lines(manifest, PictureEntry)
 
 
 def name_and_digest(entry: PictureEntry | KnownPicture) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec.structs import asdict
 
 from vlmflow.config.settings import PictureLimits, RowChoice
 from vlmflow.core.errors import VlmflowError, counted
@@ -32,16 +33,12 @@ Verdicts = dict[str, Picture | Unusable]
 
 
 def named_paths(
-    raw: Sequence[Path],
-    split: str = "train",
-    choice: RowChoice | None = None,
-    fixed_rows: Sequence[Path] = (),
-    processes: int = 1,
+    raw: Sequence[Path], split: str, choice: RowChoice | None = None, edited: Sequence[Path] = (), processes: int = 1
 ) -> dict[str, int]:
     """Return every distinct picture path of a raw split, in the order of first appearance, with its number of rows.
 
-    choice: which rows are used; None for all. fixed_rows: see `open_rows`. The result is the same for any number of
-    processes.
+    choice: which rows are used; None for all. edited: files of edited rows, see `open_rows`. The result is the same for
+    any number of processes.
 
     An unusable row (not a JSON object, or a path that is not text) names none.
     Raises VlmflowError if a file as a whole cannot be read.
@@ -49,7 +46,7 @@ def named_paths(
     paths = Counter[str]()
     choice = choice or RowChoice()
     with (
-        open_rows(raw, split, fixed_rows, choice.read_columns) as rows,
+        open_rows(raw, split, edited, choice.read_columns) as rows,
         Progress(f"reading {rows}", len(rows), "rows") as progress,
     ):
         choice = settled(choice, rows)
@@ -70,17 +67,12 @@ def named_paths(
 
 
 def resolve_pictures(
-    paths: Mapping[str, int],
-    roots: PictureRoots,
-    store: PictureStore,
-    limits: PictureLimits,
-    processes: int,
-    progress: Progress,
+    paths: Mapping[str, int], roots: PictureRoots, store: PictureStore, limits: PictureLimits, processes: int, work: str
 ) -> list[PictureEntry]:
     """Find and check every path, and add the usable ones to the store.
 
     paths: distinct paths as rows write them, with the number of rows.
-    progress: counts paths.
+    work: its name, for the progress.
 
     Returns one entry for each path, in their order, the same for any number of processes. A file of several paths is
     decoded once. Raises VlmflowError if a disk fails.
@@ -91,9 +83,10 @@ def resolve_pictures(
     def check(chunk: list[Located]) -> Verdicts:
         return {located.file: _store(store, limits, located) for located in chunk}
 
-    for checked in ordered_map(check, _files_to_decode(paths, roots, found, progress), processes):
-        verdicts |= checked
-        progress.advance(len(checked))
+    with Progress(work, len(paths), "pictures") as progress:
+        for checked in ordered_map(check, _files_to_decode(paths, roots, found, progress), processes):
+            verdicts |= checked
+            progress.advance(len(checked))
     return list(_entries(paths, found, verdicts, store))
 
 
@@ -189,21 +182,14 @@ def _store(store: PictureStore, limits: PictureLimits, located: Located) -> Pict
 def _entries(paths: Mapping[str, int], found: Found, verdicts: Verdicts, store: PictureStore) -> Iterator[PictureEntry]:
     first_names: dict[str, str] = {}
     for path, rows in paths.items():
-        match found[path]:
-            case Unusable(reason=reason, detail=detail):
-                yield PictureEntry(path=path, rows=rows, reason=reason, detail=detail)
-            case Located(name=name, file=file, differs=differs) as located:
-                verdict = verdicts[file]
-                if isinstance(verdict, Unusable):
-                    yield PictureEntry(path=path, rows=rows, reason=verdict.reason, detail=verdict.detail, file=file)
-                    continue
-                if (first := first_names.setdefault(file, name)) != name:
-                    store.link(located, verdict, store_name(Located(first, file), verdict))
-                yield PictureEntry(
-                    path=path,
-                    rows=rows,
-                    name=store_name(located, verdict),
-                    file=file,
-                    differs=differs,
-                    **msgspec.structs.asdict(verdict),
-                )
+        located = found[path]
+        if isinstance(located, Unusable):
+            yield PictureEntry(path=path, rows=rows, **asdict(located))
+            continue
+        file, verdict = located.file, verdicts[located.file]
+        entry = PictureEntry(path=path, rows=rows, file=file, **asdict(verdict))
+        if not isinstance(verdict, Unusable):
+            if (first := first_names.setdefault(file, located.name)) != located.name:
+                store.link(located, verdict, store_name(Located(first, file), verdict))
+            entry.name, entry.differs = store_name(located, verdict), located.differs
+        yield entry

@@ -156,7 +156,8 @@ class PictureRoots:
             for folder in self._folders_like(differs, root, parent)
             for entry in self._listing(folder)[differs].get(FOLDS[differs](last), ())
         ]
-        if not entries:  # the usual case of a picture that is not here yet, for each of its spellings
+        # The usual case of a picture that is not here yet, for each of its spellings.
+        if not entries:
             return None
         found = [(os.path.join(folder, entry), self._file(folder, entry)) for folder, entry in entries]
         files = {file: path for path, file in found if isinstance(file, str)}

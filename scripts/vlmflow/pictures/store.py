@@ -166,6 +166,7 @@ def _put_link(link: Path, target: str) -> None:
             link.parent.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
             with suppress(FileNotFoundError):  # another run has just removed it
-                if os.readlink(link) == target:  # fails on anything but a link: nothing else is removed
+                # Fails on anything but a link: nothing else is removed.
+                if os.readlink(link) == target:
                     return
                 link.unlink()

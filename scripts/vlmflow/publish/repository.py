@@ -204,7 +204,8 @@ def _refusal(name: str, error: BaseException) -> VlmflowError:
         return VlmflowError(f"{name}: {host} answers {status}", "read its page, then run the same command again")
     if isinstance(error, httpx.HTTPError):
         return PassingError(f"{name}: {type(error).__name__} at {host}", UNREACHED)
-    if isinstance(error, OSError) and not isinstance(error, ConnectionError):  # hf_xet raises ConnectionError
+    # hf_xet raises ConnectionError.
+    if isinstance(error, OSError) and not isinstance(error, ConnectionError):
         raise error
     hint = " (a hub without Xet storage needs HF_HUB_DISABLE_XET=1)" if is_xet_available() else ""
     return PassingError(

@@ -26,17 +26,15 @@ MANY = 10**6
 """Cores for planning: a rule's threads must not be cut to this machine's."""
 
 
-def command_line(program: str, description: str | None, waits_for: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that both doctors have. waits_for: what --patience waits for."""
+def command_line(program: str, description: str | None, event: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that both doctors have. event: what --patience waits for."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--configfile", type=Path, nargs="+", default=[], metavar="FILE", help="settings over config.yaml"
     )
     parser.add_argument("--run", nargs="+", default=[], metavar="NAME", help="check these runs alone")
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument(
-        "--patience", type=float, default=180, metavar="SECONDS", help=f"wait this long for {waits_for}"
-    )
+    parser.add_argument("--patience", type=float, default=180, metavar="SECONDS", help=f"wait this long for {event}")
     return parser
 
 

@@ -9,11 +9,9 @@ from typing import Any, Literal, Self
 
 from vlmflow.remote.library import FAILURE, plain
 
+TRAININGS_BY = "runs.{run}.nodes, processes, device, train.dataloader_workers and resources"
 DECIDED_BY = {
-    **dict.fromkeys(
-        ("train_smoke", "train_model"),
-        "runs.{run}.nodes, processes, device, train.dataloader_workers and resources",
-    ),
+    **dict.fromkeys(("train_smoke", "train_model"), TRAININGS_BY),
     "verify_merged": "runs.{run}.processes, device, verify.logits and resources",
 }
 OTHERS_DECIDED_BY = "the rule's own threads and resources (set-threads, set-resources), and runs.{run}.resources"
@@ -181,7 +179,8 @@ def cause(log: str) -> str:
     """Return the failure that the stage reports, or else the log's last lines."""
     log = plain(log)
     if FAILURE in log:
-        failure = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]  # Snakemake's own text in the pod
+        # Snakemake's own text in the pod.
+        failure = log[log.rindex(FAILURE) :].partition("\nRuleException")[0]
         lines = failure.strip().splitlines()[:12]
     else:
         lines = log.strip().splitlines()[-8:]

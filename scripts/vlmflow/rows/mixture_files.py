@@ -16,6 +16,7 @@ from typing import IO
 
 import msgspec
 
+from vlmflow.core.account import read_lines
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import whole_file
 from vlmflow.pictures.manifest import KnownPicture, contents_digest, name_and_digest, read_picture_manifest
@@ -103,7 +104,7 @@ class Member:
     @cached_property
     def pictures(self) -> dict[str, bytes]:
         """The SHA-256 of its usable pictures, by their names in its store."""
-        entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in self.manifests)
+        entries = chain.from_iterable(read_lines(manifest, KnownPicture) for manifest in self.manifests)
         named = (name_and_digest(entry) for entry in entries if entry.name is not None)
         return {name: bytes.fromhex(sha256) for name, sha256 in named}
 

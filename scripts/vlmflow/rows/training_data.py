@@ -9,7 +9,7 @@ import msgspec
 
 from vlmflow.core.account import read_account, read_lines, refuse_other_rows
 from vlmflow.core.errors import VlmflowError
-from vlmflow.pictures.manifest import KnownPicture, pictures_digest, read_picture_manifest
+from vlmflow.pictures.manifest import KnownPicture, pictures_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.sharegpt import ShareGptRow, loss_scale
 from vlmflow.rows.stats import Stats
@@ -103,7 +103,7 @@ def pictures_in(*files: Path) -> set[str]:
 
 def entries_named(names: set[str], manifests: Iterable[Path]) -> dict[str, KnownPicture]:
     """Return the manifests' entries of some pictures, by their names in the store; unknown names are left out."""
-    entries = chain.from_iterable(read_picture_manifest(manifest, KnownPicture) for manifest in manifests)
+    entries = chain.from_iterable(read_lines(manifest, KnownPicture) for manifest in manifests)
     return {entry.name: entry for entry in entries if entry.name in names}
 
 

@@ -25,7 +25,8 @@ def main(*, fire: Path, folder: Path) -> None:
     dataset = {**{split: str(file) for split, file in splits.items()}, "image_roots": [str(fire.resolve() / "images")]}
     folder.mkdir(parents=True, exist_ok=True)
     with whole_file(folder / "my-run.yaml", "w") as overlay:
-        json.dump({"datasets": {"fire": dataset}}, overlay, indent=1)  # JSON is YAML, with every path quoted
+        # JSON is YAML, with every path quoted.
+        json.dump({"datasets": {"fire": dataset}}, overlay, indent=1)
     make_tiny_model(folder=folder / "tiny-model", text=list(splits.values()))
 
 

@@ -97,7 +97,8 @@ def _characters() -> Any:
         eos_token=template_texts.EOS,
         pad_token=template_texts.EOS,
     )
-    made.chat_template = "01 Jan 2000, 2000-01-01"  # so these are the dates of templates that write today's
+    # So these are the dates of templates that write today's.
+    made.chat_template = "01 Jan 2000, 2000-01-01"
     return made
 
 

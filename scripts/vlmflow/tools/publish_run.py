@@ -42,7 +42,9 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     repository.refuse_unless_fits(to, found, package, public)
     private = found.private if found else not public
     _show(to, found is not None, package, rights, facts.rounds[-1].base_model.source, private)
-    if not (yes or _agrees(to, private)):
+    if not yes and not sys.stdin.isatty():
+        raise VlmflowError("nothing sent: there is no terminal to ask on", "add YES=1 to send what is listed")
+    if not yes and not agrees(f"Send all of it to {to}{'' if private else ', for everybody to see'}?"):
         print("nothing sent")
         return
     commit = repository.send(found or repository.create(to, private), package)
@@ -63,12 +65,6 @@ def _show(to: str, exists: bool, package: Package, rights: list[Rights], base: s
         print(f"names of this machine in the files: {printable(', '.join(package.paths))}")
     place = "exists, is" if exists else "new,"
     print(f"to: {to} ({place} {'private' if private else 'PUBLIC: everybody may have it'}), tag {package.tag}")
-
-
-def _agrees(to: str, private: bool) -> bool:
-    if not sys.stdin.isatty():
-        raise VlmflowError("nothing sent: there is no terminal to ask on", "add YES=1 to send what is listed")
-    return agrees(f"Send all of it to {to}{'' if private else ', for everybody to see'}?")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ from vlmflow.remote.kubernetes.objects import EXECUTOR, STORAGE_KEYS, Right
 from vlmflow.remote.kubernetes.templates import templates_of
 
 NAMESPACE = "vlmflow-rights"
+COMPONENTS = {"pytorchjob": "training-operator", "trainjob": "trainer"}
+"""The folder of k8s/components with the controller's rights, by the name of a kind."""
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "absent"}}
 SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "never"}, "spec": {"clusterIP": "None"}}
 API_CALL = re.compile(r"\b(?:self|cluster|api)\.(call|get_path|get|list|create|delete|log)\(([^,)]+)")
@@ -98,7 +100,7 @@ def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: l
 @pytest.mark.parametrize("overlay", ["local", "nautilus"])
 def test_a_component_adds_the_rights_to_a_kind_of_group(kind: IndexedJob, overlay: str, tmp_path: Path) -> None:
     """The operators are not here; tests/remote/unit/kubernetes shows that these rights are enough."""
-    objects = rendered(with_component(tmp_path / "k8s", overlay, kind.component))
+    objects = rendered(with_component(tmp_path / "k8s", overlay, COMPONENTS[kind.name]))
     role = next(one for one in objects if one["kind"] == "Role")
     before = next(one for one in rendered(K8S / "overlays" / overlay) if one["kind"] == "Role")
     (added,) = [rule for rule in role["rules"] if rule not in before["rules"]]

@@ -11,7 +11,7 @@ import pytest
 
 from vlmflow.core.processes import bound_to_this_process
 from vlmflow.remote.slurm.queue import QueuedJob, jobs
-from vlmflow.remote.slurm.request import folder_digest
+from vlmflow.remote.slurm.request import digest
 from workflow_runs import ROOT
 
 
@@ -58,6 +58,6 @@ class Call:
 
     def jobs(self, *rules: str) -> list[QueuedJob]:
         """Return its folder's jobs that Slurm knows, also those that have ended, in the order of their submission."""
-        ours = folder_digest(str(self.folder))
+        ours = digest(str(self.folder))
         found = [job for job in jobs().values() if job.words[1:2] == (ours,) and job.name.partition(":")[0] in rules]
         return sorted(found, key=lambda job: int(job.id))

@@ -68,7 +68,7 @@ def test_a_bfloat16_copy_that_no_base_uses_is_listed(tmp_path: Path) -> None:
     store = tmp_path / "stores" / "models"
     made(store / "bfloat16" / "used", store / "bfloat16" / "old", store / f"o--m@{'0' * 40}")
     files = {"file": FileRecord(1, "")}
-    view, _ = link_files(store, "mine", store / "bfloat16" / "used", files)
+    view, _ = link_files(store, "mine", store / "bfloat16" / "used", files, {}, of_target=False)
     source = f"hf://o/m@{'0' * 40}"
     write_account(
         tmp_path / "models" / "mine" / MANIFEST, ModelManifest("mine", source, None, view, files, [], digest_of(files))

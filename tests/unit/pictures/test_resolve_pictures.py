@@ -11,7 +11,6 @@ from PIL import Image
 from drawn_pictures import as_trained, drawn, encoded, put
 from vlmflow.config.data_settings import PictureLimits
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.progress import Progress
 from vlmflow.pictures.manifest import REASONS, PictureEntry, picture_counts, read_picture_manifest
 from vlmflow.pictures.resolve import named_paths, resolve_pictures, say_what_was_found, write_picture_manifest
 from vlmflow.pictures.roots import PictureRoots
@@ -24,15 +23,14 @@ sys.addaudithook(lambda event, values: OPENED.append(str(values[0])) if event ==
 
 def resolve(folder: Path, paths: list[str], processes: int = 1, **limits: Any) -> list[PictureEntry]:
     """Resolve paths against folder/root into folder/store."""
-    with Progress("resolve_images fire/train", len(paths), "pictures") as progress:
-        return resolve_pictures(
-            dict.fromkeys(paths, 1),
-            PictureRoots([str(folder / "root")], "datasets.fire.image_roots"),
-            PictureStore(folder / "store", "fire"),
-            PictureLimits(**limits),
-            processes,
-            progress,
-        )
+    return resolve_pictures(
+        dict.fromkeys(paths, 1),
+        PictureRoots([str(folder / "root")], "datasets.fire.image_roots"),
+        PictureStore(folder / "store", "fire"),
+        PictureLimits(**limits),
+        processes,
+        "resolve_images fire/train",
+    )
 
 
 def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
@@ -40,7 +38,7 @@ def test_paths_are_counted_in_order_of_appearance(tmp_path: Path):
     rows = ['{"image": "b"}', '{"image": "a"}', '{"image": "b", "x": [1]}', "7", "{}", '{"image": null}']
     rows += ['{"image": ["a"]}', '{"image": ""}', '{"images": [""]}', '"a"', '{"question": {"image": "c"}}']
     raw = put(tmp_path / "raw.json", f"[{','.join(rows)}]".encode())
-    assert list(named_paths([raw]).items()) == [("b", 2), ("a", 2)]
+    assert list(named_paths([raw], "train").items()) == [("b", 2), ("a", 2)]
 
 
 def test_broken_rows_name_nothing(tmp_path: Path):
@@ -51,7 +49,7 @@ def test_broken_rows_name_nothing(tmp_path: Path):
         b'{"image": "a", "x": ' + b"[" * 9999 + b"]" * 9999 + b"}",
     ]
     raw = put(tmp_path / "raw.json", b"[" + b",".join([*rows, b'{"image": "b"}']) + b"]")
-    assert named_paths([raw]) == {"b": 1}
+    assert named_paths([raw], "train") == {"b": 1}
 
 
 def test_every_path_gets_an_entry(tmp_path: Path):

@@ -43,7 +43,7 @@ def test_rows_are_drawn_from_those_of_the_modality(tmp_path: Path, modality: str
     assert list(reasons.values()).count(other) == 2_000 - of_it
     if modality == "image":
         choice = DatasetSettings(kind="volcano", train=str(path), modality="image", max_samples=50).choice("train")
-        assert list(named_paths([path], choice=choice)) == [row["images"][0] for row in made]
+        assert list(named_paths([path], "train", choice=choice)) == [row["images"][0] for row in made]
 
 
 def test_broken_rows_are_found_although_rows_are_drawn(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_each_picture_of_a_row_is_requested_once(tmp_path: Path) -> None:
     several = {"conversations": TALK, "image": "x/1.jpg", "images": ["x/1.jpg", "x/2.jpg"]}
     one = {"conversations": TALK, "image": "x/3.jpg", "images": ["x/1.jpg"]}
     path = write(tmp_path / "rows.jsonl", [several, one])
-    assert named_paths([path]) == {"x/1.jpg": 2, "x/2.jpg": 1, "x/3.jpg": 1}
+    assert named_paths([path], "train") == {"x/1.jpg": 2, "x/2.jpg": 1, "x/3.jpg": 1}
     made, reasons = converted(path)
     assert not reasons
     assert [row["images"] for row in made] == [["x/1.jpg", "x/2.jpg"], ["x/3.jpg", "x/1.jpg"]]
@@ -85,7 +85,7 @@ def test_image_may_be_called_images(tmp_path: Path) -> None:
     settings = DatasetSettings(kind="volcano", train=str(path), columns={"image": "images"})
     assert {"conversations", "images", "source"} <= set(settings.read_columns)
     assert "image" not in settings.read_columns
-    assert named_paths([path], choice=settings.choice("train")) == {"gqa/1.jpg": 1}
+    assert named_paths([path], "train", choice=settings.choice("train")) == {"gqa/1.jpg": 1}
     (row,), reasons = converted(path, columns={"image": "images"}, sources=["gqa"])
     assert (row["images"], reasons) == (["gqa/1.jpg"], {})
 

@@ -246,7 +246,7 @@ def test_a_damaged_file_is_written_again(tmp_path: Path, damaged: bytes) -> None
 def test_reading_rows_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.Table.from_pylist([TALK | {"image": RED}]), tmp_path / "rows.parquet")
-    assert named_paths([tmp_path / "rows.parquet"]) == {name_of(RED): 1}
+    assert named_paths([tmp_path / "rows.parquet"], "train") == {name_of(RED): 1}
     assert [place.name for place in tmp_path.iterdir()] == ["rows.parquet"]
 
 

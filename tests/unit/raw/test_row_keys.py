@@ -226,7 +226,7 @@ def test_a_key_of_pictures_counts_in_any_letter_case(tmp_path: Path, key: str, s
         pictures, _ = converted(path, **own)
         assert [row["images"] for row in pictures] == [[f"x/{n}.jpg"] for n in range(4)]
         choice = DatasetSettings(train=str(path), **own).choice("train")
-        assert list(named_paths([path], choice=choice)) == [f"x/{n}.jpg" for n in range(4)]
+        assert list(named_paths([path], "train", choice=choice)) == [f"x/{n}.jpg" for n in range(4)]
 
 
 def test_a_list_of_pictures_and_a_column_of_another_name_do_too(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_turns_that_are_numbers_are_refused_once(tmp_path: Path, kind: str) -> N
 
 def test_a_text_under_images_is_one_path_or_a_list(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('prompt,completion,images\nq,a,x/1.jpg\nr,b,"[""x/1.jpg"", ""x/2.jpg""]"\n')
-    assert named_paths([tmp_path / "rows.csv"]) == {"x/1.jpg": 2, "x/2.jpg": 1}
+    assert named_paths([tmp_path / "rows.csv"], "train") == {"x/1.jpg": 2, "x/2.jpg": 1}
     with open_rows([tmp_path / "rows.csv"], "train") as rows:
         for columns in ({}, {"image": "images"}):
             refuse_columns(rows, "prompt_completion", "image", columns)

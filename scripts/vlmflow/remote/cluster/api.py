@@ -150,7 +150,8 @@ class PatientRest(RESTClientObject):
         options["_request_timeout"] = options.get("_request_timeout") or TIMEOUT
         # The log of a lost node gives 500 as long as the node is lost, and no decision depends on a log.
         patience = 0.0 if url.endswith("/log") else self._patience
-        if method == "POST" and url.endswith(CREATED):  # the next look finds the Job, or it is created again
+        # The next look finds the Job, or it is created again.
+        if method == "POST" and url.endswith(CREATED):
             patience = min(patience, CREATE_PATIENCE)
         begun, pause, failures = time.monotonic(), FIRST_PAUSE, 0
         while True:
@@ -179,7 +180,8 @@ class PatientRest(RESTClientObject):
     def _read_clock(self, answer: Any) -> None:
         """Read the server's time from the header Date (RFC 9110, 6.6.1), which has whole seconds."""
         headers = getattr(answer, "urllib3_response", answer).headers
-        with suppress(ValueError, TypeError, OverflowError):  # a proxy's may have no zone, or any year
+        # A proxy's may have no zone, or any year.
+        with suppress(ValueError, TypeError, OverflowError):
             self._ahead = parsedate_to_datetime(headers.get("Date", "")) - datetime.now(UTC)
 
     def _passing(self, refused: Refused) -> bool:

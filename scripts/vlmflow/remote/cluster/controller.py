@@ -192,7 +192,8 @@ if __name__ == "__main__":
     parser.add_argument("--namespace", default="vlmflow")
     parser.add_argument("action", choices=ACTIONS)
     own, arguments = sys.argv[1:], []
-    if "--" in own:  # Snakemake's arguments may contain a "--" of their own, which argparse would remove
+    # Snakemake's arguments may contain a "--" of their own, which argparse would remove.
+    if "--" in own:
         arguments = own[own.index("--") + 1 :]
         own = own[: own.index("--")]
     given = parser.parse_args(own)

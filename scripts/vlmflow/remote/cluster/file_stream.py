@@ -65,7 +65,8 @@ def files_at(path: Path) -> dict[str, Path]:
     for folder, folders, names in os.walk(path):
         for name in [*names, *(name for name in folders if Path(folder, name).is_symlink())]:
             file = Path(folder, name)
-            real = Path(os.path.realpath(file)) if file.is_symlink() else file  # resolve() raises for a link to itself
+            # `resolve` raises for a link to itself.
+            real = Path(os.path.realpath(file)) if file.is_symlink() else file
             if not real.is_relative_to(path):
                 raise Refused(f"{file} is a link to {real}, outside of {path}")
             if not real.is_file():

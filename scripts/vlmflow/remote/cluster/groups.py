@@ -154,8 +154,8 @@ class IndexedJob:
 
     name: in `cluster.multi_node`. api, plurals: its own objects, in the order of their creation; the last one is the
     group. kind: of that. container: the name that the rule's container must have. operator: who makes the pods.
-    component: the folder of k8s/components with the controller's rights. foreground: whether the object may be kept
-    until its pods are gone; Trainer would make a JobSet again that it sees deleted before its TrainJob.
+    foreground: whether the object may be kept until its pods are gone; Trainer would make a JobSet again that it sees
+    deleted before its TrainJob.
     """
 
     name = "indexed_job"
@@ -164,7 +164,6 @@ class IndexedJob:
     kind = "Job"
     container = CONTAINER
     operator = ""
-    component = ""
     foreground = True
 
     @property
@@ -217,7 +216,6 @@ class PyTorchJob(IndexedJob):
     kind = "PyTorchJob"
     container = "pytorch"
     operator = "Kubeflow Training Operator 1.9"
-    component = "training-operator"
 
     def objects(self, job: Object) -> list[tuple[str, Object]]:
         """Return the PyTorchJob, whose label gives each pod its number; its variables are for groups with a Master."""
@@ -252,7 +250,6 @@ class TrainJob(IndexedJob):
     kind = "TrainJob"
     container = "node"
     operator = "Kubeflow Trainer 2.1"
-    component = "trainer"
     foreground = False
 
     def objects(self, job: Object) -> list[tuple[str, Object]]:

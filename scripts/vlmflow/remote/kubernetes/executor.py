@@ -61,7 +61,8 @@ class HardenedExecutor(Executor):
     """Runs every job of a rule in its own pod. config: the block `cluster` of the configuration."""
 
     config: Any
-    _ending = _has_secret = False  # here, because Snakemake's polling thread starts before __post_init__
+    # Here, because Snakemake's polling thread starts before __post_init__.
+    _ending = _has_secret = False
 
     def __post_init__(self) -> None:
         """Connect, end what an earlier invocation left, and check the templates. Raises WorkflowError."""

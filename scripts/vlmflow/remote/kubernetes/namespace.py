@@ -195,7 +195,8 @@ def end_all(cluster: Namespace, selector: str, why: str, say: Callable[[str], No
         for job in jobs:
             if "deletionTimestamp" not in job["metadata"]:
                 cluster.delete_job(job["metadata"]["name"], after_its_pods=True)
-        for pod in pods:  # without this, a pod that the cluster has not deleted yet would keep its GPUs for minutes
+        # Without this, a pod that the cluster has not deleted yet would keep its GPUs for minutes.
+        for pod in pods:
             if "deletionTimestamp" not in pod["metadata"]:
                 cluster.delete("pods", pod["metadata"]["name"])
         running = [pod for pod in pods if not has_ended(pod)]

@@ -154,7 +154,8 @@ def _lacking(node: Object, resource: str, job: RuleJob, weights_mb: int) -> str 
     for name, amount in _amounts(job, resource).items():
         there = _allocatable(node, name)
         if there < amount:
-            tenths = math.floor((there / MB / 1000 if amount > MB else there) * 10)  # rounded up it might seem enough
+            # Rounded up it might seem enough.
+            tenths = math.floor((there / MB / 1000 if amount > MB else there) * 10)
             return f"{tenths / 10:,g} of {_amount(name, amount)}"
     memory = (node["metadata"].get("labels") or {}).get("nvidia.com/gpu.memory", "")
     if job.gpus and memory.isdigit() and int(memory) * 1.048576 < weights_mb:

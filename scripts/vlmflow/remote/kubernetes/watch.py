@@ -95,12 +95,9 @@ class Watch:
         self._read = float("-inf")
         self._blind_since: float | None = None
 
-    def follow(
-        self, name: str, rule_job: RuleJob, pending_limit: float | None, waiting_since: float | None = None
-    ) -> None:
-        """Follow a Job from now on. waiting_since: in monotonic seconds, when it began to wait if that was before."""
-        since = self.clock() if waiting_since is None else waiting_since
-        self._followed[name] = Followed(rule_job, pending_limit, since)
+    def follow(self, name: str, rule_job: RuleJob, pending_limit: float | None, since: float | None = None) -> None:
+        """Follow a Job from now on. since: in monotonic seconds, when it began to wait if that was before."""
+        self._followed[name] = Followed(rule_job, pending_limit, self.clock() if since is None else since)
 
     def look_patiently(self, names: list[str], warn: Callable[[str], None]) -> dict[str, Outcome]:
         """Return the state of these Jobs; {} if the cluster does not show them now. warn: prints these failures.

@@ -55,7 +55,8 @@ def become_node() -> None:
     attempt = f"slurm-{job}-{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     os.environ |= {
         ATTEMPT: attempt,
-        NODE_0: os.environ["SLURM_LAUNCH_NODE_IPADDR"],  # of the first node: the batch script runs there
+        # Of the first node: the batch script runs there.
+        NODE_0: os.environ["SLURM_LAUNCH_NODE_IPADDR"],
         PORT_OF: str(PORT + int(job) % PORTS),
     }
     if node != "0":

@@ -133,7 +133,8 @@ def _no_signal() -> str:
     came = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: came.set())
     try:
-        ask("scancel", "--signal=TERM", os.environ["SLURM_JOB_ID"])  # to its steps, not to its script
+        # To its steps, not to its script.
+        ask("scancel", "--signal=TERM", os.environ["SLURM_JOB_ID"])
     except SlurmError as error:
         return error.cause
     return "" if came.wait(ANSWER_SECONDS) else f"no signal came within {ANSWER_SECONDS} s"

@@ -63,9 +63,7 @@ def partitions() -> dict[str, Partition]:
 
     Raises SlurmError if Slurm gives no answer.
     """
-    return read_partitions(
-        ask("scontrol", "show", "partition", "--oneliner"), ask("scontrol", "show", "node", "--oneliner")
-    )
+    return read_partitions(*(ask("scontrol", "show", kind, "--oneliner") for kind in ("partition", "node")))
 
 
 def accounts() -> frozenset[str] | None:

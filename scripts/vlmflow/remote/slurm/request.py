@@ -192,20 +192,16 @@ def comment_of(job: Any, workdir: str) -> str:
         [file, Path(file).lstat().st_mtime_ns if Path(file).exists() else None] for file in sorted(map(str, job.input))
     ]
     requested = [job.threads, *(job.resources.get(name) for name in ("gpu", "nodes"))]
-    identity = _digest([made, inputs, requested])
-    return " ".join([OURS, folder_digest(workdir), identity, *(_digest(_key(stage)) for stage in stages)])
-
-
-def folder_digest(workdir: str) -> str:
-    """Return the digest of a working directory."""
-    return _digest(workdir)
+    identity = digest([made, inputs, requested])
+    return " ".join([OURS, digest(workdir), identity, *(digest(_key(stage)) for stage in stages)])
 
 
 def _key(job: Any) -> str:
     return " ".join([job.rule.name, *(f"{name}={value}" for name, value in sorted(job.wildcards_dict.items()))])
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Return a short digest of a value that JSON can hold: of a working directory, a stage, or what a job makes."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
@@ -217,7 +213,7 @@ class EarlierJobs:
 
         Raises SlurmError if Slurm gives no answer.
         """
-        self._lock, ours = threading.Lock(), (OURS, folder_digest(workdir))
+        self._lock, ours = threading.Lock(), (OURS, digest(workdir))
         if ending := [job for job in jobs().values() if job.words[:2] == ours and job.state == "COMPLETING"]:
             say(f"waiting for jobs of an earlier call to end: {_names(ending)}")
             wait_until_ended([job.id for job in ending])

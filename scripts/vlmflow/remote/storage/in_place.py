@@ -155,14 +155,17 @@ def _emptied(top: int, name: str) -> list[str]:
 
 
 def _take_name(part: Path, target: Path) -> None:
-    old = None
+    old: Path | None = None
     try:
         while (taken := _try_to_take_name(part, target)) is not True:
             if taken is None:
                 continue
             if old is not None:
                 discard(old)  # the version that has got the name since is newer
-            old = _displaced(target)
+            try:
+                os.rename(target, old := _beside(target, "old"))
+            except FileNotFoundError:
+                old = None
     except OSError:
         put_back(target)
         raise
@@ -204,15 +207,6 @@ def exchange(first: Path, second: Path) -> bool:
     return True
 
 
-def _displaced(target: Path) -> Path | None:
-    old = _beside(target, "old")
-    try:
-        os.rename(target, old)
-    except FileNotFoundError:
-        return None
-    return old
-
-
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(_new_name(path.name, suffix))
 
@@ -246,7 +240,8 @@ def _copy(source: Path, part: Path) -> None:
     else:
         shutil.copyfile(source, part)
     times = source.stat()
-    os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns), follow_symlinks=False)  # a job may put one there
+    # A job may put one there.
+    os.utime(part, ns=(times.st_atime_ns, times.st_mtime_ns), follow_symlinks=False)
     sync(part)
 
 

@@ -55,7 +55,8 @@ def remove_of(local_storage_prefix: Path, pod: str) -> None:
     if _is_of_one_pod(local_storage_prefix):
         # If a job has replaced a folder on the path by a link, nothing is removed.
         with suppress(OSError, VlmflowError), reached(local_storage_prefix.with_name(pod)) as folder:
-            in_place.discard(folder)  # a pod on a lost node may be alive, and about to rename one of its folders
+            # A pod on a lost node may be alive, and about to rename one of its folders.
+            in_place.discard(folder)
 
 
 def sweep(local_storage_prefix: Path, living: Callable[[], Iterable[str]], say: Callable[[str], None]) -> None:

@@ -73,7 +73,8 @@ def _server() -> Any:
         config=Config(
             connect_timeout=library.CONNECT_TIMEOUT,
             read_timeout=library.READ_TIMEOUT,
-            retries={"mode": "standard", "total_max_attempts": 2},  # _piece is more patient, and says what it waits for
+            # _piece is more patient, and says what it waits for.
+            retries={"mode": "standard", "total_max_attempts": 2},
             max_pool_connections=STREAMS,
         ),
     )
@@ -105,7 +106,8 @@ class _Download:
                     raise
                 except VlmflowError:
                     newer = self._folder.entries()
-                    if newer is None or newer == entries:  # otherwise another writer has replaced it meanwhile
+                    # Otherwise another writer has replaced it meanwhile.
+                    if newer is None or newer == entries:
                         raise
                     entries = newer
 

@@ -38,6 +38,8 @@ from workflow_runs import ROOT
 
 OWN = [PYTORCHJOB, TRAINJOB]
 HERE = "/apis/{}/namespaces/here/{}"
+COMPONENTS = {"pytorchjob": "training-operator", "trainjob": "trainer"}
+"""The folder of k8s/components with the controller's rights, by the name of a kind."""
 
 
 @pytest.fixture
@@ -289,7 +291,7 @@ def test_the_rights_of_a_kind_are_those_that_it_uses(kind: IndexedJob, server: B
     wanted = {(right.group, right.resource, right.verb) for right in objects.GROUPS[kind.name]}
     jobs = {("batch", "jobs", "list"), ("batch", "jobs", "delete")}
     assert rights(server.asked) == wanted | jobs
-    component = yaml.safe_load((ROOT / "k8s/components" / kind.component / "kustomization.yaml").read_text())
+    component = yaml.safe_load((ROOT / "k8s/components" / COMPONENTS[kind.name] / "kustomization.yaml").read_text())
     (patch,) = component["patches"]
     (added,) = (each["value"] for each in yaml.safe_load(patch["patch"]))
     granted = {

@@ -140,7 +140,7 @@ def test_what_a_profile_adds_is_in_the_call() -> None:
 
 
 def test_a_job_without_memory_and_time_asks_for_neither() -> None:
-    one = job(mem_mb=None)
+    one = job(mem_mb=None, slurm_account=None)
     call = sbatch_words(
         one,
         RuleJob.of(one),
