@@ -6,7 +6,7 @@ are trained, and in which form they are in memory.
 
 import inspect
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -103,22 +103,21 @@ class Layers(msgspec.Struct, frozen=True):
 
 def layers_of(model: Any) -> list[Layers]:
     """Return the layers of a model of transformers, with an adapter of peft or without, in the model's own order."""
-    found: dict[str, dict[str, Any]] = {}
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    kinds: dict[str, str] = {}
+    parameters, bytes_in_memory, trained = Counter[str](), Counter[str](), Counter[str]()
     for name, parameter in model.named_parameters():
         layer, is_adapters = _layer_of(name)
-        empty = {"kind": "", "layers": set(), "parameters": 0, "bytes": 0, "trained": 0}
-        group = found.setdefault(starred(layer), empty)
-        group["layers"].add(layer)
-        numbers = _numbers(parameter)
+        group, numbers = starred(layer), _numbers(parameter)
+        names[group].add(layer)
+        trained[group] += numbers * parameter.requires_grad
         if not is_adapters:
-            group["kind"] = group["kind"] or _kind(model, name)
-            group["parameters"] += numbers
-            group["bytes"] += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-        if parameter.requires_grad:
-            group["trained"] += numbers
+            kinds.setdefault(group, _kind(model, name))
+            parameters[group] += numbers
+            bytes_in_memory[group] += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
     return [
-        Layers(name, group["kind"], len(group["layers"]), group["parameters"], group["bytes"], group["trained"])
-        for name, group in found.items()
+        Layers(group, kinds.get(group, ""), len(layers), parameters[group], bytes_in_memory[group], trained[group])
+        for group, layers in names.items()
     ]
 
 
