@@ -78,15 +78,10 @@ def register(orders: Orders, heart: Heart) -> None:
             checkpoints = Checkpoints(orders, heart, self.trainer)
             events = Events(orders, heart, self.trainer, batches)
             evaluation = Evaluation(orders, heart, self.trainer, stop, events)
-            ours = (
-                ranks,  # before all: refuses ranks that do not train together, and lets them hear of each other
-                batches,
-                faults,
-                stop,
-                checkpoints,  # after `stop`, which may ask for one: compares the ranks before it
-                events,
-                evaluation,  # after `events`, which begin: evaluates a resumed checkpoint, and may end the session
-            )
+            # `ranks` before all: it refuses ranks that do not train together, and lets them hear of each other.
+            # `checkpoints` after `stop`, which may ask for one: it compares the ranks before it. `evaluation` after
+            # `events`, which begin: it evaluates a resumed checkpoint, and may end the session.
+            ours = [ranks, batches, faults, stop, checkpoints, events, evaluation]
             handler = self.trainer.callback_handler
             handler.callbacks = [*(other for other in handler.callbacks if other is not self), *ours]
 

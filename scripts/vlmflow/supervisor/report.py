@@ -246,12 +246,9 @@ def released_files(folder: Path, tuner: Tuner) -> list[str]:
     if tuner.trains_adapter:
         weights, described = [ADAPTER_WEIGHTS], [ADAPTER_CONFIG]
     elif (folder / MODEL_INDEX).exists():
-        weights = _shards(folder / MODEL_INDEX)
-        described = [MODEL_INDEX, TRAINED]
+        weights, described = [*_shards(folder / MODEL_INDEX), LOGITS], [MODEL_INDEX, TRAINED]
     else:
-        weights, described = [MODEL_WEIGHTS], [TRAINED]
-    if not tuner.trains_adapter:
-        weights = [*weights, LOGITS]
+        weights, described = [MODEL_WEIGHTS, LOGITS], [TRAINED]
     for name in described:
         json.loads((folder / name).read_bytes())
     for name in weights:
