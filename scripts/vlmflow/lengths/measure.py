@@ -157,9 +157,8 @@ def measure_lengths(
         if found.differs:
             log.info("all rows are counted with ms-swift's own template: %s", found.differs)
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="vlmflow-lengths-")))
-            accounts = measure(
-                TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
-            )
+            run = model, data, image_max_tokens, text_args, scratch
+            accounts = measure(TemplateCounter.of_run(*run, whole=not found.by_size))
     largest = max(each.most_of_picture for each in accounts.values())
     if exceeded := PictureBudget.of(model.folder, image_max_tokens).exceeded(largest):
         log.warning(exceeded)

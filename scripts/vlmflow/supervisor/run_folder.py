@@ -158,11 +158,8 @@ class RunFolder:
         except PassingError:
             raise
         except VlmflowError as error:
-            aside = next(
-                path
-                for path in (self.path.with_name(f"{self.path.name}.refused-{number}") for number in count(1))
-                if not path.exists()
-            )
+            paths = (self.path.with_name(f"{self.path.name}.refused-{number}") for number in count(1))
+            aside = next(path for path in paths if not path.exists())
             self.path.rename(aside)
             raise VlmflowError(
                 f"{label}: the input changed during training: {error.cause}",

@@ -285,16 +285,13 @@ def judge(
     ranks = full.ranks
     losses = [loss for _, loss in report.losses or []]
     span = f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
+    together = f"{counted(ranks, 'process')} train together" if ranks > 1 else "1 process trains"
     checks = [
         Check("every loss is a finite number", _finite(losses), span),
         Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
         Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
-        Check(
-            f"{counted(ranks, 'process')} train together" if ranks > 1 else "1 process trains",
-            report.world_size == ranks,
-            report.parallel_mode,
-        ),
+        Check(together, report.world_size == ranks, report.parallel_mode),
         Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
         *_checks_of_layers(report.layers, full),
     ]
