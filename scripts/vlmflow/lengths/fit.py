@@ -91,7 +91,7 @@ def fit_rows(
     """
     rows = {"train": data.train, "val": data.val}
     limits = RowLimits(**stats.settings.row_limits)
-    shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
+    shorten = shortening(counter, limits) if over_long == "shorten" else lambda *_: None
     splits: dict[str, Fitted] = {}
     judging = _judging(data, stats.one_prompt)
     with whole_file(folder / OVER_LONG) as others:

@@ -88,7 +88,7 @@ class TemplateCounter:
                 f"row {counted['row']}: ms-swift's template of the model fails: {counted['failed']}",
                 "leave such rows out of the raw file, or choose another template (runs.NAME.train.swift_args)",
             )
-        return [Tokens(tokens - pictures, pictures, trained) for tokens, pictures, trained in counted]
+        return [Tokens(total - pictures, pictures, trained) for total, pictures, trained in counted]
 
     def _start(self) -> None:
         folder = self._scratch / f"counter-{os.getpid()}"
@@ -225,8 +225,8 @@ def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> 
     )
 
 
-def _differing(before: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in before.keys() | other.keys() if before.get(name) != other.get(name))
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def in_words(summary: LengthSummary) -> str:

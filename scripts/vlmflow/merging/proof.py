@@ -22,7 +22,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, link_or_copy, read_json, remove, sha256_of
 from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE
 from vlmflow.fetch.model_weights import LENGTH_BYTES, MAX_HEADER_BYTES, WEIGHT_SUFFIXES
-from vlmflow.fetch.placed import FileRecord, digest_of
+from vlmflow.fetch.placed import digest_of_files
 from vlmflow.pictures.budget import PictureBudget, ScaleLimits
 
 PROOF = "proof.json"
@@ -210,7 +210,7 @@ def read_proof(folder: Path) -> Proof:
 
 def proven_digest(proof: Proof) -> str:
     """Return one SHA-256 over the files of a proven folder, as `fetch.placed.digest_of` gives it for a model."""
-    return digest_of({name: FileRecord(file.size, file.sha256) for name, file in proof.files.items()})
+    return digest_of_files({name: file.sha256 for name, file in proof.files.items()})
 
 
 def _sizes(folder: Path) -> dict[str, int]:

@@ -96,7 +96,7 @@ def former_trainings(stage: Path, present: TrainingReport | None) -> list[Former
     if present:
         settings = settings_of(present) | {ROWS: present.digests.data, BASE: present.digests.model}
         return [_former(path, lambda: settings) for path in folders if path.name != present.digests.job]
-    return [_former(path, lambda: _made_with(folders[0], newest_of(RunFolder(folders[0])))) for path in folders[1:]]
+    return [_former(path, lambda: _made_with(folders[0])) for path in folders[1:]]
 
 
 def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTraining:
@@ -104,7 +104,7 @@ def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTra
     newest = newest_of(RunFolder(folder))
     try:
         now = present()
-        differences = differing(_made_with(folder, newest), now)
+        differences = differing(_made_with(folder), now)
     except VlmflowError as error:
         return FormerTraining(folder, printable(f"not compared: {error.cause}"), _came_to(newest))
     differs = ", ".join(
@@ -115,12 +115,12 @@ def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTra
     return FormerTraining(folder, printable(words), _came_to(newest))
 
 
-def _made_with(folder: Path, newest: Newest) -> dict[str, Any]:
+def _made_with(folder: Path) -> dict[str, Any]:
     """Return a training's settings by dotted key (`asked`), with the digests of its inputs; raises VlmflowError."""
     job = read_account(folder / JOB, _Job)
     of_run = {key: getattr(job, key) for key in ("device", "tuner", "strategy", "deepspeed")}
-    ranks = {"processes": job.nodes * job.processes}
-    return asked(job.settings, of_run | ranks, newest.target) | {ROWS: job.data.digest, BASE: job.model.digest}
+    ranks, target = {"processes": job.nodes * job.processes}, newest_of(RunFolder(folder)).target
+    return asked(job.settings, of_run | ranks, target) | {ROWS: job.data.digest, BASE: job.model.digest}
 
 
 def _came_to(newest: Newest) -> str:

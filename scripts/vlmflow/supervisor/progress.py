@@ -144,7 +144,7 @@ def doing(newest: Newest, settings: TrainSettings, output: Path, runs: bool, beg
 
 def is_over(newest: Newest, settings: TrainSettings) -> bool:
     """Return whether a training reached its last evaluation, or ended early because validation loss stopped falling."""
-    history = [{"step": step, "eval_loss": loss} for step, loss in sorted(newest.eval_losses.items())]
+    history = [{"step": at, "eval_loss": loss} for at, loss in sorted(newest.eval_losses.items())]
     at_target = newest.step >= newest.target and newest.step in newest.eval_losses
     return at_target or stalled(history, settings.early_stop_after)
 

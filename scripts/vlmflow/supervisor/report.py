@@ -332,7 +332,7 @@ def _shards(index: Path) -> list[str]:
 
 def _open_every_tensor(file: Path) -> None:
     """Raise an error if the file lacks a part of a tensor in its header."""
-    from safetensors import safe_open  # the environment `data` is without it, and asks for runs alone
+    from safetensors import safe_open  # the environment `data` lacks it, and asks for runs alone
 
     with safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (no mapping)

@@ -312,7 +312,7 @@ def judge(
 
 def refuse_failed(gate: Gate, label: str) -> None:
     """Raise VlmflowError with the failed checks, if any."""
-    failed = [f"not so: {check.check} ({check.detail})" for check in gate.checks if not check.passed]
+    failed = [f"not so: {each.check} ({each.detail})" for each in gate.checks if not each.passed]
     if failed:
         raise VlmflowError(
             f"{label}: the gate is closed: " + "; ".join(failed),

@@ -123,7 +123,7 @@ def layers_of(model: Any) -> list[Layers]:
 
 def what_is_trained(layers: Sequence[Layers]) -> str:
     """Return a line for people: how many numbers are trained, in which kinds of layers, and in which large ones not."""
-    total, trained = sum(layer.parameters for layer in layers), sum(layer.trained for layer in layers)
+    total, trained = sum(each.parameters for each in layers), sum(each.trained for each in layers)
     # The name of a layer in its block: q_proj.
     paths = (layer.name.split(".") for layer in layers if layer.trained)
     within = dict.fromkeys(next(part for part in reversed(path) if part != "*") for path in paths)
@@ -148,7 +148,7 @@ def _layer_of(parameter: str) -> tuple[str, bool]:
     parts = [part for part in parameter.removeprefix("base_model.model.").split(".") if part not in OF_WRAPPERS]
     for place, part in enumerate(parts):
         if OF_PEFT.fullmatch(part):
-            return ".".join(parts[:place]), any(inner.startswith("lora_") for inner in parts[place:])
+            return ".".join(parts[:place]), any(each.startswith("lora_") for each in parts[place:])
     return ".".join(parts[:-1]), False
 
 
