@@ -112,7 +112,7 @@ def layers_of(model: Any) -> list[Layers]:
         names[group].add(layer)
         trained[group] += numbers * parameter.requires_grad
         if not is_adapters:
-            kinds.setdefault(group, _kind(model, name))
+            kinds[group] = kinds.get(group) or _kind(model, name)
             parameters[group] += numbers
             bytes_in_memory[group] += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
     return [
