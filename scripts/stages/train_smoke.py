@@ -77,7 +77,7 @@ def main(
         done = smoke_of(full)
     chosen, account, trained = done
     base = read_model_manifest(model)
-    merge = planned_merge(base.folder, trained.best.folder, base.files)  # refuses as the merge would
+    merge = planned_merge(base.folder, trained.best.folder, base.files)  # refuses as a merge would
     events = read_events(trained.folder.progress)
     fitted = fitted_rows(rows)
     gate = judge(account, events, chosen, train_lengths, val_lengths, full, fitted.splits, merge)

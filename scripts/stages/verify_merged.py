@@ -78,7 +78,7 @@ def main(
         log.info(f"comparing the logits that the trainer stored with those of the merged weights ({settings.device})")
         logits = verify_stored_logits(base.folder, full, merged, settings.device, settings.dtype)
     with whole_folder(verified) as folder:
-        take_over(merged, folder)  # Snakemake removes the first name of each file, which is temporary
+        take_over(merged, folder)  # Snakemake removes the first, temporary name of each file
         remove(folder / FOLDER_MARK)
         write_proof(folder, Checks(found.tensors, logits), found.files, code=Path(__file__).parents[2])
 

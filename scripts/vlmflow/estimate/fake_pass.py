@@ -203,7 +203,7 @@ class _Passed:
             ids, labels, kept = (torch.zeros(1, count, dtype=torch.long) for count in (tokens, logits, logits))
             given = inspect.signature(plain.forward).parameters if hasattr(plain, "get_image_features") else ()
             kinds = {name: torch.zeros_like(ids) for name in OF_PICTURES if name in given}
-            held = [*model.parameters(), *(weight.grad for weight in self.trained), *model.buffers()]
+            held = [*model.parameters(), *(each.grad for each in self.trained), *model.buffers()]
             with LiveBytes([*held, ids, labels, kept, *kinds.values()]) as live:
                 course = _Course(live, with_extra=extra is not None)
                 course.watch(layers)

@@ -116,7 +116,7 @@ def _fused(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = 
         query, key, value = (tensor.to(torch.get_autocast_dtype("cpu")) for tensor in (query, key, value))
     masks = []
     if attention_mask is not None:
-        key, value = (repeat_kv(tensor, query.shape[1] // tensor.shape[1]) for tensor in (key, value))
+        key, value = (repeat_kv(each, query.shape[1] // each.shape[1]) for each in (key, value))
         masks = [attention_mask.to(query.dtype)]
     return _Fused.apply(query, key, value, *masks).transpose(1, 2).contiguous(), None
 
@@ -213,7 +213,7 @@ class _LigerLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(torch.empty_like(hidden), torch.empty_like(head) if head.requires_grad else None)
-        torch.empty(2, *hidden.shape, dtype=torch.float32)  # a piece of the logits, and its gradient
+        torch.empty(2, *hidden.shape, dtype=torch.float32)  # a piece of logits, and its gradient
         return torch.empty(())
 
     @staticmethod
@@ -266,7 +266,7 @@ def _with_adapter(model: Any, wanted: Pass) -> Any:
     lora = LoraConfig(r=wanted.rank, lora_dropout=wanted.dropout, target_modules=adapted, use_dora=wanted.dora)
     with torch.device("meta"):
         model = get_peft_model(model, lora)
-    if not wanted.autocast:  # peft gives an adapter the type of its layer, but not on the meta device
+    if not wanted.autocast:  # peft gives an adapter its layer's type, but not on the meta device
         for weight in model.parameters():
             if weight.requires_grad:
                 weight.data = weight.to(TYPES[wanted.base])

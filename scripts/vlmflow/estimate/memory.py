@@ -92,7 +92,7 @@ def states(shape: ModelShape, mode: TrainingMode) -> Memory:
     strategy, trained = mode.strategy, trained_of(shape, mode)
     base_of_all, adapter_of_all = base_bytes(shape, mode), 0 if mode.is_full else trained * mode.trained_bytes
     base = math.ceil(base_of_all / mode.shares("weights"))
-    if strategy.second_copy:  # DeepSpeed, runtime/zero/partition_parameters.py, `_partition_param_sec`
+    if strategy.second_copy:  # DeepSpeed's partition_parameters.py, `_partition_param_sec`
         base += math.ceil((base_of_all + adapter_of_all) / strategy.second_copy)
     adapter = math.ceil(adapter_of_all / mode.shares("weights"))
     gradients = math.ceil(trained * mode.trained_bytes / mode.shares("gradients"))

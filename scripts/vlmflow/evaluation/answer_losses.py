@@ -111,7 +111,7 @@ def _measure(row: Work, template: Any, model: Any, how: HowToMeasure) -> Measure
         given = [(encoded[name], row.passes[name].given) for name in names]
         losses |= zip(names, _losses(template, model, given), strict=True)
     for name, loss in losses.items():
-        if not math.isfinite(loss.nats):  # JSON has no such number: the line could not be read again
+        if not math.isfinite(loss.nats):  # JSON has none: the line could not be read again
             # The parent shows the last line of this form as the cause.
             sys.exit(
                 f"ValueError: row {row.key}, {name}: the model's loss is {loss.nats}, which is not a finite number. "

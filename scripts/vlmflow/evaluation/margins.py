@@ -233,12 +233,8 @@ def _compared(
     of_difference: Callable[[Values, Groups], Bounds],
 ) -> list[Compared]:
     difference = tuned - base
-    three = zip(
-        intervals_of(of_model(base, groups)),
-        intervals_of(of_model(tuned, groups)),
-        intervals_of(of_difference(difference, groups)),
-        strict=True,
-    )
+    bounds = of_model(base, groups), of_model(tuned, groups), of_difference(difference, groups)
+    three = zip(*map(intervals_of, bounds), strict=True)
     different = np.count_nonzero(np.abs(difference) > EQUAL, axis=0).tolist()
     return [Compared(len(base), groups.count, number, *each) for number, each in zip(different, three, strict=True)]
 

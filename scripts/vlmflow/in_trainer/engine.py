@@ -115,7 +115,7 @@ def _require_the_tower(trainer: Any) -> None:
     ms-swift passes blank pictures for some models only: not for LLaVA, Gemma 3, Idefics3.
     """
     kind = model_types()[trainer.template.model_meta.model_type]
-    towers = {name for part, names in kind.parts.items() if part == "vision_tower" for name in names}
+    towers = set(kind.parts.get("vision_tower", ()))
     passed: list[bool] = []
     for name, module in trainer.model.named_modules():
         if name.removeprefix("base_model.model.") in towers:

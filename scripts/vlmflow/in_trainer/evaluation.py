@@ -10,10 +10,10 @@ step.
 import dataclasses
 import json
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -116,7 +116,12 @@ class Evaluation(TrainerCallback):
         trainer = self._trainer
         self._own = dataloader.batch_sampler.own
         self._sum = torch.zeros(2, dtype=torch.float64, device=trainer.args.device)  # NLL in nats, trained tokens
-        with _loss_of_a_batch_alone(trainer):
+        # A batch's mean loss over its tokens, and not its share of all ranks' batches: seq2seq_trainer.py would
+        # multiply by the number of processes, and each batch sets its own count.
+        with (
+            patch.object(trainer, "model_accepts_loss_kwargs", False),
+            patch.object(trainer, "_get_num_items_in_batch", trainer._get_num_items_in_batch),
+        ):
             output = self._loop(dataloader, *arguments, **values)
         if dist.is_initialized():
             dist.all_reduce(self._sum)
@@ -133,7 +138,9 @@ class Evaluation(TrainerCallback):
         self._heart.beat(Doing.EVALUATING)
         self._own -= 1
         if self._own < 0:
-            with _metrics_put_aside(trainer):
+            # It stays out of ms-swift's own figures, such as the share of right tokens.
+            factory = trainer.custom_metrics["eval"].default_factory
+            with patch.dict(trainer.custom_metrics, {"eval": defaultdict(factory)}):
                 return self._step(model, inputs, *arguments, **values)
         # A model predicts no first token. Counted now: ms-swift cuts labels without training, or shares them out.
         tokens = int((inputs["labels"][..., 1:] != IGNORED).sum())
@@ -167,25 +174,3 @@ def _place(trainer: Any) -> tuple[int, int]:
     if trainer.template.sequence_parallel_size > 1:
         return sequence_parallel.dp_rank, sequence_parallel.dp_world_size
     return trainer.args.process_index, trainer.args.world_size
-
-
-@contextmanager
-def _loss_of_a_batch_alone(trainer: Any) -> Iterator[None]:
-    """Make the trainer return a batch's mean loss over its tokens, and not its share of all ranks' batches."""
-    count, scales = trainer._get_num_items_in_batch, trainer.model_accepts_loss_kwargs
-    trainer.model_accepts_loss_kwargs = False  # seq2seq_trainer.py would multiply by the number of processes
-    try:
-        yield
-    finally:
-        trainer._get_num_items_in_batch, trainer.model_accepts_loss_kwargs = count, scales
-
-
-@contextmanager
-def _metrics_put_aside(trainer: Any) -> Iterator[None]:
-    """Keep a repeated batch out of ms-swift's own figures, such as the share of right tokens."""
-    before = trainer.custom_metrics["eval"]
-    trainer.custom_metrics["eval"] = defaultdict(before.default_factory)
-    try:
-        yield
-    finally:
-        trainer.custom_metrics["eval"] = before

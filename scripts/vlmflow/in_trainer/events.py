@@ -21,6 +21,7 @@ from vlmflow.in_trainer.batches import Batches
 from vlmflow.in_trainer.engine import Ranks, device_name, gather
 from vlmflow.in_trainer.messages import (
     BAD_STEP,
+    PROGRESS,
     BadStep,
     Begin,
     Doing,
@@ -61,7 +62,7 @@ class Events(TrainerCallback):
     """Writes the events of a session."""
 
     def __init__(self, orders: Orders, heart: Heart, trainer: Any, batches: Batches) -> None:
-        self._progress = orders.progress
+        self._progress = Path(orders.folder, PROGRESS)
         self._heart = heart
         self._trainer = trainer
         self._batches = batches

@@ -78,7 +78,7 @@ def gathered(model: Module, types: dict[str, torch.dtype], receives: bool) -> di
     for name, shard in shards.items():
         parameter = parameters.get(name)
         if adapter_alone and (parameter is None or not parameter.requires_grad):
-            continue  # ignore_frozen_params would gather the output layer if it is also the embedding
+            continue  # ignore_frozen_params would gather an output layer that is also the embedding
         once = name if parameter is None else id(parameter)  # a weight may have two names
         if once not in done:
             whole = shard.full_tensor() if isinstance(shard, DTensor) else shard

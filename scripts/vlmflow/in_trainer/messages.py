@@ -126,11 +126,6 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     stop_at: int | None = None
     seconds: float | None = None
 
-    @property
-    def progress(self) -> Path:
-        """The file of the trainer's events."""
-        return Path(self.folder, PROGRESS)
-
     def as_word(self) -> str:
         """Return the orders as one word of a command line."""
         return msgspec.json.encode(self).decode()
@@ -326,8 +321,13 @@ def rows_of_step(run_folder: Path, step: int) -> dict[int, list[Batch]]:
     Lines of another form are skipped: they are of no step.
     """
     files = {int(file.stem.rpartition("-")[2]): file for file in (run_folder / ROWS_OF_STEPS).glob("rank-*.txt")}
-    found = {rank: _last_line(file, step) for rank, file in sorted(files.items())}
-    return {rank: batches for rank, batches in found.items() if batches is not None}
+    begin = f"{step} ".encode()
+    rows = {}
+    for rank, file in sorted(files.items()):
+        lines = [line for line in file.read_bytes().split(b"\n")[:-1] if line.startswith(begin)]
+        if whole := [line.decode() for line in lines if LINE.fullmatch(line)]:
+            rows[rank] = [[int(row) for row in batch.split(",")] for batch in whole[-1].split()[1:]]
+    return rows
 
 
 def last_step_begun(run_folder: Path) -> int:
@@ -339,17 +339,6 @@ def last_step_begun(run_folder: Path) -> int:
         if LINE.fullmatch(line)
     ]
     return max(steps, default=0)
-
-
-def _last_line(file: Path, step: int) -> list[Batch] | None:
-    found = None
-    begin = f"{step} ".encode()
-    for line in file.read_bytes().split(b"\n")[:-1]:
-        if line.startswith(begin) and LINE.fullmatch(line):
-            found = line
-    if found is None:
-        return None
-    return [[int(row) for row in batch.split(",")] for batch in found.decode().split()[1:]]
 
 
 class Doing(StrEnum):

@@ -23,7 +23,7 @@ def main() -> None:
     """Train with the arguments of the command line."""
     die_with_parent(os.getppid())
     orders = read_orders(sys.argv[1])
-    if not descends_from(orders.starter):  # torchrun was killed between our start and the line above
+    if not descends_from(orders.starter):  # torchrun was killed between our start and this line
         sys.exit(f"process {orders.starter}, which starts the trainers, has no torchrun any more")
     heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
     with quick_imports():
@@ -78,17 +78,12 @@ def register(orders: Orders, heart: Heart) -> None:
             checkpoints = Checkpoints(orders, heart, self.trainer)
             events = Events(orders, heart, self.trainer, batches)
             evaluation = Evaluation(orders, heart, self.trainer, stop, events)
-            ours = (
-                ranks,  # before all: refuses ranks that do not train together, and lets them hear of each other
-                batches,
-                faults,
-                stop,
-                checkpoints,  # after `stop`, which may ask for one: compares the ranks before it
-                events,
-                evaluation,  # after `events`, which begin: evaluates a resumed checkpoint, and may end the session
-            )
+            # `ranks` before all: it refuses ranks that do not train together, and lets them hear of each other.
+            # `checkpoints` after `stop`, which may ask for one: it compares the ranks before it. `evaluation` after
+            # `events`, which begin: it evaluates a resumed checkpoint, and may end the session.
+            ours = [ranks, batches, faults, stop, checkpoints, events, evaluation]
             handler = self.trainer.callback_handler
-            handler.callbacks = [*(other for other in handler.callbacks if other is not self), *ours]
+            handler.callbacks = [*(each for each in handler.callbacks if each is not self), *ours]
 
     callbacks_map[CALLBACK] = Ours
 

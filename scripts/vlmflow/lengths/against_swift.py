@@ -233,19 +233,12 @@ def check_lengths(
             for source, rows in chosen.items():
                 file.write(lines_of(source, rows))
         (folder / "tensors.json").write_text(json.dumps(tensors))
+        files = [str(folder / name) for name in ("rows.jsonl", "tensors.json", "found.json")]
+        arguments = template_arguments(model.folder, model.model_type, data.loss_scale, text_args)
+        words = [encoded_rows.CHECK, *files, *as_words(arguments)]
+        env = environment(data.pictures, image_max_tokens, folder / "cache", threads)
         with Progress(WHAT, len(ours), "rows") as progress, lines_meanwhile(WHAT):
-            run_module(
-                encoded_rows.__name__,
-                [
-                    encoded_rows.CHECK,
-                    *(str(folder / name) for name in ("rows.jsonl", "tensors.json", "found.json")),
-                    *as_words(template_arguments(model.folder, model.model_type, data.loss_scale, text_args)),
-                ],
-                folder,
-                environment(data.pictures, image_max_tokens, folder / "cache", threads),
-                folder / "log",
-                WHAT,
-            )
+            run_module(encoded_rows.__name__, words, folder, env, folder / "log", WHAT)
             progress.advance(len(ours))
         result = json.loads((folder / "found.json").read_text())
     refuse_incomplete_base(result["tensors"], str(model.folder))

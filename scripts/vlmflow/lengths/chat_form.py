@@ -76,14 +76,10 @@ class ChatForm:
         thoughts = ("last" if last_answer_only else "all") if added else "none"
         system = text_args.get("system")
         system = str(system).replace("\\n", "\n") if system is not None else None
-        cuts = last_answer_only and text_args.get("template") in THINKING_TEMPLATES
-        return cls(
-            system,
-            thoughts,
-            last_answer_only,
-            not hybrid or bool(text_args.get("disable_ignore_empty_think")),
-            cuts and not text_args.get("preserve_thinking"),
-        )
+        trains_empty = not hybrid or bool(text_args.get("disable_ignore_empty_think"))
+        thinks = text_args.get("template") in THINKING_TEMPLATES
+        cuts = last_answer_only and thinks and not text_args.get("preserve_thinking")
+        return cls(system, thoughts, last_answer_only, trains_empty, cuts)
 
     def pieces(self, row: ShareGptRow) -> list[str]:
         """Return a row's text; each trained piece (an answer with its end) is separate from the text before it.

@@ -1,6 +1,6 @@
 """Handles rows that are longer than a run allows: refuses, drops or shortens them, and names each of them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import zip_longest
@@ -91,7 +91,7 @@ def fit_rows(
     """
     rows = {"train": data.train, "val": data.val}
     limits = RowLimits(**stats.settings.row_limits)
-    shorten = shortening(counter, limits) if over_long == "shorten" else lambda row, max_length: None
+    shorten = shortening(counter, limits) if over_long == "shorten" else lambda *_: None
     splits: dict[str, Fitted] = {}
     judging = _judging(data, stats.one_prompt)
     with whole_file(folder / OVER_LONG) as others:
@@ -99,7 +99,8 @@ def fit_rows(
             with Progress(f"fitting {file.name}", stats.examples[split], "rows") as progress:
                 aside = judging if split == "val" else frozenset()
                 splits[split] = _fit_split(file, lengths[split], max_length, shorten, folder, others, progress, aside)
-    longest = _longest(fitted.over_long for fitted in splits.values())
+    over_long_rows = (row for fitted in splits.values() for row in fitted.over_long.longest)
+    longest = sorted(over_long_rows, key=lambda row: -row.tokens)[:NAMED]
     if longest and over_long == "refuse":
         raise VlmflowError(
             _too_many(splits, longest, max_length),
@@ -265,10 +266,6 @@ def _describe(split: str, fitted: Fitted, max_length: int) -> FittedSplit:
         lengths=fitted.kept.describe(),
         judging=fitted.judging,
     )
-
-
-def _longest(accounts: Iterable[LengthAccount]) -> list[RowLength]:
-    return sorted((row for account in accounts for row in account.longest), key=lambda row: -row.tokens)[:NAMED]
 
 
 def _too_many(splits: dict[str, Fitted], longest: list[RowLength], max_length: int) -> str:

@@ -88,7 +88,7 @@ class TemplateCounter:
                 f"row {counted['row']}: ms-swift's template of the model fails: {counted['failed']}",
                 "leave such rows out of the raw file, or choose another template (runs.NAME.train.swift_args)",
             )
-        return [Tokens(tokens - pictures, pictures, trained) for tokens, pictures, trained in counted]
+        return [Tokens(total - pictures, pictures, trained) for total, pictures, trained in counted]
 
     def _start(self) -> None:
         folder = self._scratch / f"counter-{os.getpid()}"
@@ -157,9 +157,8 @@ def measure_lengths(
         if found.differs:
             log.info("all rows are counted with ms-swift's own template: %s", found.differs)
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="vlmflow-lengths-")))
-            accounts = measure(
-                TemplateCounter.of_run(model, data, image_max_tokens, text_args, scratch, whole=not found.by_size)
-            )
+            run = model, data, image_max_tokens, text_args, scratch
+            accounts = measure(TemplateCounter.of_run(*run, whole=not found.by_size))
     largest = max(each.most_of_picture for each in accounts.values())
     if exceeded := PictureBudget.of(model.folder, image_max_tokens).exceeded(largest):
         log.warning(exceeded)
@@ -226,8 +225,8 @@ def _digests(rows: dict[str, str], lengths: Mapping[str, Path], model: Path) -> 
     )
 
 
-def _differing(before: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in before.keys() | other.keys() if before.get(name) != other.get(name))
+def _differing(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def in_words(summary: LengthSummary) -> str:

@@ -96,7 +96,7 @@ def _layer(
 
 def _is_swapped(operations: Sequence[Any], stored: Sequence[int], wanted: Sequence[int]) -> bool:
     """Return whether the files have each matrix transposed; most rules of transformers ask the shapes."""
-    swapped = [not operation.check_dims or tuple(stored) != tuple(wanted) for operation in operations]
+    swapped = [not step.check_dims or tuple(stored) != tuple(wanted) for step in operations]
     is_swapped = bool(swapped and swapped[0])
     experts, rows, columns = wanted
     if tuple(stored) != ((experts, columns, rows) if is_swapped else tuple(wanted)):
@@ -106,6 +106,6 @@ def _is_swapped(operations: Sequence[Any], stored: Sequence[int], wanted: Sequen
 
 def _stacks(operations: Sequence[Any]) -> bool:
     """Return whether operations stack a matrix per expert, after those of the same rows are put below each other."""
-    steps = [(type(operation), operation.dim) for operation in operations if hasattr(operation, "dim")]
+    steps = [(type(step), step.dim) for step in operations if hasattr(step, "dim")]
     stack = (MergeModulelist, 0)
     return len(steps) == len(operations) and steps in ([stack], [stack, (Concatenate, 1)])

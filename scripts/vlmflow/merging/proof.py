@@ -14,7 +14,6 @@ import subprocess
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -23,7 +22,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, link_or_copy, read_json, remove, sha256_of
 from vlmflow.fetch.model_files import CONFIG, FETCH_AGAIN, INDEX, SINGLE
 from vlmflow.fetch.model_weights import LENGTH_BYTES, MAX_HEADER_BYTES, WEIGHT_SUFFIXES
-from vlmflow.fetch.placed import FileRecord, digest_of
+from vlmflow.fetch.placed import digest_of_files
 from vlmflow.pictures.budget import PictureBudget, ScaleLimits
 
 PROOF = "proof.json"
@@ -177,7 +176,7 @@ def verified_files(folder: Path, run: str) -> dict[str, ProvenFile]:
     """
     began = time.time_ns()
     found = read_files("writing the digests of the merged files", "files", folder, list(_sizes(folder)))
-    remember(_record(run), found, began)
+    remember(f"verified/{run}", found, began)
     return {name: ProvenFile(seen.size, seen.sha256) for name, seen in found.items()}
 
 
@@ -187,7 +186,8 @@ def refuse_other_files(folder: Path, files: Mapping[str, ProvenFile], run: str, 
     if changed := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
         names = ", ".join(changed[:5])
         raise VlmflowError(f"{folder}: {len(changed)} files differ from those that were proven: {names}", next_step)
-    refuse_changed("model files", folder, {name: file.sha256 for name, file in files.items()}, _record(run), next_step)
+    digests = {name: file.sha256 for name, file in files.items()}
+    refuse_changed("model files", folder, digests, f"verified/{run}", next_step)
 
 
 def write_proof(folder: Path, checks: Checks, files: dict[str, ProvenFile], code: Path) -> None:
@@ -210,7 +210,7 @@ def read_proof(folder: Path) -> Proof:
 
 def proven_digest(proof: Proof) -> str:
     """Return one SHA-256 over the files of a proven folder, as `fetch.placed.digest_of` gives it for a model."""
-    return digest_of({name: FileRecord(file.size, file.sha256) for name, file in proof.files.items()})
+    return digest_of_files({name: file.sha256 for name, file in proof.files.items()})
 
 
 def _sizes(folder: Path) -> dict[str, int]:
@@ -218,10 +218,6 @@ def _sizes(folder: Path) -> dict[str, int]:
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     sizes = {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
     return {name: size for name, size in sizes.items() if name not in (PROOF, FOLDER_MARK)}
-
-
-def _record(run: str) -> str:
-    return f"verified/{run}"
 
 
 def take_over(folder: Path, target: Path) -> None:
@@ -322,7 +318,7 @@ def _compare_layout(base: Path, merged: Path) -> None:
     if header == expected:
         return
     try:
-        tensors, base_tensors = (_described(raw) for raw in (header, expected))
+        tensors, base_tensors = (json.loads(raw[LENGTH_BYTES:]) for raw in (header, expected))
     except ValueError as error:
         raise VlmflowError(f"{merged}: its header cannot be read: {error}", MERGE_AGAIN) from None
     for name in sorted(base_tensors.keys() | tensors.keys()):
@@ -339,8 +335,3 @@ def _header(path: Path) -> bytes:
     with path.open("rb") as file:
         length = file.read(LENGTH_BYTES)
         return length + file.read(min(int.from_bytes(length, "little"), MAX_HEADER_BYTES))
-
-
-def _described(header: bytes) -> dict[str, Any]:
-    described: dict[str, Any] = json.loads(header[LENGTH_BYTES:])
-    return described

@@ -252,7 +252,7 @@ def _of_merged(
     model = load(merged, device, dtype)
     answers = _answers(model, inputs, positions)
     allowed = allowed_deviation(model, stored_type(merged), getattr(torch, dtype))
-    experts = bool(getattr(model.config.get_text_config(), "num_experts_per_tok", None))  # transformers' common key
+    experts = bool(getattr(model.config.get_text_config(), "num_experts_per_tok", None))
     return compare(Logits(*others, answers), allowed, len(inputs), dtype, device, experts)
 
 

@@ -100,7 +100,7 @@ def integer_chart(
     series: by data file; empty ones are left out.
     """
     series = _filled(series)
-    values = domain or sorted({value for numbers in series.values() for value, _ in numbers.items()})
+    values = domain or sorted({value for each in series.values() for value, _ in each.items()})
     shown = values[:MOST_COLUMNS]
     labels = [f"{value:,}" for value in shown]
     if len(values) > len(shown):
@@ -112,7 +112,7 @@ def wide_chart(title: str, unit: str, series: Mapping[str, Histogram]) -> Chart 
     """Return a chart whose bins grow with the numbers (EDGES), from the smallest number to the largest; as above."""
     if not (series := _filled(series)):
         return None
-    first = max(0, bisect_right(EDGES, min(numbers.smallest or 0 for numbers in series.values())) - 1)
+    first = max(0, bisect_right(EDGES, min(each.smallest or 0 for each in series.values())) - 1)
     last = bisect_right(EDGES, max(numbers.largest for numbers in series.values()))
     edges = EDGES[first : last + 1]
     labels = [f"{short(low)}–{short(high)}" for low, high in pairwise(edges)]
@@ -266,7 +266,7 @@ class LineChart:
         filled = [curve for curve in self.curves.values() if curve.bins]
         if not filled:
             return 0.0, 1.0
-        low, high = min(curve.lowest for curve in filled)[0], max(curve.highest for curve in filled)[0]
+        low, high = min(each.lowest for each in filled)[0], max(each.highest for each in filled)[0]
         if 0 <= low < 0.8 * high:
             low = 0.0
         margin = 0.06 * (high - low) or abs(high) or 1.0

@@ -8,7 +8,7 @@ import hashlib
 import heapq
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,19 +169,17 @@ class Near:
 
 
 def _near(file: Path) -> Near:
-    near = Near()
+    def order(pair: NearDuplicate) -> tuple[int, int]:
+        return pair.distance, -pair.same_questions
 
-    def counting() -> Iterator[NearDuplicate]:
-        for pair in lines_of(file, NearDuplicate):
-            if pair.kind == "question":
-                near.questions += 1
-            else:
-                near.pictures += 1
-                near.rows += pair.rows
-                near.same += pair.same_questions
-            yield pair
-
-    near.nearest = heapq.nsmallest(PAIRS_SHOWN, counting(), key=lambda pair: (pair.distance, -pair.same_questions))
+    near = Near(nearest=heapq.nsmallest(PAIRS_SHOWN, lines_of(file, NearDuplicate), key=order))
+    for pair in lines_of(file, NearDuplicate):
+        if pair.kind == "question":
+            near.questions += 1
+        else:
+            near.pictures += 1
+            near.rows += pair.rows
+            near.same += pair.same_questions
     return near
 
 

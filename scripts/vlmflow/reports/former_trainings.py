@@ -12,8 +12,7 @@ from vlmflow.config.run_blocks import TrainBlock, asked, differing, own_settings
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError, printable
-from vlmflow.in_trainer.messages import new_events
-from vlmflow.supervisor.progress import Newest
+from vlmflow.supervisor.progress import Newest, newest_of
 from vlmflow.supervisor.report import TrainingReport
 from vlmflow.supervisor.run_folder import JOB, RunFolder
 
@@ -97,15 +96,15 @@ def former_trainings(stage: Path, present: TrainingReport | None) -> list[Former
     if present:
         settings = settings_of(present) | {ROWS: present.digests.data, BASE: present.digests.model}
         return [_former(path, lambda: settings) for path in folders if path.name != present.digests.job]
-    return [_former(path, lambda: _made_with(folders[0], _newest(folders[0]))) for path in folders[1:]]
+    return [_former(path, lambda: _made_with(folders[0])) for path in folders[1:]]
 
 
 def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTraining:
     """Return a former training. present: gives the settings of the present one; raises VlmflowError if unreadable."""
-    newest = _newest(folder)
+    newest = newest_of(RunFolder(folder))
     try:
         now = present()
-        differences = differing(_made_with(folder, newest), now)
+        differences = differing(_made_with(folder), now)
     except VlmflowError as error:
         return FormerTraining(folder, printable(f"not compared: {error.cause}"), _came_to(newest))
     differs = ", ".join(
@@ -116,20 +115,12 @@ def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTra
     return FormerTraining(folder, printable(words), _came_to(newest))
 
 
-def _made_with(folder: Path, newest: Newest) -> dict[str, Any]:
+def _made_with(folder: Path) -> dict[str, Any]:
     """Return a training's settings by dotted key (`asked`), with the digests of its inputs; raises VlmflowError."""
     job = read_account(folder / JOB, _Job)
     of_run = {key: getattr(job, key) for key in ("device", "tuner", "strategy", "deepspeed")}
-    ranks = {"processes": job.nodes * job.processes}
-    return asked(job.settings, of_run | ranks, newest.target) | {ROWS: job.data.digest, BASE: job.model.digest}
-
-
-def _newest(folder: Path) -> Newest:
-    progress = RunFolder(folder).progress
-    if not progress.is_file():
-        return Newest()
-    with progress.open("rb") as lines:
-        return Newest.of(new_events(lines))
+    ranks, target = {"processes": job.nodes * job.processes}, newest_of(RunFolder(folder)).target
+    return asked(job.settings, of_run | ranks, target) | {ROWS: job.data.digest, BASE: job.model.digest}
 
 
 def _came_to(newest: Newest) -> str:

@@ -256,7 +256,7 @@ def _result(asked: AskedTrial, step: Step, ranks: int, failure: str | None, stop
     if failure is None and not finite:
         failure = "no evaluation gave a finite validation loss"
     hours = starts_of(step).seconds / 3600
-    ends = [max(event.peak_memory) for event in events if isinstance(event, End) and event.peak_memory]
+    ends = [max(each.peak_memory) for each in events if isinstance(each, End) and each.peak_memory]
     memory = max([*ends, *([newest.memory] if newest.memory else [])], default=None)
     return TrialResult(
         number=asked.number,

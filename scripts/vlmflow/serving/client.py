@@ -45,7 +45,7 @@ class Client:
     def __init__(self, url: str, model: str, key: str | None = None, seconds: float = 600) -> None:
         self._url = url
         self._model = model
-        own = urlsplit(url).hostname == LOOPBACK  # a proxy of the environment is not for this machine
+        own = urlsplit(url).hostname == LOOPBACK  # the environment's proxy is not for this machine
         headers = {"Authorization": f"Bearer {key or 'none'}"}
         self._http = limit_answers(httpx.Client(headers=headers, timeout=seconds, trust_env=not own))
 

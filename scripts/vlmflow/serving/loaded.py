@@ -50,7 +50,8 @@ class LoadedModel:
         with torch.inference_mode(), _in_memory(self._model.device.type):
             said = self._model.generate(**asked, max_new_tokens=most_tokens, do_sample=False)
         tokens = said[0, asked["input_ids"].shape[1] :]
-        cut = len(tokens) == most_tokens and int(tokens[-1]) not in _ends(self._model.generation_config.eos_token_id)
+        ends = self._model.generation_config.eos_token_id  # one, several, or None
+        cut = len(tokens) == most_tokens and int(tokens[-1]) not in (ends if isinstance(ends, list) else [ends])
         return Answer(self._processor.decode(tokens, skip_special_tokens=True), cut)
 
 
@@ -67,10 +68,6 @@ def load_both(run: FinishedRun, scratch: Path) -> tuple[LoadedModel, LoadedModel
         return LoadedModel(scratch / what, device, run.settings.dtype)
 
     return loaded("base", run.base()), loaded("tuned", run.merged)
-
-
-def _ends(tokens: int | list[int] | None) -> list[int]:
-    return tokens if isinstance(tokens, list) else [] if tokens is None else [tokens]
 
 
 @contextmanager

@@ -253,7 +253,7 @@ def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:
     steps = [int(path.name.partition("-")[2]) for path in folder.output.glob("*") if NAME.fullmatch(path.name)]
     spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
-    stage = folder.path.absolute().parent  # there is a command that shows a step's rows for full trainings alone
+    stage = folder.path.absolute().parent  # only full trainings have a command for rows
     shown = f" (make rows RUN={stage.parent.name} STEP={bad.step} shows them)" if stage.name == "full" else ""
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
     ids = ids_of(train, bad.rows)

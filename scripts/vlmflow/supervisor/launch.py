@@ -114,8 +114,8 @@ def command(training: Training, folder: RunFolder, resume: Path | None, place: P
     micro_batches = None
     if training.micro_batch_tokens is not None:
         train, val = (str(training.data.lengths(split).absolute()) for split in ("train", "val"))
-        shape = training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows
-        micro_batches = MicroBatches(*shape, train=train, val=val)
+        cut = training.micro_batch_tokens, training.rows_per_step, settings.seed, training.pads_rows
+        micro_batches = MicroBatches(*cut, train=train, val=val)
     orders = Orders(
         folder=str(folder.path.absolute()),
         starter=os.getpid(),

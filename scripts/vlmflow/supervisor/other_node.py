@@ -267,7 +267,7 @@ class OtherNode:
         if report != self._reported:
             try:
                 write_account(report_file(run_folder, self._attempt, self._node), report)
-            except OSError as error:  # a network volume may fail for a moment; the next look writes it
+            except OSError as error:  # a network volume may fail for a moment; the next look writes
                 log.info(f"cannot report the state of this node to node 0 yet: {error}")
                 return
             self._reported = report

@@ -38,12 +38,8 @@ DESCRIBED = 10
 
 def plan_of(training: Training) -> Plan:
     """Return the plan of a training's steps; it has micro-batches."""
-    planner = Planner(
-        read_sizes(training.data.lengths("train")),
-        training.ranks,
-        training.micro_batch_tokens or 0,
-        training.pads_rows,
-    )
+    sizes, most = read_sizes(training.data.lengths("train")), training.micro_batch_tokens or 0
+    planner = Planner(sizes, training.ranks, most, training.pads_rows)
     return Plan(planner, training.rows_per_step, training.settings.seed)
 
 

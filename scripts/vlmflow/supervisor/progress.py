@@ -90,6 +90,14 @@ class Newest:
         return None if (seconds := self.seconds_per_step) is None else seconds * (self.target - self.step)
 
 
+def newest_of(folder: RunFolder) -> Newest:
+    """Return the figures of a run folder's training so far."""
+    if not folder.progress.is_file():
+        return Newest()
+    with folder.progress.open("rb") as lines:
+        return Newest.of(new_events(lines))
+
+
 def report_line(newest: Newest) -> str:
     """Return one line of progress: step, losses, speed, time left; "" before the first loss."""
     if newest.loss is None:
@@ -136,7 +144,7 @@ def doing(newest: Newest, settings: TrainSettings, output: Path, runs: bool, beg
 
 def is_over(newest: Newest, settings: TrainSettings) -> bool:
     """Return whether a training reached its last evaluation, or ended early because validation loss stopped falling."""
-    history = [{"step": step, "eval_loss": loss} for step, loss in sorted(newest.eval_losses.items())]
+    history = [{"step": at, "eval_loss": loss} for at, loss in sorted(newest.eval_losses.items())]
     at_target = newest.step >= newest.target and newest.step in newest.eval_losses
     return at_target or stalled(history, settings.early_stop_after)
 
@@ -174,12 +182,9 @@ def local_runs(store: Path) -> list[LocalRun]:
 
 def _run_in(folder: RunFolder, holder: str) -> LocalRun:
     run, stage = folder.path.parts[-3:-1]
-    since, newest, begun = folder.held_since(), Newest(), False
-    if folder.progress.exists():
-        with folder.progress.open("rb") as lines:
-            newest = Newest.of(new_events(lines))
-        # Events older than the holder are those of an earlier session.
-        begun = newest.sessions > 0 and folder.progress.stat().st_mtime > since
+    since, newest = folder.held_since(), newest_of(folder)
+    # Events older than the holder are those of an earlier session.
+    begun = newest.sessions > 0 and folder.progress.stat().st_mtime > since
     now: Doing = "training" if begun else "starting"
     if settings := _settings(folder):
         now = doing(newest, settings, folder.output, runs=True, begun=begun)

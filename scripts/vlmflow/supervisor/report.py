@@ -246,12 +246,9 @@ def released_files(folder: Path, tuner: Tuner) -> list[str]:
     if tuner.trains_adapter:
         weights, described = [ADAPTER_WEIGHTS], [ADAPTER_CONFIG]
     elif (folder / MODEL_INDEX).exists():
-        weights = _shards(folder / MODEL_INDEX)
-        described = [MODEL_INDEX, TRAINED]
+        weights, described = [*_shards(folder / MODEL_INDEX), LOGITS], [MODEL_INDEX, TRAINED]
     else:
-        weights, described = [MODEL_WEIGHTS], [TRAINED]
-    if not tuner.trains_adapter:
-        weights = [*weights, LOGITS]
+        weights, described = [MODEL_WEIGHTS, LOGITS], [TRAINED]
     for name in described:
         json.loads((folder / name).read_bytes())
     for name in weights:
@@ -335,7 +332,7 @@ def _shards(index: Path) -> list[str]:
 
 def _open_every_tensor(file: Path) -> None:
     """Raise an error if the file lacks a part of a tensor in its header."""
-    from safetensors import safe_open  # the environment `data` is without it, and asks for runs alone
+    from safetensors import safe_open  # the environment `data` lacks it, and asks for runs alone
 
     with safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():  # noqa: SIM118 (no mapping)

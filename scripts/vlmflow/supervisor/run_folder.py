@@ -158,11 +158,8 @@ class RunFolder:
         except PassingError:
             raise
         except VlmflowError as error:
-            aside = next(
-                path
-                for path in (self.path.with_name(f"{self.path.name}.refused-{number}") for number in count(1))
-                if not path.exists()
-            )
+            paths = (self.path.with_name(f"{self.path.name}.refused-{n}") for n in count(1))
+            aside = next(path for path in paths if not path.exists())
             self.path.rename(aside)
             raise VlmflowError(
                 f"{label}: the input changed during training: {error.cause}",
@@ -251,12 +248,12 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
     folders = [
         path for path in output.glob("*") if NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
     ]
-    for folder in sorted(folders, key=lambda folder: int(folder.name.partition("-")[2]), reverse=True):
+    for folder in sorted(folders, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
         if (checkpoint := read_checkpoint(folder, processes, strategy, tuner)) is not None:
             return checkpoint
         states = [pattern.format(rank="*", latest="*") for pattern in strategy.states]
         kinds = [*kinds_of(tuner), *states, "scheduler.pt", "rng_state*.pth", STATE]
-        missing = [kind for kind in kinds if not any(folder.glob(kind))]  # the trainer's state is written last
+        missing = [kind for kind in kinds if not any(folder.glob(kind))]  # STATE is written last
         if not missing or STATE in missing:
             log.warning(f"{folder}: incomplete or damaged; removed")
             shutil.rmtree(folder)

@@ -285,16 +285,13 @@ def judge(
     ranks = full.ranks
     losses = [loss for _, loss in report.losses or []]
     span = f"{len(losses)} steps, {losses[0]:.3f} to {losses[-1]:.3f}" if losses else "no step was logged"
+    together = f"{counted(ranks, 'process')} train together" if ranks > 1 else "1 process trains"
     checks = [
         Check("every loss is a finite number", _finite(losses), span),
         Check("the loss falls", *_falls(losses, [loss for _, loss in report.eval_losses])),
         Check("every tensor of the best checkpoint can be read", True, f"step {report.best.step}"),
         Check("validation loss is a finite number", _finite([report.best.eval_loss]), ""),
-        Check(
-            f"{counted(ranks, 'process')} train together" if ranks > 1 else "1 process trains",
-            report.world_size == ranks,
-            report.parallel_mode,
-        ),
+        Check(together, report.world_size == ranks, report.parallel_mode),
         Check("no row is longer than max_length", True, f"longest {max(row.tokens for row in train + val)} tokens"),
         *_checks_of_layers(report.layers, full),
     ]
@@ -315,7 +312,7 @@ def judge(
 
 def refuse_failed(gate: Gate, label: str) -> None:
     """Raise VlmflowError with the failed checks, if any."""
-    failed = [f"not so: {check.check} ({check.detail})" for check in gate.checks if not check.passed]
+    failed = [f"not so: {each.check} ({each.detail})" for each in gate.checks if not each.passed]
     if failed:
         raise VlmflowError(
             f"{label}: the gate is closed: " + "; ".join(failed),

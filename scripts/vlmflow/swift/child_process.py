@@ -112,7 +112,7 @@ def gpu_products() -> list[str]:
     """Return the products of the GPUs that this process may use, each once, sorted."""
     import torch
 
-    return sorted({torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())})
+    return sorted({torch.cuda.get_device_name(gpu) for gpu in range(torch.cuda.device_count())})
 
 
 def run_module(module: str, words: list[str], folder: Path, env: dict[str, str], log: Path, label: str) -> None:

@@ -230,7 +230,7 @@ def _pictures_as_one(ids: Sequence[int], picture: int | None) -> list[int]:
 
 def _shown(tokenizer: Any, trained: Sequence[int], served: Sequence[int]) -> dict[str, str]:
     pairs = enumerate(zip(trained, served, strict=False))
-    at = next((place for place, (own, other) in pairs if own != other), min(len(trained), len(served)))
+    at = next((n for n, (own, other) in pairs if own != other), min(len(trained), len(served)))
     return {
         "before": tokenizer.decode(trained[max(0, at - SHOWN) : at]),
         "trained": tokenizer.decode(trained[at : at + SHOWN]),

@@ -6,7 +6,7 @@ are trained, and in which form they are in memory.
 
 import inspect
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -103,28 +103,27 @@ class Layers(msgspec.Struct, frozen=True):
 
 def layers_of(model: Any) -> list[Layers]:
     """Return the layers of a model of transformers, with an adapter of peft or without, in the model's own order."""
-    found: dict[str, dict[str, Any]] = {}
+    names: defaultdict[str, set[str]] = defaultdict(set)
+    kinds: dict[str, str] = {}
+    parameters, bytes_in_memory, trained = Counter[str](), Counter[str](), Counter[str]()
     for name, parameter in model.named_parameters():
         layer, is_adapters = _layer_of(name)
-        empty = {"kind": "", "layers": set(), "parameters": 0, "bytes": 0, "trained": 0}
-        group = found.setdefault(starred(layer), empty)
-        group["layers"].add(layer)
-        numbers = _numbers(parameter)
+        group, numbers = starred(layer), _numbers(parameter)
+        names[group].add(layer)
+        trained[group] += numbers * parameter.requires_grad
         if not is_adapters:
-            group["kind"] = group["kind"] or _kind(model, name)
-            group["parameters"] += numbers
-            group["bytes"] += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
-        if parameter.requires_grad:
-            group["trained"] += numbers
+            kinds[group] = kinds.get(group) or _kind(model, name)
+            parameters[group] += numbers
+            bytes_in_memory[group] += getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
     return [
-        Layers(name, group["kind"], len(group["layers"]), group["parameters"], group["bytes"], group["trained"])
-        for name, group in found.items()
+        Layers(group, kinds.get(group, ""), len(layers), parameters[group], bytes_in_memory[group], trained[group])
+        for group, layers in names.items()
     ]
 
 
 def what_is_trained(layers: Sequence[Layers]) -> str:
     """Return a line for people: how many numbers are trained, in which kinds of layers, and in which large ones not."""
-    total, trained = sum(layer.parameters for layer in layers), sum(layer.trained for layer in layers)
+    total, trained = sum(each.parameters for each in layers), sum(each.trained for each in layers)
     # The name of a layer in its block: q_proj.
     paths = (layer.name.split(".") for layer in layers if layer.trained)
     within = dict.fromkeys(next(part for part in reversed(path) if part != "*") for path in paths)
@@ -149,7 +148,7 @@ def _layer_of(parameter: str) -> tuple[str, bool]:
     parts = [part for part in parameter.removeprefix("base_model.model.").split(".") if part not in OF_WRAPPERS]
     for place, part in enumerate(parts):
         if OF_PEFT.fullmatch(part):
-            return ".".join(parts[:place]), any(inner.startswith("lora_") for inner in parts[place:])
+            return ".".join(parts[:place]), any(each.startswith("lora_") for each in parts[place:])
     return ".".join(parts[:-1]), False
 
 

@@ -33,6 +33,7 @@ from typing import Any, Self
 
 import msgspec
 
+from vlmflow.core.account import read_lines
 from vlmflow.core.files import sha256_of
 from vlmflow.fetch.chat_templates import OTHERWISE, WRITTEN, date_in
 from vlmflow.pictures.budget import PictureBudget
@@ -196,12 +197,9 @@ def _load_rows(kind: str, *, data_files: str, cache_dir: str, **others: Any) -> 
 
 
 def _rows(file: str, tools: bool = False) -> Iterator[dict[str, Any]]:
-    decoder = msgspec.json.Decoder(_Row)
-    with open(file, "rb") as lines:
-        for line in lines:
-            row = decoder.decode(line)
-            columns = {"conversations": bytes(row.conversations).decode(), "images": row.images}
-            yield columns | {"tools": row.tools} if tools else columns
+    for row in read_lines(Path(file), _Row):
+        columns = {"conversations": bytes(row.conversations).decode(), "images": row.images}
+        yield columns | {"tools": row.tools} if tools else columns
 
 
 def encode_rows_as_served() -> None:

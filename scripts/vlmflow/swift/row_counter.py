@@ -120,7 +120,7 @@ def _counted(counter: RowCounter, lines: bytes) -> list[list[int]] | dict[str, s
         row = json.loads(lines.splitlines()[len(counts)])
         return {"row": str(row["id"]), "failed": f"{type(error).__name__}: {error}"}
     finally:
-        shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)  # the rows again, as Arrow
+        shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)  # the rows, as Arrow
     return counts
 
 

@@ -156,7 +156,7 @@ def _differs(trained: str, served: str) -> tuple[int, str] | None:
     if trained.startswith(served):
         return None
     pairs = enumerate(zip(trained, served, strict=False))
-    at = next((place for place, (one, other) in pairs if one != other), min(len(trained), len(served)))
+    at = next((n for n, (one, other) in pairs if one != other), min(len(trained), len(served)))
     return at, (
         f"after {trained[max(0, at - SHOWN) : at]!r} it has {trained[at : at + SHOWN]!r}, the model's "
         f"{served[at : at + SHOWN]!r}"

@@ -139,8 +139,13 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
             f"{merged}: its weights come from another training than {full}",
             f"make them again: .venv/bin/snakemake … -- merged/{facts.run}",
         )
-    if _digest_of_progress(full) != report.digests.progress:
-        raise VlmflowError(f"{full / PROGRESS}: it is not what the training wrote", f"remove {full}, and make it again")
+    again = f"remove {full}, and make it again"
+    try:
+        progress = sha256_of(full / PROGRESS)
+    except OSError as error:
+        raise VlmflowError(f"{full / PROGRESS}: {error.strerror}", again) from None
+    if progress != report.digests.progress:
+        raise VlmflowError(f"{full / PROGRESS}: it is not what the training wrote", again)
     for folder in [*evaluated, *answered]:
         if not of_weights(folder, merged):
             raise VlmflowError(
@@ -202,14 +207,6 @@ def _refuse_other_names(facts: Provenance, merged: Path) -> None:
             f"{file}: data.dataset is {facts.data.dataset!r}, which is no name of a data set",
             f"remove {merged}, and make it again",
         )
-
-
-def _digest_of_progress(full: Path) -> str:
-    """Return the digest of a training's figures; raises VlmflowError if they cannot be read."""
-    try:
-        return sha256_of(full / PROGRESS)
-    except OSError as error:
-        raise VlmflowError(f"{full / PROGRESS}: {error.strerror}", f"remove {full}, and make it again") from None
 
 
 def of_weights(folder: Path, merged: Path) -> bool:

@@ -170,7 +170,7 @@ def overlap(texts: Sequence[str], references: Sequence[str]) -> Overlap:
 
     words, right = ([words_of(text) for text in some] for some in (texts, references))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it warns of n-grams that no text shares; the value is then 0
+        warnings.simplefilter("ignore")  # of n-grams that no text shares; the value is then 0
         weights = [tuple([1 / size] * size) for size in range(1, LONGEST + 1)]
         bleu = corpus_bleu([[reference] for reference in right], words, weights=weights)
     likeness = cider(words, right)

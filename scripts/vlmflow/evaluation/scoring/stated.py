@@ -307,7 +307,7 @@ def _parts(tokens: Sequence[str], mark: str) -> list[list[str]]:
 
 def _without_relative_clause(sentence: Sequence[str]) -> list[str]:
     """Return the beginning of a sentence without "that is not little" before its own verb."""
-    start = next((place for place, token in enumerate(sentence) if token in RELATIVES), len(sentence))
+    start = next((at for at, token in enumerate(sentence) if token in RELATIVES), len(sentence))
     verbs = [place for place, token in enumerate(sentence) if token in VERBS]
     return [*sentence[:start], *sentence[verbs[-1] :]] if len(verbs) > 1 and start < verbs[-2] else list(sentence)
 
