@@ -35,8 +35,8 @@ rule answer:
     params:
         modules=params.form_modules,  # it says which rows have feedback, and reads right answers
         settings=params.run(EvaluationBlock, "answer"),
-        picture_store=config["stores"]["pictures"],
-        evaluation_store=config["stores"]["evaluations"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: 8
     resources:
         gpu=resources.answer_gpus,

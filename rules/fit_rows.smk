@@ -27,7 +27,7 @@ rule fit_rows:
         "benchmarks/fit_rows/{run}.tsv"
     params:
         settings=params.run(LengthBlock, "train.max_length", "over_long"),
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:
         mem_mb=4_000,

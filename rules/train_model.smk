@@ -31,8 +31,8 @@ rule train_model:
         "benchmarks/train_model/{run}.tsv"
     params:
         settings=params.run(TrainBlock),
-        picture_store=config["stores"]["pictures"],
-        run_store=config["stores"]["runs"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads
     resources:
         nodes=resources.train_nodes,

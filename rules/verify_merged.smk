@@ -25,7 +25,7 @@ rule verify_merged:
         "benchmarks/verify_merged/{run}.tsv"
     params:
         settings=params.run(LengthBlock, "verify", "device", "train.dtype"),
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:
         gpu=resources.verify_gpus,
