@@ -18,18 +18,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
-from pydantic._internal._docs_extraction import extract_docstrings_from_cls
-from pydantic_core import CoreSchema
 
 from vlmflow.config.raw_forms import ANY_ROW
-
-Schema = dict[str, Any]
 
 _OF_NO_TYPE = object()
 """No field accepts it."""
@@ -41,8 +36,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
         """Describe the keys by their docstrings: `use_attribute_docstrings` would read them in every process."""
+        from pydantic._internal._docs_extraction import extract_docstrings_from_cls
+
         schema = handler(core)
         keys = handler.resolve_ref_schema(schema)["properties"]
         for base in filter(lambda base: issubclass(base, Settings), cls.__mro__):
@@ -115,6 +112,8 @@ def is_name(text: str) -> bool:
         return False
     return True
 
+
+Schema = dict[str, Any]
 
 SHOWN = 500
 """Characters of a value that a message shows."""

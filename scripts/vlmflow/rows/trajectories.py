@@ -133,7 +133,7 @@ class TrainingForm:
         return rows if self.single_turn is None else rows + self._single_turn(identity, trajectory)
 
     def _single_turn(self, identity: str, trajectory: Trajectory) -> list[ShareGptRow]:
-        """Return the row of the question with the last good attempt; none if no attempt is good, or the first is it.
+        """Return the row of the last good attempt; none if no attempt is good, or the first is it.
 
         The first attempt is trained without feedback in any case: a second row would only train it twice.
         """
@@ -141,10 +141,8 @@ class TrainingForm:
         good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]
         if not good or good[-1] == 1:
             return []
-        row = _row(identity + SINGLE_TURN, trajectory, good[-1] - 1, good[-1])
-        if self.form == "trajectory" and self.min_score is not None:  # as in the data set's other rows
-            row.conversations[-1].loss = True
-        return [row]
+        marked = self.form == "trajectory" and self.min_score is not None
+        return [single_turn_row(identity, trajectory, good[-1], marked)]
 
 
 def read_score(feedback: str) -> int | None:
@@ -190,6 +188,17 @@ def timestep_rows(
         for last, attempt in enumerate(attempts, start=1)
         if min_score is None or attempt.score >= min_score
     ]
+
+
+def single_turn_row(identity: str, trajectory: Trajectory, attempt: int, marked: bool) -> ShareGptRow:
+    """Return the question with one attempt, without what came before it.
+
+    attempt: its number, from 1. marked: whether the answer has `loss`, as those of the data set's other rows.
+    """
+    row = _row(identity + SINGLE_TURN, trajectory, attempt - 1, attempt)
+    if marked:
+        row.conversations[-1].loss = True
+    return row
 
 
 def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareGptRow:
