@@ -306,9 +306,8 @@ def trained_characters(turns: Sequence[Turn], scores: Sequence[float], last_answ
     """
     characters: dict[int, int] = {}
     if scores:
-        answers = [turn for turn in turns if turn.speaker == "gpt"]
-        first = len(answers) - 1 if last_answer_only else 0
-        for turn, score in zip(answers[first:], map(int, scores[first:]), strict=True):
+        answers = zip([turn for turn in turns if turn.speaker == "gpt"], map(int, scores), strict=True)
+        for turn, score in list(answers)[-1:] if last_answer_only else answers:
             if turn.loss is not False:
                 characters[score] = characters.get(score, 0) + len(turn.value)
     return characters

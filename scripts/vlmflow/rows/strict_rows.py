@@ -15,7 +15,7 @@ from vlmflow.config.raw_forms import Meaning
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.rewritten import key_fault
 
-ESCAPED_COLON = re.compile(rb"\\u003[aA]").search
+ESCAPED_COLON = re.compile(rb"\\(?=u003[aA])").search
 
 Names = tuple[str, ...]
 """Unread keys."""
@@ -55,7 +55,7 @@ def row_decoder(kind: type[msgspec.Struct], otherwise: Callable[[bytes], Any] | 
             colons = again.count(b":")
         except (OverflowError, RecursionError):  # a number of more than 64 bits, or a value that is too deep
             colons = -1
-        if (colons != row.count(b":") or (b"\\u003" in row and ESCAPED_COLON(row))) and key_fault(row):
+        if (colons != row.count(b":") or ESCAPED_COLON(row)) and key_fault(row):
             raise msgspec.ValidationError
         return raw
 
