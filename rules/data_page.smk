@@ -30,7 +30,7 @@ rule data_page:
         dataset=names.datasets,
     params:
         reads="vlmflow/reports/templates",
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
         picture_limits=params.dataset("picture_limits"),
         near_duplicates=params.dataset("near_duplicates"),
         good_run=params.good_run,

@@ -30,7 +30,7 @@ rule eval_page:
     params:
         reads="vlmflow/reports/templates",
         picture_limits=params.run("dataset.picture_limits"),
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:
         mem_mb=4_000,  # one picture of the largest max_pixels at a time

@@ -39,8 +39,8 @@ rule evaluate:
         settings=params.run(EvaluationBlock, "model.model_type"),
         chosen_by=params.chosen_by_of_val,
         processes=params.processes,
-        picture_store=config["stores"]["pictures"],
-        evaluation_store=config["stores"]["evaluations"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: 8
     resources:
         gpu=resources.node_gpus,

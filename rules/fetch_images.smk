@@ -26,7 +26,7 @@ rule fetch_images:
         dataset="{dataset}",
         image_roots=params.dataset("image_roots"),
         max_bytes=params.dataset("picture_limits.max_bytes"),
-        store=config["stores"]["fetched_pictures"],
+        store=lookup(dpath="stores/fetched_pictures", within=config),
         sources=params.picture_sources,
         revision=params.picture_revisions,
         choice=params.row_choice,

@@ -24,7 +24,7 @@ rule fetch_model_files:
         source=lookup(dpath="models/{model}/source", within=config),
         revision=params.model_revision,
         state=params.model_files_state,
-        store=config["stores"]["models"],
+        store=lookup(dpath="stores/models", within=config),
         chat_template=lookup(dpath="models/{model}/chat_template", within=config),
         date=lookup(dpath="models/{model}/date", within=config),
         dequantize=lookup(dpath="models/{model}/dequantize", within=config),

@@ -25,7 +25,7 @@ rule fetch_rows:
         source=params.raw_source,
         revision=params.raw_revision,
         state=params.raw_state,
-        store=config["stores"]["raw"],
+        store=lookup(dpath="stores/raw", within=config),
     threads: 1
     resources:
         mem_mb=1_000,

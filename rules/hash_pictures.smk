@@ -21,7 +21,7 @@ rule hash_pictures:
         f"benchmarks/hash_pictures/{{dataset}}.{{split}}{names.part}.tsv"
     params:
         dataset="{dataset}",
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
         part=params.part,
     threads: 8
     resources:

@@ -32,9 +32,9 @@ rule judge_best:
         settings=params.search_run(TrainBlock),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
         limits=params.search("limits"),
-        picture_store=config["stores"]["pictures"],
-        run_store=config["stores"]["runs"],
-        evaluation_store=config["stores"]["evaluations"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
+        evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: inputs.of_search(resources.train_threads)
     resources:
         gpu=inputs.of_search(resources.node_gpus),

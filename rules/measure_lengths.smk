@@ -30,7 +30,7 @@ rule measure_lengths:
     params:
         settings=params.run(LengthBlock),
         template_differs=params.run("model.template_differs"),
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:
         mem_mb=8_000,

@@ -37,7 +37,7 @@ rule mix_rows:
     params:
         mix=params.dataset("mix"),
         seed=params.dataset("seed"),
-        picture_store=config["stores"]["pictures"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:
         mem_mb=4_000,

@@ -33,7 +33,7 @@ rule resolve_images:
     params:
         dataset="{dataset}",
         roots=params.picture_roots,
-        store=config["stores"]["pictures"],
+        store=lookup(dpath="stores/pictures", within=config),
         choice=params.row_choice,
         limits=lookup(dpath="datasets/{dataset}/picture_limits", within=config),
         part=params.part,

@@ -29,7 +29,7 @@ rule run_page:
     params:
         reads="vlmflow/reports/templates",
         dataset=lookup(dpath="runs/{run}/dataset", within=config),
-        run_store=config["stores"]["runs"],
+        run_store=lookup(dpath="stores/runs", within=config),
     threads: 1
     resources:
         mem_mb=2_000,

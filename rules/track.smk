@@ -28,7 +28,7 @@ rule track:
         # They run in the environment `track`.
         modules=["vlmflow.track.to_mlflow", "vlmflow.track.to_wandb", "vlmflow.track.to_otlp"],
         track=params.run("track"),
-        tracker_store=config["stores"]["trackers"],
+        tracker_store=lookup(dpath="stores/trackers", within=config),
     threads: 1
     resources:
         mem_mb=4_000,

@@ -30,8 +30,8 @@ rule train_smoke:
     params:
         settings=params.run(TrainBlock),
         smoke_settings=params.run("smoke"),
-        picture_store=config["stores"]["pictures"],
-        run_store=config["stores"]["runs"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads
     resources:
         nodes=resources.train_nodes,

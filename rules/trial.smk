@@ -31,9 +31,9 @@ rule trial:
     params:
         settings=params.search_run(TrainBlock),
         objective=params.judging,
-        picture_store=config["stores"]["pictures"],
-        run_store=config["stores"]["runs"],
-        evaluation_store=config["stores"]["evaluations"],
+        picture_store=lookup(dpath="stores/pictures", within=config),
+        run_store=lookup(dpath="stores/runs", within=config),
+        evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: inputs.of_search(resources.train_threads)
     resources:
         nodes=inputs.of_search(resources.train_nodes),
