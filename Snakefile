@@ -16,6 +16,7 @@ container: "docker://vlmflow/train:0.1.0"  # only for --sdm apptainer; otherwise
 
 settings = start.before_rules(workflow, start.read(workflow, config))
 config = settings.model_dump(mode="json")
+lookup = start.lookup
 names, inputs, params, resources = start.for_rules(workflow, settings)
 
 

@@ -38,7 +38,19 @@ _OF_NO_TYPE = object()
 class Settings(BaseModel):
     """One block of the configuration: unknown keys are refused, attribute docstrings become docs/config.md."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> Any:
+        """Describe the keys by their docstrings: `use_attribute_docstrings` would read them in every process."""
+        from pydantic._internal._docs_extraction import extract_docstrings_from_cls
+
+        schema = handler(core)
+        keys = handler.resolve_ref_schema(schema)["properties"]
+        for base in filter(lambda base: issubclass(base, Settings), cls.__mro__):
+            for key, text in extract_docstrings_from_cls(base, use_inspect=True).items():
+                keys[cls.model_fields[key].alias or key].setdefault("description", text)
+        return schema
 
     @field_validator("*", mode="before")
     @classmethod

@@ -14,8 +14,10 @@ runs jobs elsewhere, or by a default storage.
 import os
 import shlex
 import sys
-from functools import partial
+from collections.abc import Mapping
+from functools import partial, reduce
 from importlib import import_module
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,20 @@ def before_rules(workflow: Any, settings: Config) -> Config:
 def for_rules(workflow: Any, settings: Config) -> tuple[Names, RuleInputs, RuleParams, RuleResources]:
     """Return the objects that the rules use: wildcard constraints, inputs, params and resources."""
     return Names(settings), RuleInputs(workflow, settings), RuleParams(settings), RuleResources(workflow, settings)
+
+
+def lookup(*, dpath: str, within: Mapping[str, Any], default: Any = ...) -> Any:
+    """Return a value of the configuration, or a function of wildcards that gives it, as Snakemake's `lookup` does.
+
+    That one goes through the whole configuration for each value: a tenth of the time of a plan.
+    """
+
+    def value(wildcards: Any) -> Any:
+        *blocks, key = dpath.format_map(dict(wildcards.items())).split("/")
+        block: Mapping[str, Any] = reduce(getitem, blocks, within)
+        return block[key] if default is ... else block.get(key, default)
+
+    return value if "{" in dpath else value({})
 
 
 def before_jobs(workflow: Any, settings: Config) -> None:

@@ -63,7 +63,6 @@ def long_objects(content: mmap.mmap, path: Path, start: int) -> Iterator[tuple[i
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-BETWEEN_ROWS = re.compile(rb"[ \t\r\n]*(?:,[ \t\r\n]*)?")
 BLOCK_BYTES = 1 << 20
 LINE = re.compile(rb"[^ \t\r\n][^\r\n]*+")
 """A line of JSON lines, from its first character that is not white space on; an empty or blank line is not a row."""
@@ -215,7 +214,7 @@ class JsonRows:
 
     def _sound(self, start: int, lengths: "array[int]") -> Places:
         starts = array("q")
-        gap = BETWEEN_ROWS.match
+        gap = BETWEEN.match
         place = skip_white(self._map, start + 1)
         for length in lengths:
             starts.append(place)

@@ -256,13 +256,14 @@ def _wrong_loss(turns: Sequence[Turn]) -> Reject | None:
     The end of a last answer would be trained, although its text is not (ms-swift 4.6, template/base.py). Calls in a row
     are one message there, with the `loss` of the first.
     """
-    if all(turn.loss is UNSET for turn in turns):
+    losses = [turn.loss for turn in turns]
+    if losses.count(UNSET) == len(losses):
         return None
-    if [turn.loss is not UNSET for turn in turns] != [turn.speaker in ASSISTANT for turn in turns]:
+    if [loss is not UNSET for loss in losses] != [turn.speaker in ASSISTANT for turn in turns]:
         return Reject("schema", "loss: all answers have it, or none, and no other turn")
-    if not any(turn.loss is True for turn in turns):
+    if True not in losses:
         return Reject("nothing_trained", "loss is false in every answer")
-    if not turns[-1].loss:
+    if not losses[-1]:
         return Reject("schema", "loss: the last answer is not trained, so the row must end before it")
     if any(one.speaker == other.speaker and one.loss != other.loss for one, other in pairwise(turns)):
         return Reject("schema", "loss: calls in a row are trained, or not, together")
@@ -305,9 +306,8 @@ def trained_characters(turns: Sequence[Turn], scores: Sequence[float], last_answ
     """
     characters: dict[int, int] = {}
     if scores:
-        answers = [turn for turn in turns if turn.speaker == "gpt"]
-        first = len(answers) - 1 if last_answer_only else 0
-        for turn, score in zip(answers[first:], map(int, scores[first:]), strict=True):
+        answers = zip([turn for turn in turns if turn.speaker == "gpt"], map(int, scores), strict=True)
+        for turn, score in list(answers)[-1:] if last_answer_only else answers:
             if turn.loss is not False:
                 characters[score] = characters.get(score, 0) + len(turn.value)
     return characters

@@ -15,7 +15,7 @@ from vlmflow.config.raw_forms import Meaning
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.rewritten import key_fault
 
-ESCAPED_COLON = re.compile(rb"\\u003[aA]").search
+ESCAPED_COLON = re.compile(rb"\\(?=u003[aA])").search
 
 Names = tuple[str, ...]
 """Unread keys."""
@@ -41,7 +41,7 @@ def row_decoder(kind: type[msgspec.Struct], otherwise: Callable[[bytes], Any] | 
 
     kind: a type whose encoder writes no key that a row lacks. otherwise: decodes the rows that are not of this type.
     """
-    strict, encode = msgspec.json.Decoder(kind).decode, msgspec.json.Encoder().encode
+    strict, encode_into, again = msgspec.json.Decoder(kind).decode, msgspec.json.Encoder().encode_into, bytearray()
 
     def decode(row: bytes) -> Any:
         try:
@@ -51,10 +51,11 @@ def row_decoder(kind: type[msgspec.Struct], otherwise: Callable[[bytes], Any] | 
                 raise
             return otherwise(row)
         try:
-            colons = encode(raw).count(b":")
+            encode_into(raw, again)
+            colons = again.count(b":")
         except (OverflowError, RecursionError):  # a number of more than 64 bits, or a value that is too deep
             colons = -1
-        if (colons != row.count(b":") or (b"\\u003" in row and ESCAPED_COLON(row))) and key_fault(row):
+        if (colons != row.count(b":") or ESCAPED_COLON(row)) and key_fault(row):
             raise msgspec.ValidationError
         return raw
 
