@@ -4,7 +4,8 @@ import logging
 from itertools import chain
 from pathlib import Path
 
-from vlmflow.config.run_blocks import LengthBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import write_account
 from vlmflow.fetch.chat_templates import require_chat_template
 from vlmflow.fetch.placed import read_small_files, tensors_of
@@ -28,7 +29,7 @@ def main(
     train: Path,
     val: Path,
     summary: Path,
-    settings: LengthBlock,
+    settings: PartOf[FlatRun],
     template_differs: bool,
     picture_store: Path,
     pictures: list[Path] | None = None,

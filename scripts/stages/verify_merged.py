@@ -3,8 +3,9 @@
 import logging
 from pathlib import Path
 
-from vlmflow.config.run_blocks import LengthBlock
-from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.run_settings import QuantisationSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import read_account, refuse_other_rows
 from vlmflow.core.files import FOLDER_MARK, remove, whole_folder
@@ -27,14 +28,6 @@ with quick_imports():
 log = logging.getLogger("vlmflow")
 
 
-class RunBlock(LengthBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    verify: VerifySettings
-    device: str
-    dtype: str
-
-
 def main(
     *,
     merged: Path,
@@ -43,7 +36,7 @@ def main(
     model: Path,
     rows: Path,
     verified: Path,
-    settings: RunBlock,
+    settings: PartOf[FlatRun],
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,
