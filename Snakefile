@@ -5,7 +5,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
 from vlmflow.harness import start
-from vlmflow.config.run_blocks import EvaluationBlock, LengthBlock, TrainBlock
 
 
 configfile: Path(workflow.basedir) / "config.yaml"

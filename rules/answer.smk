@@ -34,7 +34,7 @@ rule answer:
         split="val|test",
     params:
         modules=params.form_modules,  # it says which rows have feedback, and reads right answers
-        settings=params.run(EvaluationBlock, "answer"),
+        settings=params.run(*params.evaluated, "answer"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),
     threads: 8

@@ -26,7 +26,7 @@ rule estimate_page:
         "benchmarks/estimate_page/{run}.tsv"
     params:
         reads="vlmflow/reports/templates",
-        settings=estimated,
+        settings=params.run(*params.estimated),
     threads: 1
     resources:
         mem_mb=2_000,

@@ -7,12 +7,6 @@
 #        than 110 % of the memory of its GPU (runs.NAME.gpu) is refused here, with what would make it fit, unless
 #        runs.NAME.estimate is ignore; above 90 % there is a warning.
 
-estimated = params.run(
-    *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
-    *("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows"),
-)
-
-
 rule estimate_run:
     """Estimate memory, time and price of a run; refuse one that does not fit its GPU."""
     input:
@@ -27,7 +21,7 @@ rule estimate_run:
     benchmark:
         "benchmarks/estimate_run/{run}.tsv"
     params:
-        settings=estimated,
+        settings=params.run(*params.estimated),
     threads: 1
     resources:
         mem_mb=2_000,

@@ -26,7 +26,7 @@ rule fit_rows:
     benchmark:
         "benchmarks/fit_rows/{run}.tsv"
     params:
-        settings=params.run(LengthBlock, "train.max_length", "over_long"),
+        settings=params.run(*params.lengths, "train.max_length", "over_long"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 1
     resources:

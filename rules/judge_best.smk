@@ -29,7 +29,7 @@ rule judge_best:
         "benchmarks/judge_best/{search}.tsv"
     params:
         modules=inputs.of_search(params.form_modules),  # it says which rows have feedback
-        settings=params.search_run(TrainBlock),
+        settings=params.search_run(*params.trained),
         evaluation=params.search_run("evaluation.rows", "evaluation.feedback"),
         limits=params.search("limits"),
         picture_store=lookup(dpath="stores/pictures", within=config),

@@ -28,7 +28,7 @@ rule measure_lengths:
     benchmark:
         "benchmarks/measure_lengths/{run}.tsv"
     params:
-        settings=params.run(LengthBlock),
+        settings=params.run(*params.lengths),
         template_differs=params.run("model.template_differs"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8

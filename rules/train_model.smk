@@ -30,7 +30,7 @@ rule train_model:
     benchmark:
         "benchmarks/train_model/{run}.tsv"
     params:
-        settings=params.run(TrainBlock),
+        settings=params.run(*params.trained),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),
     threads: resources.train_threads

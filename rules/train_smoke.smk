@@ -28,7 +28,7 @@ rule train_smoke:
     benchmark:
         "benchmarks/train_smoke/{run}.tsv"
     params:
-        settings=params.run(TrainBlock),
+        settings=params.run(*params.trained),
         smoke_settings=params.run("smoke"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),

@@ -29,7 +29,7 @@ rule trial:
     benchmark:
         "benchmarks/trial/{search}.{round}.{rung}.{slot}.tsv"
     params:
-        settings=params.search_run(TrainBlock),
+        settings=params.search_run(*params.trained),
         objective=params.judging,
         picture_store=lookup(dpath="stores/pictures", within=config),
         run_store=lookup(dpath="stores/runs", within=config),

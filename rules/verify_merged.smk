@@ -24,7 +24,7 @@ rule verify_merged:
     benchmark:
         "benchmarks/verify_merged/{run}.tsv"
     params:
-        settings=params.run(LengthBlock, "verify", "device", "train.dtype"),
+        settings=params.run(*params.lengths, "verify", "device", "train.dtype"),
         picture_store=lookup(dpath="stores/pictures", within=config),
     threads: 8
     resources:

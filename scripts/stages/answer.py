@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.after_training import AnswerSettings
-from vlmflow.config.run_blocks import EvaluationBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import write_account
 from vlmflow.core.child_programs import ANSWER_KEY, key_of
 from vlmflow.core.errors import log
@@ -23,12 +23,6 @@ from vlmflow.pictures.budget import PictureBudget
 UNKNOWN = "unknown"
 
 
-class RunBlock(EvaluationBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    answer: AnswerSettings
-
-
 def main(
     *,
     verified: Path,
@@ -37,7 +31,7 @@ def main(
     rows: Path,
     stats: Path,
     answered: Path,
-    settings: RunBlock,
+    settings: PartOf[FlatRun],
     picture_store: Path,
     evaluation_store: Path,
     pictures: list[Path] = [],  # noqa: B006
@@ -117,13 +111,15 @@ def main(
     log.info(f"{run}, {split}: {sentence_of(report.all, report.feedback)}")
 
 
-def _model(name: str, digest: str, folder: Path, served_as: str | None, settings: RunBlock, threads: int) -> Model:
+def _model(
+    name: str, digest: str, folder: Path, served_as: str | None, settings: PartOf[FlatRun], threads: int
+) -> Model:
     if settings.answer.url is None or served_as is None:
         return OwnModel(name, digest, folder, settings.image_max_tokens, settings.dtype, settings.device, threads)
     return ModelAtUrl(name, digest, settings.answer.url, served_as, key_of(ANSWER_KEY))
 
 
-def _server(base: Path, settings: RunBlock) -> dict[str, Any]:
+def _server(base: Path, settings: PartOf[FlatRun]) -> dict[str, Any]:
     """Return the fields of the report that say what answered, and how pictures were scaled."""
     if settings.answer.url is not None:
         unknown = {"picture_limits": UNKNOWN, "dtype": UNKNOWN, "device": UNKNOWN}

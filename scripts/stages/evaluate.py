@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from vlmflow.config.after_training import ChosenBy
-from vlmflow.config.run_blocks import EvaluationBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
@@ -19,12 +20,6 @@ from vlmflow.merging.proof import proven_digest, read_proof
 from vlmflow.swift.template_texts import named
 
 
-class RunBlock(EvaluationBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    model_type: str
-
-
 def main(
     *,
     verified: Path,
@@ -34,7 +29,7 @@ def main(
     rows: Path,
     stats: Path,
     evaluated: Path,
-    settings: RunBlock,
+    settings: PartOf[FlatRun],
     picture_store: Path,
     evaluation_store: Path,
     chosen_by: ChosenBy | None = None,

@@ -4,7 +4,8 @@ from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from vlmflow.config.run_blocks import LengthBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
@@ -12,7 +13,7 @@ from vlmflow.fetch.placed import read_small_files
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import Counter, TokenCounter
-from vlmflow.lengths.fit import OverLong, fit_rows, in_words
+from vlmflow.lengths.fit import fit_rows, in_words
 from vlmflow.lengths.measure import TemplateCounter, refuse_other_lengths
 from vlmflow.lengths.summary import text_digests
 from vlmflow.pictures.manifest import read_picture_manifest
@@ -20,13 +21,6 @@ from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
 from vlmflow.swift.template_texts import named
-
-
-class RunBlock(LengthBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    max_length: int
-    over_long: OverLong
 
 
 def main(
@@ -39,7 +33,7 @@ def main(
     val_lengths: Path,
     summary: Path,
     fitted: Path,
-    settings: RunBlock,
+    settings: PartOf[FlatRun],
     picture_store: Path,
     pictures: list[Path] | None = None,
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from vlmflow.config.after_training import EvaluateSettings
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
 from vlmflow.config.search_settings import SearchLimits
 from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account, write_account
@@ -30,7 +30,7 @@ def main(
     stats: Path,
     val: Path,
     judged: Path,
-    settings: TrainBlock,
+    settings: PartOf[FlatRun],
     evaluation: PartOf[EvaluateSettings],
     limits: SearchLimits,
     picture_store: Path,

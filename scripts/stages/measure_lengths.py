@@ -3,7 +3,8 @@
 from itertools import chain
 from pathlib import Path
 
-from vlmflow.config.run_blocks import LengthBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import log
 from vlmflow.fetch.chat_templates import require_chat_template
@@ -28,7 +29,7 @@ def main(
     train: Path,
     val: Path,
     summary: Path,
-    settings: LengthBlock,
+    settings: PartOf[FlatRun],
     template_differs: bool,
     picture_store: Path,
     pictures: list[Path] | None = None,

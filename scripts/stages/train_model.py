@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.files import whole_folder
 from vlmflow.harness.stage import run_stage
@@ -22,7 +23,7 @@ def main(
     model: Path,
     smoke: Path,
     full: Path,
-    settings: TrainBlock,
+    settings: PartOf[FlatRun],
     picture_store: Path,
     run_store: Path,
     pictures: list[Path] | None = None,

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
 from vlmflow.config.run_settings import SmokeSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
@@ -40,7 +41,7 @@ def main(
     rows: Path,
     model: Path,
     smoke: Path,
-    settings: TrainBlock,
+    settings: PartOf[FlatRun],
     smoke_settings: SmokeSettings,
     picture_store: Path,
     run_store: Path,

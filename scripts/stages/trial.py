@@ -4,9 +4,9 @@ from pathlib import Path
 
 from msgspec import structs
 
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
 from vlmflow.config.search_settings import Objective
-from vlmflow.config.settings import Settings
+from vlmflow.config.settings import PartOf, Settings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError, log, printable
 from vlmflow.core.files import sha256_of
@@ -40,7 +40,7 @@ def main(
     model: Path,
     smoke: Path,
     result: Path,
-    settings: TrainBlock,
+    settings: PartOf[FlatRun],
     objective: JudgeBlock,
     picture_store: Path,
     run_store: Path,

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from vlmflow.config.run_blocks import LengthBlock
-from vlmflow.config.run_settings import QuantisationSettings, VerifySettings
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.run_settings import QuantisationSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.config.strategies import tuner_of
 from vlmflow.core.account import read_account, refuse_other_rows
 from vlmflow.core.errors import log
@@ -25,14 +26,6 @@ with quick_imports():
     from vlmflow.merging.verify_logits import verify_logits, verify_stored_logits
 
 
-class RunBlock(LengthBlock):
-    """The run's settings that this stage uses; see docs/config.md."""
-
-    verify: VerifySettings
-    device: str
-    dtype: str
-
-
 def main(
     *,
     merged: Path,
@@ -41,7 +34,7 @@ def main(
     model: Path,
     rows: Path,
     verified: Path,
-    settings: RunBlock,
+    settings: PartOf[FlatRun],
     picture_store: Path,
     pictures: list[Path] | None = None,
     threads: int = 1,

@@ -15,8 +15,9 @@ import msgspec
 
 from gpu.bounded import bounded, end, start
 from gpu.road import CORES, ROOT, Road
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.settings import part_of
 from vlmflow.in_trainer.messages import Log, read_events
 from vlmflow.lengths.count import read_lengths
 from vlmflow.lengths.steps import Plan, Planner
@@ -138,7 +139,7 @@ def bare(road: Road, name: str, train: dict[str, Any], seconds: float, **argumen
 
     arguments: ms-swift's, in place of them.
     """
-    settings = TrainBlock(**block(road, train))
+    settings = part_of(FlatRun, block(road, train))
     folder = road.folder
     training = plan_training(
         settings,

@@ -18,9 +18,10 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 
 from cluster.shell import wait_for
 from forked_snakemake import called
-from stages.evaluate import RunBlock
 from stages.evaluate import main as evaluate
 from trace_sink import trace_sink
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import part_of
 from vlmflow.core.account import read_account
 from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.measure import TOGETHER, Measurement, ScoredModel, measure
@@ -221,7 +222,7 @@ def test_another_run_does_not_measure_the_base_again(
         rows=folder / "test.jsonl",
         stats=folder / "stats.json",
         evaluated=tmp_path / "other" / "val",
-        settings=RunBlock(**SETTINGS | {"rows": 5}),
+        settings=part_of(FlatRun, SETTINGS | {"rows": 5}),
         picture_store=evaluated / "stores" / "pictures",
         evaluation_store=evaluated / "stores" / "evaluations",
         pictures=[evaluated / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],

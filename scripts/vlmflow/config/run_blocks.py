@@ -1,4 +1,4 @@
-"""The blocks of a run's settings that several stages use; the block of a single stage is in its script.
+"""The settings of a run as its stages take them.
 
 What a training's settings are, beside the defaults or those of another training.
 """
@@ -7,45 +7,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from vlmflow.config.after_training import EvaluateSettings
 from vlmflow.config.run_settings import RunSettings, TrainSettings
-from vlmflow.config.settings import Settings
 
 
-class LengthBlock(Settings):
-    """The settings that decide how many tokens a row has; see docs/config.md."""
-
-    model_type: str
-    image_max_tokens: int
-    text_args: dict[str, Any]
-    """The part of swift_args that changes the text."""
-
-
-class EvaluationBlock(Settings):
-    """The settings that decide which rows compare the tuned model with its base, and how; see docs/config.md."""
-
-    rows: int
-    """How many rows are evaluated; answers are asked for no others."""
-
-    feedback: bool | None
-    seed: int
-    text_args: dict[str, Any]
-    image_max_tokens: int
-    max_length: int
-    device: str
-    dtype: str
-
-
-class TrainBlock(Settings):
-    """The settings that decide how a run trains; see docs/config.md."""
+class FlatRun(RunSettings, TrainSettings, EvaluateSettings, defer_build=True):
+    """A run's own settings, and those of its blocks `train` and `evaluate`, side by side: rules pass parts of them."""
 
     model_type: str
-    train: TrainSettings
-    device: str
-    nodes: int
-    processes: int
-    strategy: str
-    deepspeed: dict[str, Any] | None
-    tuner: str
+    """The kind of its model."""
 
 
 OF_RUN = ("device", "tuner", "strategy", "deepspeed", "processes")

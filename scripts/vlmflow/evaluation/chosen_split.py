@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.raw_forms import form_of, has_feedback
-from vlmflow.config.run_blocks import EvaluationBlock
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import read_account, refuse_other_rows
 from vlmflow.core.errors import VlmflowError
@@ -71,7 +70,7 @@ class ChosenSplit:
     gold: Mapping[str, str]
 
     def measurement(
-        self, settings: EvaluationBlock | TrainSettings, model_type: str, device: str, processes: int, threads: int
+        self, settings: TrainSettings, model_type: str, device: str, processes: int, threads: int
     ) -> Measurement:
         """Return how models are measured on these rows. settings: of a run, or of its training."""
         tokens, length = settings.image_max_tokens, settings.max_length

@@ -25,19 +25,27 @@ from vlmflow.harness.inputs import raw_source
 ParamsFunction = Callable[..., Any]
 """Takes Snakemake's wildcards, and `output` if it returns a block; returns a JSON value."""
 
-Keys = str | type[Settings]
-"""A key of a run's settings, or a block of several."""
-
-WITHIN = {
-    **dict.fromkeys(("rows", "feedback"), "evaluation"),
-    **dict.fromkeys(("seed", "text_args", "image_max_tokens", "max_length", "dtype"), "train"),
-    "model_type": "model",
-}
-"""Where the keys of blocks are that are not the run's own."""
-
 
 class RuleParams:
-    """The params functions."""
+    """The params functions, and the keys of a run that several rules pass together."""
+
+    lengths = ("model.model_type", "train.image_max_tokens", "train.text_args")
+    """They decide how many tokens a row has."""
+
+    estimated = (
+        *("train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner", "over_long"),
+        *("gpu", "gpu_hour_price", "network_gbit", "estimate", "compared_rows"),
+    )
+    """They decide what a run needs."""
+
+    trained = ("model.model_type", "train", "device", "nodes", "processes", "strategy", "deepspeed", "tuner")
+    """They decide how a run trains."""
+
+    evaluated = (
+        *("evaluation.rows", "evaluation.feedback", "device", "train.seed", "train.dtype"),
+        *("train.text_args", "train.image_max_tokens", "train.max_length"),
+    )
+    """They decide which rows compare the tuned model with its base, and how."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
@@ -49,15 +57,12 @@ class RuleParams:
         """
         return lambda wildcards, output=None: _alone(_block(self._settings.datasets[wildcards.dataset], keys, renamed))
 
-    def run(self, *keys: Keys) -> ParamsFunction:
+    def run(self, *keys: str) -> ParamsFunction:
         """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block.
 
-        A class of `run_blocks` stands for its keys, wherever they are in the run's settings. One key alone gives its
-        value.
+        One key alone gives its value.
         """
-        return lambda wildcards, output=None: _alone(
-            _block(self._run_with_what_it_names(wildcards.run), _named(keys), {})
-        )
+        return lambda wildcards, output=None: _alone(_block(self._run_with_what_it_names(wildcards.run), keys, {}))
 
     def search(self, *keys: str) -> ParamsFunction:
         """Some settings of wildcard `search`, as one block; one key alone gives its value."""
@@ -65,7 +70,7 @@ class RuleParams:
             self._settings.search[wildcards.search].model_dump(mode="json", include=set(keys))
         )
 
-    def search_run(self, *keys: Keys) -> ParamsFunction:
+    def search_run(self, *keys: str) -> ParamsFunction:
         """Settings of the run of wildcard `search`, as `run`.
 
         Keys of `train` that it searches have the first of their values: each trial has its own, from what was asked.
@@ -75,7 +80,7 @@ class RuleParams:
             search = self._settings.search[wildcards.search]
             run = self._run_with_what_it_names(search.run)
             run.train = trained_with(run.train, {one.key: one.first for one in dimensions(search.space)})
-            return _alone(_block(run, _named(keys), {}))
+            return _alone(_block(run, keys, {}))
 
         return block
 
@@ -216,12 +221,6 @@ class RuleParams:
             "compared_rows": run.compared_rows,
         }
         return SimpleNamespace(**(dict(run) | named))
-
-
-def _named(keys: Sequence[Keys]) -> list[str]:
-    """Return the keys of a run's settings, with dots within blocks."""
-    given = [[key] if isinstance(key, str) else list(key.model_fields) for key in keys]
-    return [f"{WITHIN[key]}.{key}" if key in WITHIN else key for group in given for key in group]
 
 
 def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ definition uses leads to what the name is bound to.
 | a function, a class or a constant of ours | its statement (a class with all methods), and all that this reaches |
 | a name of a library | its full name: `numpy.median` |
 | a module of ours as a value (`trainer.__name__`), or its name as a text | all statements of the module, as above |
+| the class of `PartOf[DatasetSettings]` | nothing: the values are params, which are recorded |
 
 A module-level statement that does more than bind names (`os.environ[…] = …`), or whose decorator may register, counts
 for each script that loads the module. Docstrings, comments, layout, import statements and names of modules do not

@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.run_blocks import TrainBlock, asked, differing, own_settings
+from vlmflow.config.run_blocks import asked, differing, own_settings
 from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.supervisor.progress import Newest, newest_of
@@ -26,7 +27,7 @@ class MadeOf:
     settings: list[tuple[str, str]]
 
 
-def to_train(model: str, dataset: str, run: TrainBlock | RunSettings) -> MadeOf:
+def to_train(model: str, dataset: str, run: PartOf[RunSettings]) -> MadeOf:
     """Return what a run will be trained from."""
     of_run = run.model_dump(mode="json", include={"device", "tuner", "strategy", "deepspeed"})
     train = run.train.model_dump(mode="json")

@@ -12,7 +12,8 @@ from math import ceil
 from pathlib import Path
 
 from vlmflow.config.machine_needs import refuse_missing, refuse_missing_compiler
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
+from vlmflow.config.settings import PartOf
 from vlmflow.config.strategies import strategy_of, tuner_of
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError, counted, log
@@ -126,7 +127,7 @@ def _digest(plan: Plan) -> str:
 
 
 def plan_training(
-    settings: TrainBlock, rows: Path, model: Path, picture_store: Path, manifests: Sequence[Path]
+    settings: PartOf[FlatRun], rows: Path, model: Path, picture_store: Path, manifests: Sequence[Path]
 ) -> Training:
     """Build the training of a run.
 

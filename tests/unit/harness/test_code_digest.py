@@ -177,6 +177,14 @@ def test_what_means_something_else_makes_its_stage_stale(tmp_path: Path, name: s
     assert digest(tmp_path / "after", CHANGES[name]) != digest(tmp_path / "before", [])
 
 
+@pytest.mark.parametrize(("annotation", "same"), [("b.never", False), ("PartOf[b.never]", True)])
+def test_the_class_of_settings_that_are_params_does_not_count(tmp_path: Path, annotation: str, same: bool) -> None:
+    """Their values are recorded; another key of the class makes nothing stale."""
+    takes = ("pack/a.py", "most: int =", f"most: {annotation} =")
+    before = digest(tmp_path / "before", [takes])
+    assert (digest(tmp_path / "after", [takes, ("pack/b.py", "return 3", "return 4")]) == before) is same
+
+
 def test_the_digest_is_the_same_under_every_python(tmp_path: Path) -> None:
     """Its value is that of 3.11.7, 3.12.1 and 3.13.0."""
     assert digest(tmp_path, []) == "aabb8f6a66652188"

@@ -109,6 +109,46 @@ def test_a_script_runs_from_a_shell(tmp_path: Path) -> None:
     assert (tmp_path / "t").read_text() == "> a b"
 
 
+OF_SETTINGS = """
+from pathlib import Path
+from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.settings import PartOf
+from vlmflow.harness.stage import run_stage
+
+def main(*, target: Path, settings: PartOf[DatasetSettings]) -> None:
+    target.write_text(f"{settings.seed + 1} {settings.one_prompt} {settings.row_limits.max_turns}")
+
+run_stage(main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ("{seed: 1e3, one_prompt: true, row_limits: {max_turns: 8}}", ""),
+        ("{seed: 1000, row_limits: {}}", "settings: one_prompt is missing"),
+        ("{seed: -1}", "settings.seed: -1: Input should be greater than or equal to 0"),
+        ("{one_prompt: 7}", "settings.one_prompt: 7: Input should be a valid boolean, unable to interpret input"),
+        ("{sede: 1}", "settings.sede: 1: Extra inputs are not permitted"),
+        ("{row_limits: {max_turn: 8}}", "settings.row_limits.max_turn: 8: Extra inputs are not permitted"),
+        ("7", "settings: 7: Input should be a valid dictionary or instance of DatasetSettings"),
+    ],
+)
+def test_a_part_of_the_settings_has_the_given_keys_as_their_class_declares_them(
+    tmp_path: Path, given: str, fault: str
+) -> None:
+    (tmp_path / "stage.py").write_text(OF_SETTINGS)
+    words = [sys.executable, str(tmp_path / "stage.py"), "--target", str(tmp_path / "made"), "--settings", given]
+    done = subprocess.run(
+        words, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(SCRIPTS)}
+    )
+    if fault:
+        assert done.returncode == 1
+        assert f"the stage failed: {fault}" in done.stderr
+    else:
+        assert (tmp_path / "made").read_text() == "1001 True 8", done.stderr
+
+
 def test_a_failing_stage_ends_with_cause_and_next_step(tmp_path: Path) -> None:
     done = run(tmp_path, "--source", "s", "--target", "t", "--words", "[]", "--log", f"{tmp_path}/log")
     assert done.returncode == 1

@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from chat_server import canned_server, chat_server
+from vlmflow.config.run_settings import RunSettings
+from vlmflow.config.settings import part_of
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.rows.chat import Turn, call_text, messages_of, tools_text
 from vlmflow.serving.client import Client, data_uri, picture_part
@@ -141,17 +143,7 @@ def test_a_key_is_not_repeated_in_a_message(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_key_that_no_header_can_carry_reaches_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = importlib.import_module("stages.answer")
-    settings = answer.RunBlock(
-        answer={"url": "http://h/v1", "url_base": "b", "url_tuned": "t"},
-        rows=9,
-        feedback=None,
-        seed=1,
-        text_args={},
-        image_max_tokens=64,
-        max_length=512,
-        device="cpu",
-        dtype="float32",
-    )
+    settings = part_of(RunSettings, {"answer": {"url": "http://h/v1", "url_base": "b", "url_tuned": "t"}})
     monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "very-secret\n")
     assert answer._model("the base", "digest", Path(), "b", settings, 1).key == "very-secret"
     monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "very\nsecret")

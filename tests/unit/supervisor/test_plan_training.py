@@ -8,7 +8,7 @@ import pytest
 
 from made_stats import some_stats
 from stages.fetch_model import main as fetch_model
-from vlmflow.config.run_blocks import TrainBlock
+from vlmflow.config.run_blocks import FlatRun
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.placed import read_model_manifest
@@ -47,9 +47,9 @@ def model(folder: Path) -> Path:
     return folder / "model"
 
 
-def block(processes: int, **train: int) -> TrainBlock:
+def block(processes: int, **train: int) -> FlatRun:
     """Give the settings of a run on the CPU."""
-    return TrainBlock(
+    return FlatRun.model_construct(
         model_type="qwen3_vl",
         train=TrainSettings(max_length=100, **train),
         device="cpu",
