@@ -380,7 +380,14 @@ def with_products(cases: list[Case], products: set[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", with_products(LANGUAGE_ALONE, {"LoRA, ZeRO, checkpointing", "LoRA in float32", "full, checkpointing"})
+    "case",
+    with_products(
+        LANGUAGE_ALONE,
+        {
+            *("LoRA", "LoRA, ZeRO, checkpointing", "LoRA in float32", "LoRA, checkpointing, large vocabulary"),
+            "full, checkpointing",
+        },
+    ),
 )
 def test_a_pass_has_the_bytes_of_real_tensors(case: Case, tmp_path: Path) -> None:
     assert estimated(case, tmp_path) == pytest.approx(measured(case), rel=0.001)
