@@ -97,17 +97,18 @@ def test_a_result_that_is_deleted_alone_is_made_again(folder: Path) -> None:
     stored = ["--default-storage-provider", "fs", "--default-storage-prefix", str(folder / "stored")]
     for source in folder.rglob("*"):
         os.utime(source, (1e8, 1e8))
-    for place, words in ((folder, []), (folder / "stored", stored)):
+    for place, words, target in (
+        (folder, [], "search/s/best.yaml"),
+        (folder / "stored", stored, "reports/search-s.html"),
+    ):
         for name in made:
             whole(place / name)
-        for target in ("search/s/best.yaml", "reports/search-s.html"):
-            assert "Nothing to be done" in planned(folder, target, words=words, rounds=2, together=2)
-            (place / results[0]).unlink()
-            found = jobs(planned(folder, target, words=words, rounds=2, together=2))
-            assert found["trial"] >= 1
-            assert found["tell"] == 2
-            assert "train_smoke" not in found
-            whole(place / results[0])
+        assert "Nothing to be done" in planned(folder, target, words=words, rounds=2, together=2)
+        (place / results[0]).unlink()
+        found = jobs(planned(folder, target, words=words, rounds=2, together=2))
+        assert found["trial"] >= 1
+        assert found["tell"] == 2
+        assert "train_smoke" not in found
 
 
 def whole(file: Path) -> None:
