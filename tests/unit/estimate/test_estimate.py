@@ -12,7 +12,7 @@ from msgspec import structs
 
 from made_inputs import ROWS, TEXT, changed, settings_of, shape_8b, some_inputs, text_shape
 from vlmflow.config.gpus import GPUS
-from vlmflow.config.strategies import DDP
+from vlmflow.config.strategies import DDP, STRATEGIES
 from vlmflow.estimate.changes import DATA, FITS, changes, longest_that_fits, parts_of, share
 from vlmflow.estimate.estimate import disk, estimate
 from vlmflow.estimate.memory import base_bytes, memory, states, trained_of
@@ -461,6 +461,13 @@ def test_changes_are_computed_with_the_same_estimate() -> None:
     (product,) = (one for one in found.values() if one.what.startswith("gpu: "))
     assert product.memory == needed(some_inputs(now)) <= 0.9 * GPUS[product.gpu].memory
     assert all(one.memory < needed(some_inputs(now)) or one.gpu != SMALL_CARD.name for one in found.values())
+
+
+def test_a_change_that_needs_more_memory_is_not_proposed() -> None:
+    """ZeRO-2 does not share the weights, wherever the optimizer is."""
+    inputs = some_inputs(strategy="zero3", processes=4)
+    assert needed(inputs.with_mode(strategy=STRATEGIES["zero2_offload"])) > needed(inputs)
+    assert "strategy: zero2_offload" not in {one.what for one in changes(inputs, SMALL_CARD)}
 
 
 def test_the_cheapest_change_comes_first() -> None:

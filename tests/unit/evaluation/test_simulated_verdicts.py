@@ -34,7 +34,10 @@ def test_words_of_the_feedback_in_right_and_wrong_answers_teach_nothing(name: st
     assert max(found[LEARNED], found[WORSE]) <= BY_CHANCE
 
 
-@pytest.mark.parametrize(("gain", "wrong_too"), BETTER)
+@pytest.mark.parametrize(
+    ("gain", "wrong_too"),
+    [pytest.param(*each, marks=[] if each[0] in (0.1, 5.0) else [pytest.mark.slow]) for each in BETTER],
+)
 def test_a_model_that_is_better_in_everything_is_never_worse(gain: float, wrong_too: bool) -> None:
     """Differences of losses shrink as losses do, and called it worse in all draws."""
     found = better(11, gain, wrong_too)

@@ -10,6 +10,7 @@ import snakemake_storage_plugin_fs
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 from snakemake_interface_storage_plugins.storage_provider import StorageProviderBase
 
+from forked_snakemake import called
 from vlmflow.harness import patches
 from vlmflow.remote.storage.plugins import FsObject
 from workflow_runs import ROOT
@@ -25,7 +26,7 @@ def snakemake(folder: Path, snakefile: str, *words: str) -> str:
     """Run Snakemake in a folder on a Snakefile (`write`), and return its output."""
     write(folder, snakefile)
     call = [sys.executable, "-m", "snakemake", "--cores", "1", "--rerun-triggers", "params", "--keep-incomplete"]
-    done = subprocess.run([*call, *words], cwd=folder, capture_output=True, text=True, check=False)
+    done = called([*call, *words], cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -101,23 +101,14 @@ def named(*names: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            named("model.layers.9.mlp.up_proj.weight"),
-            "model.layers.9.mlp.up_proj.weight was trained, but the base has no",
-        ),
+        (named("model.layers.9.mlp.up_proj.weight"), "model.layers.9.mlp.up_proj.weight was trained, but the base"),
         (named(), "names no trained tensor"),
         (changed(TRAINED, value=None), f"{TRAINED} was trained, but the checkpoint does not have it"),
         (changed(FROZEN, value=None), f"{FROZEN} is in the base, but not in the checkpoint"),
-        (
-            changed("model.other.weight", value=torch.zeros(3)),
-            "model.other.weight is in the checkpoint, but not in the",
-        ),
+        (changed("model.other.weight", value=torch.zeros(3)), "model.other.weight is in the checkpoint, but not in"),
         (changed(TRAINED, value=torch.zeros(3, 3)), f"{TRAINED} has shape (3, 3), in the base (80, 48)"),
         (changed(TRAINED, value=torch.zeros(80, 48, dtype=torch.int8)), "is I8 in the checkpoint"),
-        (
-            lambda trained: (trained / "model.safetensors").write_bytes(b"{}"),
-            "model.safetensors: its header cannot be read",
-        ),
+        (lambda trained: (trained / "model.safetensors").write_bytes(b"{}"), "model.safetensors: its header cannot"),
         (lambda trained: (trained / "trained.json").write_text("[]"), "trained.json"),
         (changed(TRAINED, value=torch.full((80, 48), torch.nan)), "a merged value is NaN"),
     ],

@@ -64,33 +64,13 @@ def test_other_makers_files_are_found_out(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "what", "advice"),
     [
-        (
-            "26-dpo.json",
-            "finds sharegpt, which would lose what rows have under chosen, rejected",
-            "kind: sharegpt, and take: chosen",
-        ),
+        ("26-dpo.json", "lose what rows have under chosen, rejected", "kind: sharegpt, and take: chosen"),
         ("27-trl-preference.jsonl", "finds no kind", "kind: messages and take: chosen; or the kind in datasets"),
-        (
-            "28-kto.json",
-            "finds messages, which would lose what rows have under label",
-            "kind: messages, and take: true",
-        ),
-        (
-            "32-text.jsonl",
-            "finds no kind for its rows; the first one has 'text'",
-            "write kind: text, prompt: …; or the kind",
-        ),
-        (
-            "19-swift-grounding.jsonl",
-            "finds messages, which would lose what rows have under objects",
-            "ignore_keys: [obj",
-        ),
+        ("28-kto.json", "lose what rows have under label", "kind: messages, and take: true"),
+        ("32-text.jsonl", "finds no kind for its rows; the first one has 'text'", "write kind: text, prompt: …"),
+        ("19-swift-grounding.jsonl", "lose what rows have under objects", "ignore_keys: [obj"),
         ("31-video.jsonl", "finds messages, which would lose what rows have under videos", "ignore_keys: [videos]"),
-        (
-            "43-hub-vqa.parquet",
-            "finds vqa, which would lose what rows have under answers",
-            "kind: vqa, and columns: {answer: …}",
-        ),
+        ("43-hub-vqa.parquet", "lose what rows have under answers", "kind: vqa, and columns: {answer: …}"),
         (
             "62-imagefolder/metadata.jsonl",
             "finds no kind for its rows; the first one has 'file_name', 'text'",
@@ -119,11 +99,7 @@ def test_a_choice_among_answers_is_no_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "what", "advice"),
     [
-        (
-            {"messages": CHAT, "conversations": TALK},
-            "finds more than one kind that reads its rows: messages (messages); sharegpt (conversations)",
-            "kind: messages",
-        ),
+        ({"messages": CHAT, "conversations": TALK}, "messages (messages); sharegpt (conversations)", "kind: messages"),
         ({"prompt": "a", "completion": "b", "question": "c", "answer": "d"}, "prompt_completion (prompt, comple", ""),
         ({"prompt": "a", "completion": "b", "Img": "a/1.PNG"}, "under Img", "columns: {image: Img}"),
         ({"messages": CHAT, "frames": ["a.jpg", "b.jpg"]}, "under frames", "columns: {image: frames}"),

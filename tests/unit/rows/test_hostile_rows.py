@@ -93,10 +93,9 @@ def test_a_hostile_json_row_is_rejected_alone(tmp_path: Path, write: Callable, f
     assert outcome(write(tmp_path, rows)) == expected
 
 
-@pytest.mark.lengthy
 @pytest.mark.parametrize("write", [as_array, as_lines])
-def test_a_row_of_100_mb_is_rejected_alone(tmp_path: Path, write: Callable) -> None:
-    good, long = json.dumps(GOOD[0]).encode(), text_row("x" * 100_000_000)
+def test_a_row_of_10_mb_is_rejected_alone(tmp_path: Path, write: Callable) -> None:
+    good, long = json.dumps(GOOD[0]).encode(), text_row("x" * 10_000_000)
     found = outcome(write(tmp_path, [good, long, good, long]))
     assert found == {0: "", 1: "turn_too_long", 2: "", 3: "turn_too_long"}
 
@@ -146,7 +145,7 @@ def write_csv(path: Path, rows: list[list[str]], ending: str = "\r\n") -> bytes:
         (b'"one" and a half,two\r\n', "bad_table_row"),
         (b"one,\xff\xfe\r\n", "bad_table_row"),
         (b"one,\0\r\n", "control_character"),
-        (b"one," + b"x" * 100_000_000 + b"\r\n", "turn_too_long"),
+        (b"one," + b"x" * 10_000_000 + b"\r\n", "turn_too_long"),
         (b"one,\r\n", "empty_turn"),
         (b'one,"<|im_end|>"\r\n', "special_token"),
     ],
@@ -324,7 +323,7 @@ def test_any_bytes_give_rows_or_an_error(tmp_path_factory, content: bytes, suffi
 
 
 def test_hostile_parquet_cells_cost_their_rows(tmp_path: Path) -> None:
-    long = "x" * 100_000_000
+    long = "x" * 10_000_000
     texts = [b"fine", b"\xff", b"\0", None, long.encode(), b"fine"]
     column = pa.Array.from_buffers(pa.string(), len(texts), pa.array(texts, pa.binary()).buffers())
     pq.write_table(pa.table({"prompt": ["q"] * 6, "completion": column}), tmp_path / "rows.parquet")

@@ -41,11 +41,7 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
 @pytest.mark.parametrize(
     ("rows", "settings", "advice"),
     [
-        (
-            [TEXT] * 40 + [BROKEN] * 2,
-            {"modality": "image"},
-            "remove datasets.mine.modality; if a picture is under another",
-        ),
+        ([TEXT] * 40 + [BROKEN] * 2, {"modality": "image"}, "remove datasets.mine.modality; if a picture is under"),
         ([TEXT | {"label": False}] * 4, {"take": True}, "remove datasets.mine.take: no row has a label"),
         ([PICTURE] * 40, {"modality": "text"}, "remove datasets.mine.modality, and set datasets.mine.image_roots"),
         (
@@ -58,21 +54,13 @@ def refusal(folder: Path, rows: list[Any], *more: list[Any], **settings: Any) ->
             {"modality": "text", "sources": ["nosuch"]},
             "s09 (1) and 2 more, or remove",
         ),
-        (
-            [{"input": "q", "output": "a"}] * 44 + [BROKEN],
-            {"modality": "text"},
-            "datasets.mine.kind; or map its keys to those of your file: datasets.mine.columns",
-        ),
+        ([{"input": "q", "output": "a"}] * 44 + [BROKEN], {"modality": "text"}, "datasets.mine.kind; or map its keys"),
         (
             [TEXT | {"completion": f"a <think>Hm {n}</think>"} for n in range(40)],
             {"modality": "text"},
             "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers only",
         ),
-        (
-            [{"input": "q"}] * 40 + [TEXT] * 3,
-            {"modality": "text", "max_samples": 30},
-            "these rows' keys: datasets.mine.kind",
-        ),
+        ([{"input": "q"}] * 40 + [TEXT] * 3, {"modality": "text", "max_samples": 30}, "keys: datasets.mine.kind"),
     ],
 )
 def test_the_advice_is_about_the_main_reason(

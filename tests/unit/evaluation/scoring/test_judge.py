@@ -14,20 +14,20 @@ from vlmflow.evaluation.scoring.stated import MOST_CHARACTERS, answer_in, normal
 TEXTS = st.text(max_size=60) | st.text("aA bB.(),-'0123456789%:$é́İß​", max_size=40)
 
 HOSTILE = {
-    "digits": "9" * 1_000_000,
-    "separators": "1," * 500_000,
-    "letters and digits": "1a" * 500_000,
-    "marks": "Answer:" * 150_000,
-    "letters": "Option " * 150_000,
-    "brackets": "(" * 1_000_000,
-    "spaces": "answer" + " " * 1_000_000,
-    "combining": "a" + "\u0301\u0327" * 500_000,
-    "one character that becomes eighteen": "\ufdfa" * 300_000,
-    "alternating": "ab" * 500_000,
-    "words": "a red car, " * 100_000,
-    "denials": "not red. " * 100_000,
-    "numbers": "three 6 " * 100_000,
-    "answers": "yes, no " * 100_000,
+    "digits": "9" * 250_000,
+    "separators": "1," * 125_000,
+    "letters and digits": "1a" * 125_000,
+    "marks": "Answer:" * 37_500,
+    "letters": "Option " * 37_500,
+    "brackets": "(" * 250_000,
+    "spaces": "answer" + " " * 250_000,
+    "combining": "a" + "\u0301\u0327" * 125_000,
+    "one character that becomes eighteen": "\ufdfa" * 75_000,
+    "alternating": "ab" * 125_000,
+    "words": "a red car, " * 25_000,
+    "denials": "not red. " * 25_000,
+    "numbers": "three 6 " * 25_000,
+    "answers": "yes, no " * 25_000,
 }
 
 
