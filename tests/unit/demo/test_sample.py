@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
 from PIL import Image, ImageOps
 
 from vlmflow.config.data_settings import PictureLimits, RowLimits
@@ -23,7 +24,7 @@ from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.forms.fire import read_trajectory
-from vlmflow.rows.holdout import hold_out
+from vlmflow.rows.holdout import group_of, half_of, hold_out
 from vlmflow.rows.trajectories import Trajectory, trajectory_row
 from vlmflow.tools import make_sample
 from workflow_runs import ROOT
@@ -267,9 +268,10 @@ def test_the_script_writes_the_same_sample(tmp_path, folder):
     assert tree_digest(tmp_path / "fire") == tree_digest(folder)
 
 
-def test_the_demo_s_val_suffices_for_a_verdict(tmp_path):
-    """`make demo` holds a tenth of the train rows out: at least 120 pictures, whose feedback most rows can lend."""
+def test_half_of_the_demo_s_val_suffices_for_a_verdict(tmp_path):
+    """`make demo` holds 240 pictures out: one half chooses the checkpoint, the other has enough to judge it."""
     rows = inspect.signature(make_sample.main).parameters["train_rows"].default
+    share = yaml.safe_load((ROOT / "profiles/demo/run.yaml").read_text())["datasets"]["fire"]["val_share"]
     write_sample(tmp_path / "fire", rows, TEST_ROWS, seed=42)
     faulty = {fault["row"] for fault in json.loads((tmp_path / "fire" / "faults.json").read_bytes())}
     raw = json.loads((tmp_path / "fire" / FILES["train"]).read_bytes())
@@ -277,19 +279,22 @@ def test_the_demo_s_val_suffices_for_a_verdict(tmp_path):
     pictures = tmp_path / "fire" / "pictures"
     digests = {row["image"]: hashlib.sha256((pictures / row["image"]).read_bytes()) for row in valid}
     groups = Counter(digests[row["image"]].digest() for row in valid)
-    val = hold_out(groups, 0.1, "42", frozenset())
+    val = hold_out(groups, share, "42", frozenset())
     held = [row for row in valid if digests[row["image"]].digest() in val]
     cases = [trajectory_row(str(number), understood(row)) for number, row in enumerate(held)]
+    names = {name: digest.hexdigest() for name, digest in digests.items()}
+    half = half_of((group_of(case, names) for case in cases), "judges")
     chosen, out = choose_rows(
         cases,
-        {name: digest.hexdigest() for name, digest in digests.items()},
+        names,
         {str(number): row["groundtruth"]["value"] for number, row in enumerate(held)},
         feedback=True,
         last_answer_only=False,
         count=1000,
         key="k",
         seed=42,
+        half=half,
     )
-    assert len(val) >= 120
+    assert len(val) >= 240
     assert len({row.case.group for row in chosen}) >= FEWEST_GROUPS, Counter(each.reason for each in out)
-    assert len(chosen) > 0.8 * len(held)
+    assert len(chosen) > 0.8 * sum(group_of(case, names) in half for case in cases)
