@@ -12,7 +12,7 @@ from vlmflow.config.run_settings import RunSettings, TrainSettings
 
 
 class FlatRun(RunSettings, TrainSettings, EvaluateSettings, defer_build=True):
-    """A run's own settings, and those of its blocks `train` and `evaluate`, side by side: rules pass parts of them."""
+    """A run's own settings beside those of its blocks `train` and `evaluate`; rules pass parts."""
 
     model_type: str
     """The kind of its model."""

@@ -58,16 +58,17 @@ class MissingSettingError(VlmflowError, AttributeError):
 
 class _Part(Settings):
     def __getattr__(self, key: str) -> Any:
-        raise MissingSettingError(f"settings: {key} is missing", "name it in the params of the rule, or in the option")
+        raise MissingSettingError(f"settings: {key} is missing", "name it in the rule, or in the option")
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def part_of(model: type[AnySettings], values: Any) -> AnySettings:
-    """Return settings with just the given keys, each checked as `model` declares it; reading another one raises.
+    """Return settings with just the given keys, each checked as `model` declares it.
 
-    values: by name, of fields or properties. Raises pydantic.ValidationError, and on reading MissingSettingError.
+    values: by name, of fields or properties. Raises pydantic.ValidationError. Reading another key
+    raises MissingSettingError.
     """
     types: dict[str, Any] = {}
     for key in values if isinstance(values, dict) else ():
@@ -76,14 +77,14 @@ def part_of(model: type[AnySettings], values: Any) -> AnySettings:
         elif isinstance(computed := getattr(model, key, None), property):
             types[key] = get_type_hints(computed.fget)["return"], ...
     made = create_model(model.__name__, __base__=_Part, **types)
-    return made.model_validate(values)  # type: ignore[return-value]  # all that is read of it is as declared
+    return made.model_validate(values)  # type: ignore[return-value]  # its keys are as declared
 
 
 PartOf = Annotated[
     AnySettings,
     GetPydanticSchema(lambda model, _: no_info_plain_validator_function(partial(part_of, model))),
 ]
-"""Settings of which a rule passes only the keys that its stage reads: no other makes the stage stale."""
+"""Settings of which a rule passes only the keys that its stage reads: others make nothing stale."""
 
 
 def _integer(value: Any) -> Any:

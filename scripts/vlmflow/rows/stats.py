@@ -97,7 +97,7 @@ def rules_used(settings: PartOf[DatasetSettings]) -> RulesUsed:
     """Return the account of the settings of a data set."""
     left_out = set() if settings.near_duplicates.drop else {"near_duplicates"}
     used = settings.model_dump_json(include=set(RulesUsed.__struct_fields__) - left_out)
-    return msgspec.json.decode(used, type=RulesUsed)  # a text that is the default itself would not be written
+    return msgspec.json.decode(used, type=RulesUsed)  # the default itself would not be written
 
 
 class MemberStats(msgspec.Struct, omit_defaults=True):
