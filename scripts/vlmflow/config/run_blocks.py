@@ -19,12 +19,12 @@ class FlatRun(RunSettings, TrainSettings, EvaluateSettings, defer_build=True):
 
 
 OF_RUN = ("device", "tuner", "strategy", "deepspeed", "processes")
-"""The keys of a run, besides `train`, that say how it trains; `processes` are those of all nodes together."""
+"""The keys of a run, besides `train`, that say how it trains; `processes` are those of all nodes."""
 
 SCHEDULE = ("checkpoint_steps", "evaluation_steps")
 
 Differences = dict[str, tuple[str, str]]
-"""Two values for people by key, with dots within blocks: those of one training, and of what it is compared with."""
+"""Two values for people by dotted key: those of a training, and of what it is compared with."""
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -36,14 +36,14 @@ _OF_NO_TYPE = object()
 
 
 class Settings(BaseModel):
-    """One block of the configuration: unknown keys are refused, attribute docstrings become docs/config.md."""
+    """A block of the configuration: refuses unknown keys; attribute docstrings become docs/config.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_nothing_else(cls, value: Any, field: ValidationInfo) -> Any:
-        """Refuse true and false in fields of other types; Python would accept them as the numbers 1 and 0."""
+        """Refuse true and false in fields of other types; Python would take them for 1 and 0."""
         assert field.field_name is not None
         allowed = cls.model_fields[field.field_name].annotation
         kinds = [allowed, *get_args(allowed)]
@@ -58,7 +58,7 @@ class MissingSettingError(VlmflowError, AttributeError):
 
 class _Part(Settings):
     def __getattr__(self, key: str) -> Any:
-        raise MissingSettingError(f"settings: {key} is missing", "name it in the rule, or in the option")
+        raise MissingSettingError(f"settings: {key} is missing", "name it in the rule or the option")
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
@@ -133,7 +133,7 @@ _NAMES = TypeAdapter(Name)
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text found outside of the configuration, as in a folder, could be a `Name`."""
+    """Return whether a text from outside of the configuration, as a folder's, could be a `Name`."""
     try:
         _NAMES.validate_python(text)
     except ValidationError:
