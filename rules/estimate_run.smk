@@ -7,6 +7,7 @@
 #        than 110 % of the memory of its GPU (runs.NAME.gpu) is refused here, with what would make it fit, unless
 #        runs.NAME.estimate is ignore; above 90 % there is a warning.
 
+
 rule estimate_run:
     """Estimate memory, time and price of a run; refuse one that does not fit its GPU."""
     input:

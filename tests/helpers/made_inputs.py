@@ -59,7 +59,8 @@ USUAL: dict[str, Any] = {
 def settings_of(train: dict[str, Any] | None = None, **others: Any) -> RunSettings:
     """Give a run's settings; train: those of its `train` block, with one row per pass if it does not say otherwise."""
     one_each = {"micro_batch_tokens": None, "gradient_checkpointing": True}
-    return part_of(RunSettings, USUAL | {"train": one_each | (train or {})} | others)
+    unchecked = {"deepspeed": others.pop("deepspeed", None)}
+    return part_of(RunSettings, USUAL | {"train": one_each | (train or {})} | others).model_copy(update=unchecked)
 
 
 def mode_of(train: dict[str, Any] | None = None, **others: Any) -> TrainingMode:

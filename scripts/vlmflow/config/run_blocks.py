@@ -12,19 +12,19 @@ from vlmflow.config.run_settings import RunSettings, TrainSettings
 
 
 class FlatRun(RunSettings, TrainSettings, EvaluateSettings, defer_build=True):
-    """A run's own settings, and those of its blocks `train` and `evaluate`, side by side: rules pass parts of them."""
+    """A run's own settings beside those of its blocks `train` and `evaluate`; rules pass parts."""
 
     model_type: str
     """The kind of its model."""
 
 
 OF_RUN = ("device", "tuner", "strategy", "deepspeed", "processes")
-"""The keys of a run, besides `train`, that say how it trains; `processes` are those of all nodes together."""
+"""The keys of a run, besides `train`, that say how it trains; `processes` are those of all nodes."""
 
 SCHEDULE = ("checkpoint_steps", "evaluation_steps")
 
 Differences = dict[str, tuple[str, str]]
-"""Two values for people by key, with dots within blocks: those of one training, and of what it is compared with."""
+"""Two values for people by dotted key: those of a training, and of what it is compared with."""
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator, model_validator
 
-from vlmflow.config import gpus, strategies
+from vlmflow.config import gpus
 from vlmflow.config.after_training import AnswerSettings, ChosenBy, EvaluateSettings, TrackSettings
 from vlmflow.config.deepspeed_json import check_deepspeed
 from vlmflow.config.gpus import GPUS
 from vlmflow.config.model_types import ModelPart
 from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Name, Number, Positive, Seed, Settings, Share
-from vlmflow.config.strategies import DDP, LORA, STRATEGIES, TUNERS, names_on, strategy_meanings, strategy_of, tuner_of
+from vlmflow.config.strategies import DDP, LORA, STRATEGIES, TUNERS, meanings_of, names_on, strategy_of, tuner_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template, check_value
 
 TEXT_ARGS = (
@@ -334,7 +334,7 @@ class RunSettings(Settings):
 
     strategy: Annotated[
         Literal[*STRATEGIES],  # type: ignore[valid-type]  # the names of a table
-        Field(description=strategy_meanings()),
+        Field(description=meanings_of(STRATEGIES)),
     ] = DDP.name
 
     deepspeed: Annotated[dict[str, Any], AfterValidator(check_deepspeed)] | None = None
@@ -343,7 +343,7 @@ class RunSettings(Settings):
 
     tuner: Annotated[
         Literal[*TUNERS],  # type: ignore[valid-type]  # the names of a table
-        Field(description=strategies.tuner_meanings()),
+        Field(description=meanings_of(TUNERS)),
     ] = LORA.name
 
     experimental: bool = False

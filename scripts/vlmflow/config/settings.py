@@ -36,7 +36,7 @@ _OF_NO_TYPE = object()
 
 
 class Settings(BaseModel):
-    """One block of the configuration: unknown keys are refused, attribute docstrings become docs/config.md."""
+    """A block of the configuration: refuses unknown keys; attribute docstrings become docs/config.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -55,7 +55,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _truth_is_nothing_else(cls, value: Any, field: ValidationInfo) -> Any:
-        """Refuse true and false in fields of other types; Python would accept them as the numbers 1 and 0."""
+        """Refuse true and false in fields of other types; Python would take them for 1 and 0."""
         assert field.field_name is not None
         allowed = cls.model_fields[field.field_name].annotation
         kinds = [allowed, *get_args(allowed)]
@@ -70,16 +70,17 @@ class MissingSettingError(VlmflowError, AttributeError):
 
 class _Part(Settings):
     def __getattr__(self, key: str) -> Any:
-        raise MissingSettingError(f"settings: {key} is missing", "name it in the params of the rule, or in the option")
+        raise MissingSettingError(f"settings: {key} is missing", "name it in the rule or the option")
 
 
 AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def part_of(model: type[AnySettings], values: Any) -> AnySettings:
-    """Return settings with just the given keys, each checked as `model` declares it; reading another one raises.
+    """Return settings with just the given keys, each checked as `model` declares it.
 
-    values: by name, of fields or properties. Raises pydantic.ValidationError, and on reading MissingSettingError.
+    values: by name, of fields or properties. Raises pydantic.ValidationError. Reading another key
+    raises MissingSettingError.
     """
     types: dict[str, Any] = {}
     for key in values if isinstance(values, dict) else ():
@@ -88,14 +89,14 @@ def part_of(model: type[AnySettings], values: Any) -> AnySettings:
         elif isinstance(computed := getattr(model, key, None), property):
             types[key] = get_type_hints(computed.fget)["return"], ...
     made = create_model(model.__name__, __base__=_Part, **types)
-    return made.model_validate(values)  # type: ignore[return-value]  # all that is read of it is as declared
+    return made.model_validate(values)  # type: ignore[return-value]  # its keys are as declared
 
 
 PartOf = Annotated[
     AnySettings,
     GetPydanticSchema(lambda model, _: no_info_plain_validator_function(partial(part_of, model))),
 ]
-"""Settings of which a rule passes only the keys that its stage reads: no other makes the stage stale."""
+"""Settings of which a rule passes only the keys that its stage reads: others make nothing stale."""
 
 
 def _integer(value: Any) -> Any:
@@ -144,7 +145,7 @@ _NAMES = TypeAdapter(Name)
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text found outside of the configuration, as in a folder, could be a `Name`."""
+    """Return whether a text from outside of the configuration, as a folder's, could be a `Name`."""
     try:
         _NAMES.validate_python(text)
     except ValidationError:

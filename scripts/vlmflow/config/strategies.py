@@ -258,16 +258,6 @@ def names_on(device: str) -> list[str]:
     return [name for name, strategy in STRATEGIES.items() if device in strategy.devices]
 
 
-def strategy_meanings() -> str:
-    """Return what all strategies do, for docs/config.md."""
-    return " ".join(f"{name}: {strategy.meaning}." for name, strategy in STRATEGIES.items())
-
-
-def strategy_argument_names() -> list[str]:
-    """Return the names of the arguments of ms-swift that some strategy sets."""
-    return sorted({name for strategy in STRATEGIES.values() for name in strategy.arguments})
-
-
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 """peft's names for the files of an adapter: its weights, and its configuration."""
@@ -336,11 +326,11 @@ def tuner_of(name: str) -> Tuner:
     return TUNERS[name]
 
 
-def tuner_meanings() -> str:
-    """Return what all tuners do, for docs/config.md."""
-    return " ".join(f"{name}: {tuner.meaning}." for name, tuner in TUNERS.items())
+def meanings_of(table: Mapping[str, Strategy | Tuner]) -> str:
+    """Return what all strategies, or all tuners, do, for docs/config.md."""
+    return " ".join(f"{name}: {one.meaning}." for name, one in table.items())
 
 
-def tuner_argument_names() -> list[str]:
-    """Return the names of the arguments of ms-swift that some tuner sets."""
-    return sorted({name for tuner in TUNERS.values() for name in tuner.arguments})
+def arguments_of(table: Mapping[str, Strategy | Tuner]) -> list[str]:
+    """Return the names of the arguments of ms-swift that some strategy, or some tuner, sets."""
+    return sorted({name for one in table.values() for name in one.arguments})

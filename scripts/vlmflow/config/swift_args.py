@@ -7,23 +7,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config import strategies
 from vlmflow.config.settings import shown
-from vlmflow.config.strategies import DEEPSPEED, FSDP2
+from vlmflow.config.strategies import DEEPSPEED, FSDP2, STRATEGIES, TUNERS, arguments_of
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
 """Names of the locked ms-swift, by kind: arguments, templates. `tools/make_swift_names.py` writes it."""
 
 SET_BY_THE_WORKFLOW = {
-    **dict.fromkeys(strategies.strategy_argument_names(), "runs.NAME.strategy"),
+    **dict.fromkeys(arguments_of(STRATEGIES), "runs.NAME.strategy"),
     "model": "runs.NAME.model",
     "model_type": "models.NAME.model_type",
     "dataset": "runs.NAME.dataset",
     "val_dataset": "runs.NAME.dataset",
     "output_dir": "stores.runs",
     "resume_from_checkpoint": "resuming from the newest whole checkpoint",
-    **dict.fromkeys(strategies.tuner_argument_names(), "runs.NAME.tuner"),
+    **dict.fromkeys(arguments_of(TUNERS), "runs.NAME.tuner"),
     "lora_rank": "train.lora.rank",
     "lora_alpha": "train.lora.alpha",
     "lora_dropout": "train.lora.dropout",

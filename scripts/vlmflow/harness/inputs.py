@@ -184,10 +184,6 @@ def _searches_of(file: str) -> list[str]:
     return [name for name in found.groups() if name] if found else []
 
 
-InputFunction = Callable[[Any], Any]
-"""Takes Snakemake's wildcards, returns file names."""
-
-
 class RuleInputs(SearchInputs):
     """The input functions. A method that takes wildcards is one; the others return one, or file names."""
 
@@ -251,7 +247,7 @@ class RuleInputs(SearchInputs):
         """The raw files of wildcards `dataset` and `split`."""
         return list(raw_files(self._settings, wildcards.dataset, wildcards.split))
 
-    def raw_of(self, split: str) -> InputFunction:
+    def raw_of(self, split: str) -> Files:
         """The raw files of one split of wildcard `dataset`; none if it has no such split."""
         return lambda wildcards: list(raw_files(self._settings, wildcards.dataset, split))
 
@@ -273,7 +269,7 @@ class RuleInputs(SearchInputs):
         key, files = f"datasets.{dataset}.fixed_rows", self._settings.raw_datasets[dataset].fixed_row_files
         return [path for file in files for path in self._local_file(key, file)]
 
-    def per_split(self, pattern: str) -> InputFunction:
+    def per_split(self, pattern: str) -> Files:
         """`pattern` for every raw split of wildcard `dataset`, in the order of `splits_of`."""
         return lambda wildcards: self._of_splits(pattern, wildcards)
 
@@ -315,7 +311,7 @@ class RuleInputs(SearchInputs):
             for split in splits_of(self._settings, name)
         ]
 
-    def of_members(self, *files: str) -> InputFunction:
+    def of_members(self, *files: str) -> Files:
         """Some files of each of the data sets that the mixture `dataset` mixes.
 
         It ends the process if one has skip_images.
@@ -344,7 +340,7 @@ class RuleInputs(SearchInputs):
         """The small files of wildcard `run`'s model: all but its weights."""
         return f"model_files/{self._settings.runs[wildcards.run].model}"
 
-    def data(self, name: str) -> InputFunction:
+    def data(self, name: str) -> Files:
         """One file of the data set of wildcard `run`.
 
         It ends the process if the data set has skip_images: its pictures are unchecked.
@@ -379,7 +375,7 @@ class RuleInputs(SearchInputs):
         run = self._settings.runs[wildcards.run]
         return [str(self.data(f"{split}.jsonl")(wildcards)) for split in run.evaluation.splits]
 
-    def raw_gold(self, split: str) -> InputFunction:
+    def raw_gold(self, split: str) -> Files:
         """The raw files of one split of what wildcard `run` trains on that have gold answers (`_with_gold`)."""
         return lambda wildcards: [
             file for dataset in self._with_gold(wildcards) for file in raw_files(self._settings, dataset, split)

@@ -1,7 +1,7 @@
-"""Params functions for the rules, bound to the settings in the Snakefile. Each takes Snakemake's wildcards.
+"""Params functions for the rules, bound to the settings in the Snakefile.
 
-One that returns a block takes `output` too, without reading it: so Snakemake leaves the block to `recorded`, which has
-its settings one by one (see `staleness`).
+Each takes Snakemake's wildcards. One that returns a block takes `output` too, without reading it:
+so Snakemake leaves the block to `recorded`, which has its settings one by one (see `staleness`).
 
 Params that are a single key of the configuration need none: `lookup` gives them.
 """
@@ -51,14 +51,14 @@ class RuleParams:
         self._settings = settings
 
     def dataset(self, *keys: str, **renamed: str) -> ParamsFunction:
-        """Some settings of wildcard `dataset` as one block, named by the last part of their keys, or as given.
+        """Some settings of wildcard `dataset` as one block, by the last part of their keys, or as given.
 
         One key alone gives its value.
         """
         return lambda wildcards, output=None: _alone(_block(self._settings.datasets[wildcards.dataset], keys, renamed))
 
     def run(self, *keys: str) -> ParamsFunction:
-        """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model, as one block.
+        """Settings of wildcard `run` (`train.seed`), its data set (`dataset.licence`) and its model.
 
         One key alone gives its value.
         """
@@ -73,7 +73,7 @@ class RuleParams:
     def search_run(self, *keys: str) -> ParamsFunction:
         """Settings of the run of wildcard `search`, as `run`.
 
-        Keys of `train` that it searches have the first of their values: each trial has its own, from what was asked.
+        Keys of `train` that it searches have the first of their values: each trial has its own.
         """
 
         def block(wildcards: Any, output: Any = None) -> Any:
@@ -92,7 +92,7 @@ class RuleParams:
         return {"objective": search.objective} | (how if search.objective != "eval_loss" else dict.fromkeys(how))
 
     def own_settings(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
-        """The run's own values of the keys that wildcard `search` searches, for its first step; null for others."""
+        """The run's own values of what wildcard `search` searches, for its first step; otherwise null."""
         if not wildcards.round == wildcards.rung == "0":
             return None
         search = self._settings.search[wildcards.search]
@@ -100,14 +100,14 @@ class RuleParams:
         return {one.key: attrgetter(one.key)(train) for one in dimensions(search.space)}
 
     def chosen_by_of_val(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
-        """The search that chose the settings of wildcard `run`; null for test, which chooses nothing."""
+        """The search that chose the settings of wildcard `run`; null for test, which chooses none."""
         chosen_by = self._settings.runs[wildcards.run].chosen_by
         return chosen_by.model_dump(mode="json") if chosen_by and wildcards.split != "test" else None
 
     def planned(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
-        """What the first step of wildcard `search` compares with its budget; null in others, and without a budget.
+        """What the first step of wildcard `search` compares with its budget; null in others, or without.
 
-        So a search that is given more rounds goes on after those that it has, unless it has a budget.
+        So a search without a budget that is given more rounds goes on after those that it has.
         """
         search = self._settings.search[wildcards.search]
         if search.limits.gpu_hours is None or not wildcards.round == wildcards.rung == "0":
@@ -115,7 +115,7 @@ class RuleParams:
         return {"rounds": search.rounds, "gpu": self._settings.runs[search.run].gpu}
 
     def processes(self, wildcards: Any, output: Any = None) -> int:
-        """The processes of wildcard `run`, for a script whose results do not depend on them: nobody records them."""
+        """The processes of wildcard `run`; not recorded, as the script's results do not depend on them."""
         return self._settings.runs[wildcards.run].processes
 
     def raw_source(self, wildcards: Any) -> str:
@@ -139,7 +139,7 @@ class RuleParams:
         return _state(self._settings.models[wildcards.model].source)
 
     def model_files_state(self, wildcards: Any) -> list[list[int]]:
-        """Bytes and time of a local model's small files: no weights, but for a file that alone names its tensors."""
+        """Bytes and time of a local model's small files, and of a file that alone names its tensors."""
         return _state(self._settings.models[wildcards.model].source, naming_files)
 
     def good_run(self, wildcards: Any) -> str | None:
@@ -163,7 +163,7 @@ class RuleParams:
         return _block(dataset, keys, {})
 
     def form_modules(self, wildcards: Any) -> list[str]:
-        """The modules of a data set's raw form, loaded without an import statement (see `staleness`).
+        """The modules of a data set's raw form, loaded without an import (see `staleness`).
 
         It is the one of wildcard `dataset`, in a rule without it that of the run.
         """
@@ -171,12 +171,12 @@ class RuleParams:
         return sorted({module for kind in kinds for module in modules_of(kind)})
 
     def picture_roots(self, wildcards: Any) -> list[str]:
-        """The picture roots of wildcard `dataset`; with fetch_images the store of fetched pictures comes last."""
+        """The picture roots of wildcard `dataset`; with fetch_images, last the store of fetched pictures."""
         dataset = self._settings.raw_datasets[wildcards.dataset]
         return [*dataset.image_roots, *([self._settings.stores.fetched_pictures] if dataset.fetch_images else [])]
 
     def picture_revisions(self, wildcards: Any, output: Any = None) -> dict[str, list[Any]]:
-        """The addresses of the known sources' pictures by source, so that Snakemake notices and shows a change."""
+        """The addresses of known sources' pictures, so that Snakemake notices and shows a change."""
         return {
             name: [source.members, source.archive, source.one_by_one, source.archive and revision_of(source.archive)]
             for name, source in read_sources(self._settings.picture_sources).items()
@@ -194,13 +194,13 @@ class RuleParams:
         return {name: block | {"licence": "any"} for name, block in blocks.items() if block}
 
     def part(self, wildcards: Any) -> list[int]:
-        """The number of wildcard `part` and the number of parts (see `pod_shares.Part`); [1, …] without it."""
+        """The number of wildcard `part`, 1 without it, and that of all parts (`core.processes.Part`)."""
         return [int(wildcards.get("part", 1)), self._settings.cluster.pods_per_stage]
 
     def picture_licences(self, wildcards: Any, output: Any = None) -> dict[str, str]:
         """The licences of known picture sources, by the first parts of their pictures' paths.
 
-        {} if the data set of wildcard `run` has no pictures. In a mixture, paths begin with the name of a data set.
+        {} if the run's data set has no pictures. In a mixture, paths begin with a data set's name.
         """
         dataset = self._settings.runs[wildcards.run].dataset
         if self._settings.datasets[dataset].modality == "text":
@@ -224,7 +224,7 @@ class RuleParams:
 
 
 def _block(settings: object, keys: Sequence[str], renamed: Mapping[str, str]) -> dict[str, Any]:
-    """Return settings as JSON values. keys: settings, with dots within blocks. renamed: keys by their new names."""
+    """Return settings as JSON values. keys: with dots within blocks. renamed: keys by new names."""
     named = {key.rpartition(".")[2]: key for key in keys} | dict(renamed)
     if len(named) < len(keys) + len(renamed):
         raise ValueError(f"two keys of a block have one name: {keys}, {renamed}")

@@ -102,7 +102,7 @@ class _Reader:
                 self._uses += [(f"!{one.loads}", one.name) for one in _imported([node])]
             case ast.JoinedStr():  # Python 3.12 adds empty texts
                 self._read_fields(ast.JoinedStr([one for one in node.values if getattr(one, "value", None) != ""]))
-            case ast.Subscript(value=ast.Name("PartOf")):  # its values are params, which are recorded
+            case ast.Subscript(value=ast.Name("PartOf")):  # its values are params
                 self._words.append("PartOf")
             case ast.Constant(value=str(text)) if MODULE_NAME.fullmatch(text):
                 self._use([f"'{text}"])

@@ -21,8 +21,8 @@ A script has a keyword-only function `main`. Its parameters have the names of th
 From a shell each parameter is an option: `PYTHONPATH=scripts python -m stages.convert_rows --raw FILE …`.
 
 Many settings are one parameter, a block: a rule passes it as a dict (`params.dataset("kind", "seed")`), a shell as
-YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the model in the parameter's annotation. A
-part of the configuration (`PartOf[DatasetSettings]`) has the keys that the rule names, and no others.
+YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the model in the parameter's annotation.
+A part of the configuration (`PartOf[DatasetSettings]`) has just the keys that the rule names.
 """
 
 import argparse
@@ -333,9 +333,7 @@ def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path 
             type=_reader(parameter.annotation),
             required=required,
             default=None if required else parameter.default,
-            metavar=getattr(
-                getattr(parameter.annotation, "__origin__", parameter.annotation), "__name__", "value"
-            ).upper(),
+            metavar=getattr(parameter.annotation, "__name__", "value").upper(),
             help=_keys_of(parameter.annotation),
         )
     values = vars(parser.parse_args())
@@ -345,7 +343,7 @@ def _from_command_line(main: Callable[..., None]) -> tuple[dict[str, Any], Path 
 def _keys_of(annotation: Any) -> str | None:
     """Return help for a block of settings: its keys."""
     if get_origin(annotation) is Annotated:
-        return "a YAML block: the keys that the stage's rule names (rules/), with their values (docs/config.md)"
+        return "a YAML block: the keys that the stage's rule names (rules/); docs/config.md has them"
     if not (isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel)):
         return None
     return f"a YAML block: {{{', '.join(f'{key}: …' for key in annotation.model_fields)}}}"

@@ -62,8 +62,8 @@ training rows, or why there are none. It counts what it changes of the texts of 
 class HowToConvert:
     """How raw rows become training rows: settings of the data set, and who counts what is not read or is changed.
 
-    settings: those that `RuleParams.conversion` passes; only a form with several training rows of a raw one reads how
-    trajectories become rows. system: the first turn of a conversation that has none, if any.
+    settings: those that `RuleParams.conversion` passes; only forms with several training rows of a
+    raw one read how trajectories become rows. system: the first turn of a conversation without one.
     """
 
     unread: Unread

@@ -38,8 +38,8 @@ from vlmflow.rows.unread import Shape, Unread
 def form_rows(kind: str, settings: PartOf[DatasetSettings], take: Take = None, frames: int | None = None) -> MakeRows:
     """Return the converter of raw rows of one kind.
 
-    kind: that of the rows, if the settings leave it open. settings: see `HowToConvert`. take, frames: see
-    `raw/rewritten`.
+    kind: that of the rows, if the settings leave it open. settings: see `HowToConvert`.
+    take, frames: see `raw/rewritten`.
     """
     form, columns, ignore_keys = form_of(kind), settings.columns, settings.ignore_keys
     if take == "chosen":

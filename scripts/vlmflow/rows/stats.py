@@ -95,8 +95,9 @@ class RulesUsed(msgspec.Struct, omit_defaults=True):
 
 def rules_used(settings: PartOf[DatasetSettings]) -> RulesUsed:
     """Return the account of the settings of a data set."""
-    used = settings.model_dump(include=set(RulesUsed.__struct_fields__))
-    return RulesUsed(**used | {"near_duplicates": used["near_duplicates"] if settings.near_duplicates.drop else None})
+    left_out = set() if settings.near_duplicates.drop else {"near_duplicates"}
+    used = settings.model_dump_json(include=set(RulesUsed.__struct_fields__) - left_out)
+    return msgspec.json.decode(used, type=RulesUsed)  # the default itself would not be written
 
 
 class MemberStats(msgspec.Struct, omit_defaults=True):

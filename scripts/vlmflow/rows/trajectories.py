@@ -114,7 +114,7 @@ def is_trained(trajectory: Trajectory, min_score: int | None) -> bool:
 
 
 def training_rows(identity: str, trajectory: Trajectory, settings: "PartOf[DatasetSettings]") -> list[ShareGptRow]:
-    """Return the rows of a trajectory of which an attempt is trained. identity: the id of the raw row."""
+    """Return the rows of a trajectory that `is_trained`. identity: the id of the raw row."""
     if settings.form == "timestep":
         rows = timestep_rows(identity, trajectory, settings.max_history_rounds, settings.min_score)
     else:
@@ -125,7 +125,7 @@ def training_rows(identity: str, trajectory: Trajectory, settings: "PartOf[Datas
 def _single_turn(identity: str, trajectory: Trajectory, settings: "PartOf[DatasetSettings]") -> list[ShareGptRow]:
     """Return the row of the last good attempt; none if no attempt is good, or the first is it.
 
-    The first attempt is trained without feedback in any case: a second row would only train it twice.
+    The first attempt is trained without feedback in any case: a second row would train it twice.
     """
     least = GOOD if settings.min_score is None else settings.min_score
     good = [number for number, attempt in enumerate(trajectory.attempts, start=1) if attempt.score >= least]

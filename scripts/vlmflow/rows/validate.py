@@ -95,7 +95,8 @@ def validate(
 ) -> RowStats:
     """Write train, val, test and quarantine as JSON lines into `folder`, and return the account of every row.
 
-    splits: the raw train split, and the raw validation and test splits that there are. settings: those of the data set.
+    splits: the raw train split, and the raw validation and test splits that there are.
+    settings: those of the data set.
     fixed_rows: edited quarantine files, whose rows replace raw rows.
     find_look_alikes: returns the pictures that train rows must not have; by default none.
 

@@ -3,14 +3,16 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from made_stats import some_stats
+from vlmflow.config.data_settings import DatasetSettings, NearDuplicates
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import read_json, write_json
 from vlmflow.pictures.manifest import PictureCost, PictureCounts
-from vlmflow.rows.stats import RulesUsed, SplitCounts, Stats
+from vlmflow.rows.stats import RulesUsed, SplitCounts, Stats, rules_used
 
 KEYS = [
     "dataset",
@@ -42,6 +44,15 @@ def test_keys_are_in_their_order_and_what_there_is_none_of_is_left_out(tmp_path:
     assert written["unread"]["train"] == {"unread_keys": {}, "ignored_keys": {}, "unanswered_last_turns": 0}
     write_account(tmp_path / "stats.json", some_stats(test=SplitCounts(0, 0, {})))
     assert list(read_json(tmp_path / "stats.json")) == [*KEYS[:8], "test", *KEYS[8:]]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_settings_of_a_data_set_are_written_although_they_are_defaults(drop: bool) -> None:
+    settings = DatasetSettings(kind="fire", train="raw.json", near_duplicates=NearDuplicates(drop=drop))
+    written = json.loads(msgspec.json.encode(rules_used(settings)))
+    nulls = {"min_score", "single_turn"} | (set() if drop else {"near_duplicates"})
+    assert written.keys() == {*RulesUsed.__struct_fields__} - nulls
+    assert (written["thoughts"], written["max_history_rounds"], written["val_share"]) == ("keep", 6, 0.02)
 
 
 @pytest.mark.parametrize(
