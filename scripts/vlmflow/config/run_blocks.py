@@ -19,7 +19,7 @@ class FlatRun(RunSettings, TrainSettings, EvaluateSettings, defer_build=True):
 
 
 OF_RUN = ("device", "tuner", "strategy", "deepspeed", "processes")
-"""The keys of a run, besides `train`, that say how it trains; `processes` are those of all nodes."""
+"""A run's keys, besides `train`, that say how it trains; `processes` are those of all nodes."""
 
 SCHEDULE = ("checkpoint_steps", "evaluation_steps")
 
@@ -41,8 +41,8 @@ def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 def asked(train: Mapping[str, Any], of_run: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return a training's settings by dotted key.
 
-    train: its `train` block, as a training records it: with a number of steps between two evaluations, also where the
-    run set none. of_run: the values of OF_RUN. steps: the training's, from which these numbers then follow.
+    train: its `train` block, as a training records it: with numbers of steps also where the run set
+    none. of_run: the values of OF_RUN. steps: the training's, from which these numbers follow.
     """
     train = {"micro_batch_tokens": None, **train}  # trainings of before there were micro-batches do not name them
     derived = TrainSettings().scheduled(steps)
