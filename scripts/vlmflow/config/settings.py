@@ -49,7 +49,8 @@ class Settings(BaseModel):
         keys = handler.resolve_ref_schema(schema)["properties"]
         for base in filter(lambda base: issubclass(base, Settings), cls.__mro__):
             for key, text in extract_docstrings_from_cls(base, use_inspect=True).items():
-                keys[cls.model_fields[key].alias or key].setdefault("description", text)
+                if field := cls.model_fields.get(key):
+                    keys[field.alias or key].setdefault("description", text)
         return schema
 
     @field_validator("*", mode="before")
