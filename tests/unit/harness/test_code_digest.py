@@ -212,8 +212,8 @@ def test_what_another_reader_kept_is_read_again(tmp_path: Path) -> None:
     code = Code(folder, kept)
     code.digest("stages.one", reads="texts")
     code.keep()
-    _, modules = msgspec.msgpack.decode(kept.read_bytes())
-    kept.write_bytes(msgspec.msgpack.encode(("another version", {key: [[], {}, []] for key in modules})))
+    _, digests, modules = msgspec.msgpack.decode(kept.read_bytes())
+    kept.write_bytes(msgspec.msgpack.encode(("another version", dict.fromkeys(digests, "another digest"), modules)))
     assert Code(folder, kept).digest("stages.one", reads="texts") == before
 
 
