@@ -51,9 +51,9 @@ def test_the_best_trial_is_compared_with_the_runs_own_settings_on_rows_that_chos
 
     judges = half_of((group_of(each, {}) for each in rows), "judges")
     assert judges is not None
-    wanted = how.chosen(own[1], "judges").rows
+    wanted = how.chosen(own[1], "judges")[0].rows
     assert {each.case.group for each in wanted} < judges
-    assert not {each.case.group for each in how.chosen(own[1], "chooses").rows} & judges
+    assert not {each.case.group for each in how.chosen(own[1], "chooses")[0].rows} & judges
     kept = [line for file in (tmp_path / "evaluations").rglob("*.jsonl") for line in file.read_bytes().splitlines()]
     assert {msgspec.json.decode(line)["key"] for line in kept} == {each.work.key for each in wanted}
     assert chose_nothing
