@@ -163,8 +163,7 @@ def fresh_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def local_runs(fresh_demo: Path) -> tuple[Path, Path]:
     """Run on this machine what other tests run on clusters; returns the folders of `demo` and `here`."""
-    from cluster.cluster_workflow import THREADS  # which imports what only these tests need
-    from cluster.nodes_workflow import ONE_NODE
+    from cluster.cluster_workflow import ONE_NODE, THREADS  # which imports what only these tests need
 
     folder = session_folder.folder()
     server = warm_programs.start(folder, Path(sys.executable))

@@ -51,15 +51,12 @@ LIGHT = "VLMFLOW_TEST_LIGHT"
 
 HEAVY = (
     *("unit/demo/test_tiny_tokenizer.py", "unit/estimate", "unit/evaluation/answering"),
-    *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/scoring/test_squad.py"),
-    *("unit/evaluation/test_gpus.py", "unit/fetch/test_model_weights.py", "unit/merging"),
-    *("unit/pictures/test_budget.py", "unit/reports/test_compared.py", "unit/reports/test_estimate_page.py"),
-    *("unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
-    *("unit/test_notebook.py", "unit/in_trainer"),
-    *("unit/supervisor/test_checkpoint.py", "unit/supervisor/test_foreign_code.py", "unit/lengths/test_steps.py"),
-    "unit/supervisor/test_strategies.py",
-    *("workflow/test_demo_workflow.py", "workflow/test_estimate_refuses.py", "workflow/test_evaluate.py"),
-    "workflow/test_kills.py",
+    *("unit/evaluation/scoring/test_overlap.py", "unit/evaluation/test_gpus.py"),
+    *("unit/fetch/test_model_weights.py", "unit/merging", "unit/pictures/test_budget.py"),
+    *("unit/reports/test_estimate_page.py", "unit/search", "unit/serving/test_chat_client.py", "unit/swift"),
+    *("unit/test_notebook.py", "unit/in_trainer", "unit/supervisor/test_checkpoint.py"),
+    *("unit/lengths/test_steps.py", "unit/supervisor/test_strategies.py", "workflow/test_demo_workflow.py"),
+    *("workflow/test_estimate_refuses.py", "workflow/test_evaluate.py", "workflow/test_kills.py"),
 )
 """Files and folders outside of stages/ whose tests import torch or other slow libraries, or start programs that do."""
 

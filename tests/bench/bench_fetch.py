@@ -23,8 +23,7 @@ import urllib3
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from range_server import ZIP
-from virtual_zip import VirtualZip
+from range_server import ZIP, VirtualZip
 
 from vlmflow.config.tables import PictureSource
 from vlmflow.core import patience

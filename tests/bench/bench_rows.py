@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 
 from bulk_rows import write_fire_rows
-from stage_settings import validation
 from vlmflow.harness.stage import run_stage
 from vlmflow.rows.sharegpt import json_schema
+from workflow_runs import validation
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 3

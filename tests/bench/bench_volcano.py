@@ -19,7 +19,7 @@ import limit
 from bench_rows import idle_memory, peak, script, seconds
 
 from bulk_rows import write_volcano_rows
-from stage_settings import validation
+from workflow_runs import validation
 
 ROWS = 939_000
 ROUNDS = 3

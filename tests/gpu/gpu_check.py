@@ -31,9 +31,8 @@ def main() -> None:
     if missing := what_is_missing():
         sys.exit("\n".join(f"gpu-check: {line}" for line in missing))
 
-    from gpu.parts import in_time, parts_of
+    from gpu.parts import in_time, parts_of, table
     from gpu.road import Road, machine
-    from gpu.table import table
     from vlmflow.core.files import write_json
 
     device = "cpu" if options.shape == "tiny" else "cuda"

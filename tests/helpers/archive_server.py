@@ -1,19 +1,25 @@
-"""A local server of archives and pictures, with ranges, and faults on demand."""
+"""A local server of archives and pictures, with ranges and faults on demand, and the stage that fetches from it."""
 
 import io
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import pytest
 
 from faulty_server import Answer, Fault, FaultyHandler, FaultyServer
 from hub_server import sha256
+from vlmflow.config.tables import PictureSource, Pin
 from vlmflow.core import patience
+from vlmflow.fetch.fetch_pictures import PictureFetch
+from vlmflow.pictures.roots import PictureRoots
 
 
 def strong_etag(content: bytes) -> str:
@@ -138,3 +144,30 @@ def zip_of(
             with archive.open(info, "w", force_zip64=zip64) as member:
                 member.write(content)
     return file.getvalue()
+
+
+MAX_BYTES = 1_000_000
+"""The most bytes of a picture."""
+
+
+def fetch(
+    store: Path,
+    sources: dict[str, PictureSource],
+    paths: Sequence[str],
+    roots: Sequence[str] = (),
+    pins: Mapping[str, Pin] = {},
+) -> dict[str, Any]:
+    """Fetch the pictures, each named by two rows, and return the account as in its file."""
+    store.mkdir(exist_ok=True, parents=True)
+    fetching = PictureFetch(sources, pins, store, MAX_BYTES, "test")
+    account = fetching.fetch(dict.fromkeys(paths, 2), PictureRoots([*roots, str(store)], "roots"))
+    return msgspec.to_builtins(account)
+
+
+def pictures_in(store: Path) -> dict[str, bytes]:
+    """Return the content of every file in a store that has a picture's name."""
+    return {
+        str(file.relative_to(store)): file.read_bytes()
+        for file in store.rglob("*")
+        if file.is_file() and ".archives" not in file.parts
+    }

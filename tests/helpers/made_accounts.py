@@ -1,9 +1,9 @@
-"""The accounts of a run's later stages, for tests that read them and train nothing."""
+"""The accounts of a data set and of a run's later stages, for tests that read them and train nothing."""
 
 from pathlib import Path
 from typing import Any
 
-from made_stats import some_stats
+from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.core.account import write_account
 from vlmflow.evaluation.report import (
@@ -24,10 +24,46 @@ from vlmflow.evaluation.scoring.stated import Overlap
 from vlmflow.in_trainer.messages import Event, as_line
 from vlmflow.lengths.summary import FittedRows, FittedSplit, NamedRow, SplitLengths
 from vlmflow.merging.proof import Checks, LogitProof, TensorProof
+from vlmflow.pictures.manifest import PictureCounts
 from vlmflow.reports.former_trainings import MadeOf
 from vlmflow.reports.licences import StatedLicences
 from vlmflow.reports.provenance import BaseModelFiles, Provenance
+from vlmflow.rows.stats import RulesUsed, SplitCounts, Stats
+from vlmflow.rows.strict_rows import Found
 from vlmflow.supervisor.report import Best, FullRun, Gate, PlannedMerge, TrainingDigests, TrainingReport, digests_of
+
+
+def some_stats(**fields: Any) -> Stats:
+    """Return the account of the data set `fire` with one raw row. fields: those that differ."""
+    used = RulesUsed(
+        max_history_rounds=None,
+        val_share=0.1,
+        seed=1,
+        max_reject_share=0.5,
+        row_limits=RowLimits().model_dump(),
+        test_share=0.0,
+    )
+    usual: dict[str, Any] = {
+        "dataset": "fire",
+        "kind": "fire",
+        "modality": "image",
+        "skip_images": False,
+        "form": "trajectory",
+        "mended": [],
+        "settings": used,
+        "train": SplitCounts(1, 1, {}),
+        "examples": {"train": 1, "val": 0, "test": 0},
+        "kept_by_source": {"train": {"": 1}},
+        "kept_by_attempts": {"train": {1: 1}},
+        "mended_rows": {"train": 0},
+        "score_field_differs": {"train": 0},
+        "pictures": {"train": PictureCounts()},
+        "unread": {"train": Found().counts(())},
+        "digests": {},
+        "raw": {"train": []},
+    }
+    return Stats(**(usual | fields))
+
 
 MADE_OF = MadeOf("hf://Qwen/Qwen3-8B", "fire", [("train.learning_rate", "0.0002")])
 LENGTHS = SplitLengths(9, 1_000, 1_000, 0, 10, 20, [NamedRow("row-1", 20, 0)])

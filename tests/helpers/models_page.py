@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import families
-import fp8_models
+import tiny_models
 from families import FAMILIES
 from seeing_families import SEEING
 
@@ -66,7 +66,7 @@ def roads() -> dict[str, Road]:
         code = _digest(form, [families.write_gpt2, families.made_tokenizer])
         found[f"gpt2-{form}"] = Road("polylm", template, "LoRA, full", code)
     for kind in ("qwen3", "qwen3-moe"):
-        code = _digest(FAMILIES[kind], [*of_text, fp8_models.in_fp8])
+        code = _digest(FAMILIES[kind], [*of_text, tiny_models.in_fp8])
         found[f"{kind}-fp8"] = Road(FAMILIES[kind].model_type, FAMILIES[kind].template, "LoRA", code)
     return dict(sorted(found.items()))
 

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from PIL import Image
 
+from made_rows import made_row
 from text_run import SWIFT_ARGS
-from training_rows import made_row
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, FULL
 from vlmflow.core.files import sha256_of

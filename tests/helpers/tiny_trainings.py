@@ -4,6 +4,7 @@ import json
 import signal
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -12,14 +13,16 @@ from typing import Any
 import msgspec
 import psutil
 from PIL import Image
+from transformers import AutoTokenizer
 
+from made_rows import made_row
 from tiny_models import file_names
-from training_rows import made_row
+from trainer_faults import passes
 from vlmflow.config.run_settings import QuantisationSettings, TrainSettings
 from vlmflow.config.strategies import DDP, LORA, Strategy, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
-from vlmflow.in_trainer.messages import Log, read_events
+from vlmflow.in_trainer.messages import Log, read_events, rows_of_step
 from vlmflow.lengths.against_swift import template_arguments
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter
@@ -161,3 +164,28 @@ def train_and_kill(training: Training, runs: Path, step: int) -> None:
         over.set()
         killer.join()
     raise AssertionError("the training ended before it could be killed")
+
+
+def check_rows(folder: Path, run_folder: Path, tiny: Tiny, steps: Iterable[int], ranks: int) -> None:
+    """Compare each step's rows, rank by rank and pass by pass. folder: that of `make_fault`.
+
+    Each row of a tiny training has another question or another answer.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(tiny.folder / "base")
+    rows = [json.loads(line) for line in (tiny.folder / "train.jsonl").read_text().splitlines()]
+    texts = ["".join(turn["value"] for turn in row["conversations"]) for row in rows]
+    assert len(set(texts)) == len(texts)
+    for step in steps:
+        named = rows_of_step(run_folder, step)
+        assert sorted(named) == list(range(ranks))
+        for rank, batches in named.items():
+            made = [one for one in passes(folder, "trained", rank) if one.step == step][-len(batches) :]
+            trained = [[_text(tokenizer, ids) for ids in one.tokens] for one in made]
+            assert [[texts[row] for row in batch] for batch in batches] == trained, f"step {step}, rank {rank}"
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    """Return question and answer of a row from its tokens, without the chat's marks and padding."""
+    marked = tokenizer.decode(ids).replace("<think>\n\n</think>", "")
+    turns = [turn.partition("\n") for turn in marked.replace("<|im_end|>", "<|im_start|>").split("<|im_start|>")]
+    return "".join(text.strip() for role, _, text in turns if role in ("user", "assistant"))

@@ -1,13 +1,16 @@
-"""The workflow itself, for tests: a demo folder, and Snakemake called on it as a person would."""
+"""The workflow itself, for tests: a demo folder, Snakemake called on it as a person would, and one rule alone."""
 
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
+import yaml
 
 from forked_snakemake import called
 
@@ -126,3 +129,57 @@ def clone(target: Path) -> Path:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / name, target / name)
     return target
+
+
+SNAKEFILE = """
+import os
+import sys
+from pathlib import Path
+sys.path.insert(0, f"{workflow.basedir}/scripts")
+from vlmflow.harness import start
+from vlmflow.config.model import check_config
+from vlmflow.core.processes import import_path
+os.environ["PYTHONPATH"] = import_path()
+configfile: "config.yaml"
+settings = check_config(config, [])
+config = settings.model_dump(mode="json")
+names, inputs, params, resources = start.for_rules(workflow, settings)
+"""
+
+
+def one_rule(folder: Path, rule: str, **settings: object) -> Callable[..., str]:
+    """Make a workflow of one rule in a folder; return a function that calls Snakemake there and returns its output.
+
+    settings: the configuration; keys that are not named are empty.
+    """
+    (folder / "Snakefile").write_text(f'{SNAKEFILE}include: "rules/{rule}.smk"\n')
+    for name in ("rules", "scripts"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "config.yaml").write_text(yaml.safe_dump({"models": {}, "datasets": {}, "runs": {}} | settings))
+
+    def snakemake(*words: str) -> str:
+        call = [sys.executable, "-m", "snakemake", *words, "--cores=2"]
+        call += ["--rerun-triggers", "mtime", "params", "input"]
+        done = called(call, folder)
+        return done.stdout + done.stderr
+
+    return snakemake
+
+
+def validation(**changed: Any) -> dict[str, Any]:
+    """Return the part of a data set's settings that validate_sharegpt takes."""
+    return {
+        "kind": "fire",
+        "one_prompt": False,
+        "form": "trajectory",
+        "max_history_rounds": None,
+        "modality": "image",
+        "skip_images": False,
+        "test_share": 0.0,
+        "val_share": 0.1,
+        "seed": 1,
+        "max_reject_share": 0.5,
+        "row_limits": {},
+        "near_duplicates": {},
+        **changed,
+    }

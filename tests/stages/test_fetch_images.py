@@ -12,11 +12,10 @@ from random import Random
 import pytest
 import yaml
 
-from archive_server import ArchiveServer, served_archives, zip_of
+from archive_server import ArchiveServer, pictures_in, served_archives, zip_of
 from drawn_pictures import drawn, encoded
 from forked_snakemake import called
 from hub_server import command
-from picture_fetches import pictures_in
 from workflow_runs import ROOT, speeds
 
 PICTURES = {f"images/{number}.jpg": Random(number).randbytes(20_000) for number in range(400)}

@@ -17,12 +17,12 @@ import yaml
 from faulty_server import Answer, refuses
 from fp8_files import ONE, WEIGHT, made_model, write
 from hub_server import REVISION, HubServer, command, served_hub, sha256
-from one_rule import one_rule
 from stages import fetch_model, fetch_model_files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.model_files import list_files
 from vlmflow.fetch.placed import FileRecord, digest_of, read_model_manifest, read_small_files, tensors_of
+from workflow_runs import one_rule
 
 SOURCE = "hf://o/m"
 PLAIN = {"config.json": b"{}", "extra/merges.txt": b"a b\n", "LICENSE": b"free"}

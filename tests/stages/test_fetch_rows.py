@@ -15,11 +15,11 @@ import yaml
 
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, SIGNATURE, TOKEN, HubServer, command, served_hub, sha256
-from one_rule import one_rule
 from stages import fetch_rows
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import unfinished
 from vlmflow.fetch.placed import link_or_copy
+from workflow_runs import one_rule
 
 SOURCE = "hf://datasets/o/d/sub/train.json"
 CONTENT = Random(2).randbytes(4_000_000)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fire_rows import fire_row, fire_rows, training_form
+from made_rows import fire_row, fire_rows, training_form
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.model import check_config
 from vlmflow.core.account import read_account

@@ -14,9 +14,8 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 
 from families import FAMILIES, write_family
 from forked_snakemake import called
-from fp8_models import in_fp8
 from text_run import TRAIN
-from tiny_models import file_names, write_base
+from tiny_models import file_names, in_fp8, write_base
 from vlmflow.core.account import read_account
 from vlmflow.fetch.dequantise import E4M3, dequantised, to_bfloat16
 from vlmflow.fetch.model_files import CONFIG, INDEX

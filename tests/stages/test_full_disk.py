@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from drawn_pictures import drawn, encoded, put
-from fire_rows import form_rows, write_array
-from stage_settings import validation
+from made_rows import form_rows, write_array
 from vlmflow.config.data_settings import RowChoice
 from vlmflow.core.account import write_account
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
-from workflow_runs import program
+from workflow_runs import program, validation
 
 NEXT_STEP = "free disk space there, then run the same command again"
 ROWS = [{"text": f"{number} " + "word " * 60} for number in range(10_000)]

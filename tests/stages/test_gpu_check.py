@@ -1,4 +1,4 @@
-"""`make gpu-check` and `make gpu-pack` without a GPU: the same road on the CPU with a tiny model."""
+"""`make gpu-check` and `make gpu-pack` on the CPU with a tiny model, and the command lines of the benchmarks."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 from statistics import fmean
 
 import msgspec
@@ -15,9 +16,8 @@ from PIL import Image
 from gpu import pack
 from gpu.bounded import bounded
 from gpu.long_rows import LONGEST, MEAN, lengths_of_rows, write_rows
-from gpu.parts import NO_FLASH, NO_GPU, NO_TIME, Part, in_time
+from gpu.parts import NO_FLASH, NO_GPU, NO_TIME, Part, in_time, table
 from gpu.road import REAL, STRATEGIES
-from gpu.table import table
 from gpu.trainings import figures_of, figures_of_swift
 from vlmflow.demo.tiny_model import TinyShape, fire_texts, write_tiny_model
 from vlmflow.in_trainer.messages import Begin, Log
@@ -191,3 +191,39 @@ def test_the_archive_is_small_and_has_the_project_and_what_it_lists(tmp_path):
     size = sum(member.size for member in members if member.name.startswith("site/transformers/")) / 1e6
     assert listed["transformers"] == pytest.approx(size, abs=0.1)
     assert "gpu_check.py --shape 8b --minutes 8" in done.stdout
+
+
+BENCH = ROOT / "tests" / "bench"
+
+
+@pytest.fixture
+def bench_rows(monkeypatch: pytest.MonkeyPatch) -> object:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import bench_rows
+
+    return bench_rows
+
+
+def test_both_ways_over_rows_run(bench_rows: object, tmp_path: Path) -> None:
+    bench_rows.prepare(tmp_path, 60, 2)
+    for command in bench_rows.stages(tmp_path, 2).values():
+        assert bench_rows.seconds(command)[0] > 0
+    limit = bench_rows.limit.command("fire", tmp_path, 2)
+    assert bench_rows.seconds(limit)[0] > 0
+    plain = [sys.executable, str(BENCH / "bench_rows.py"), "plain_way", str(tmp_path)]
+    assert float(subprocess.run(plain, check=True, capture_output=True, text=True).stdout) > 0
+    assert (tmp_path / "data/stats.json").is_file()
+
+
+@pytest.mark.slow
+def test_the_starts_that_are_measured_reach_validated_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import bench_starts
+
+    monkeypatch.setattr(bench_starts, "ROUNDS", 1)
+    monkeypatch.setattr(bench_starts, "TEST_ROWS", 60)
+    for name in ("TRAINER", "PLAIN"):  # they take as long as everything else here
+        monkeypatch.setattr(bench_starts, name, "import os")
+    figures = bench_starts.bench_starts(tmp_path, 600)
+    assert (tmp_path / "run-0/data/fire/stats.json").is_file()
+    assert figures["data_processor_seconds"] > figures["plan_processor_seconds"] > 0

@@ -13,7 +13,7 @@ import pytest
 
 from seeing_families import write_llava
 from tiny_trainings import Tiny, losses_of
-from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from trainer_faults import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.strategies import FULL, LORA, STRATEGIES, Tuner
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import rows_of_step

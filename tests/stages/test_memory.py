@@ -9,12 +9,12 @@ import pytest
 
 from bench.anonymous_memory import peak_anonymous
 from hub_server import command
-from stage_settings import validation
 from vlmflow.core.account import write_account
 from vlmflow.core.files import sha256_of
 from vlmflow.fetch.placed import write_small_files
 from vlmflow.lengths.count import RowLength
 from vlmflow.lengths.summary import LengthSummary, MaxLengths, MeasuredFiles, SplitLengths
+from workflow_runs import validation
 
 ROWS = (32_000, 96_000)
 """The numbers of rows of the two compared runs: the smaller one fills all buffers, and can be measured."""

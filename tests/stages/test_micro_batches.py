@@ -23,7 +23,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tiny_trainings import Tiny, train_and_kill
-from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from trainer_faults import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import STRATEGIES, TUNERS
 from vlmflow.core.account import write_account

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from forked_snakemake import called
+from made_rows import made_row
 from seeing_families import SEEING
 from text_run import TRAIN
 from tiny_models import file_names, randomise, tensors_of
-from training_rows import made_row
 from vlmflow.config.strategies import FULL
 from vlmflow.core.errors import VlmflowError
 from vlmflow.in_trainer.messages import POSITIONS

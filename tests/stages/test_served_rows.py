@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
+from made_rows import made_row
 from seeing_families import write_gemma3
-from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import CHAT_TEMPLATE, write_tokenizer
 from vlmflow.lengths.against_swift import check_lengths

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 
 from tiny_trainings import Tiny
-from trainers_on_cores import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
+from trainer_faults import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
 from vlmflow.config.deepspeed_json import BLOCKS, OWN_CHECK, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
 from vlmflow.core.errors import PassingError, VlmflowError

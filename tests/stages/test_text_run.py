@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from made_accounts import some_provenance
-from made_stats import some_stats
+from made_accounts import some_provenance, some_stats
 from text_run import SWIFT_ARGS, TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.lengths.against_swift import check_lengths, template_arguments

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from mlflow_server import MlflowServer, fatal_proxy, mlflow_server
-from sent_run import send
-from tracked_run import RUN, tracked_run
+from finished_runs import RUN, send, tracked_run
+from tracker_servers import MlflowServer, fatal_proxy, mlflow_server
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.tools.track_run import main as track_run
 

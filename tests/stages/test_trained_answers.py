@@ -12,8 +12,7 @@ from unicodedata import normalize
 import msgspec
 import pytest
 
-from fire_rows import fire_row, fire_rows, form_rows, training_form, write_picture
-from real_rows import FOLDER
+from made_rows import FOLDER, fire_row, fire_rows, form_rows, training_form, write_picture
 from tiny_trainings import QUICK
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.run_settings import TrainSettings

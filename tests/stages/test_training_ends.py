@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from trainer_faults import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, LORA, STRATEGIES, TUNERS, Strategy, Tuner
 from vlmflow.config.strategies import DEEPSPEED as DEEPSPEED_JSON

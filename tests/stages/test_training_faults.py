@@ -19,8 +19,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from tiny_trainings import Tiny, losses_of
-from trained_rows import check_rows
+from tiny_trainings import Tiny, check_rows, losses_of
 from trainer_faults import make_fault, passes
 from vlmflow.core.errors import PassingError, VlmflowError
 from vlmflow.in_trainer.messages import BAD_STEP, Log, read_events, rows_of_step

@@ -16,8 +16,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
+from made_rows import made_row
 from tiny_models import file_names, randomise
-from training_rows import made_row
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.in_trainer.messages import POSITIONS

@@ -1,4 +1,4 @@
-"""Programs of tests that fork from a process with their imports give what those give that start by themselves."""
+"""Programs of tests that fork from a process with their imports, and what a trainer does not import."""
 
 import json
 import os
@@ -16,6 +16,7 @@ import session_folder
 from tiny_trainings import Tiny, losses_of
 from vlmflow.supervisor.train import train
 from warm_programs import fresh
+from workflow_runs import ROOT
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth")
 
@@ -117,3 +118,24 @@ def run(script: Path) -> subprocess.CompletedProcess[str]:
 
 def was_handed_over(folder: Path) -> bool:
     return f"{folder}/samplers.py" in (session_folder.folder() / ".venv.log").read_text()
+
+
+UNWRAP = """
+import sys
+from torch.nn import Linear
+from vlmflow.config.strategies import strategy_of
+from vlmflow.in_trainer import engine
+engine.spare_deepspeed(strategy_of(sys.argv[1]))
+from accelerate.utils import extract_model_from_parallel
+extract_model_from_parallel(Linear(1, 1))
+print("deepspeed" in sys.modules)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "imports"), [("ddp", "False"), ("zero2", "True")])
+def test_deepspeed_is_imported_only_where_it_trains(strategy: str, imports: str) -> None:
+    """Otherwise accelerate imports it to ask whether it wraps the model."""
+    words = [sys.executable, "-c", UNWRAP, strategy]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env={"PYTHONPATH": str(ROOT / "scripts")})
+    assert done.stdout.split()[-1] == imports

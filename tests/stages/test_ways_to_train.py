@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiny_trainings import Tiny, losses_of, train_and_kill
-from trainers_on_cores import DEEPSPEED, FSDP2, before_trainers
+from trainer_faults import DEEPSPEED, FSDP2, before_trainers
 from vlmflow.config.model_types import model_types
 from vlmflow.config.strategies import DDP, LORA, QLORA, STRATEGIES, TUNERS, Tuner, strategy_of
 from vlmflow.merging.proof import LogitProof, TensorProof

@@ -1,18 +1,19 @@
-"""The pages are true: links resolve, and what they name exists."""
+"""The pages are true: links resolve, what they name exists, and the version is that of pyproject.toml."""
 
 import ast
 import re
+import subprocess
 import textwrap
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fire_rows import form_rows
+from made_rows import form_rows
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.rows.convert import ConvertedRow
-from workflow_runs import ROOT
+from workflow_runs import ROOT, VERSION
 
 PAGES = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("k8s/*.md"), *ROOT.glob(".github/**/*.md")],
@@ -185,3 +186,32 @@ def test_folders_of_the_library_import_as_the_design_page_says() -> None:
         for file in (library / folder).rglob("*.py"):
             imported = set(re.findall(r"^\s*(?:from|import) vlmflow\.(\w+)", file.read_text(), re.MULTILINE))
             assert imported <= set(order[: number + 1]), f"{file}: {imported - set(order[: number + 1])}"
+
+
+IMAGE = re.compile(r"\bvlmflow[-/](?:data|train|track|search|jupyter):([\w.-]+)")
+TAG = re.compile(r"newTag: ([\w.-]+)")
+ARGUMENT = re.compile(r"^ARG VERSION=(\S+)", re.MULTILINE)
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.split("\0") if name and not name.startswith(("tests/", "envs/"))]
+
+
+@pytest.mark.parametrize(("pattern", "at_least"), [(IMAGE, 14), (TAG, 6), (ARGUMENT, 2)])
+def test_every_image_has_the_version(pattern: re.Pattern[str], at_least: int) -> None:
+    named = [
+        (name, version)
+        for name in tracked()
+        if (ROOT / name).is_file()
+        for version in pattern.findall((ROOT / name).read_text(errors="replace"))
+    ]
+    assert len(named) >= at_least
+    assert {version for _, version in named} == {VERSION}, named
+
+
+def test_citation_and_release_notes_have_the_version() -> None:
+    assert str(yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]) == VERSION
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest
+    assert newest[1] == VERSION

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from executed_notebook import NOTEBOOK, executed
-from made_accounts import some_checks, some_evaluation, some_fitted, some_gate, some_report
-from made_stats import some_stats
+from made_accounts import some_checks, some_evaluation, some_fitted, some_gate, some_report, some_stats
 from vlmflow.core.account import write_account
 from vlmflow.merging.proof import Proof
 from workflow_runs import ROOT

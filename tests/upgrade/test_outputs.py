@@ -7,8 +7,7 @@ import pytest
 from msgspec import structs
 from outputs import differences
 
-from made_accounts import MADE_OF, some_gate, some_provenance, some_report
-from made_stats import some_stats
+from made_accounts import MADE_OF, some_gate, some_provenance, some_report, some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.progress import clock
 from vlmflow.reports.card import model_card

@@ -19,7 +19,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from cluster.shell import wait_for
 from forked_snakemake import called
 from stages.evaluate import main as evaluate
-from trace_sink import trace_sink
+from tracker_servers import trace_sink
 from vlmflow.config.run_blocks import FlatRun
 from vlmflow.config.settings import part_of
 from vlmflow.core.account import read_account

@@ -23,7 +23,7 @@ FORGOTTEN = {
         "tests/remote/unit/test_borders.py::test_two_files_outside_know_it_and_none_of_the_library",
     ],
     "new-family": [
-        "tests/stages/test_models_page.py",
+        "tests/stages/test_families.py",
         "tests/stages/test_families.py::test_text_models_become_proven_weights[gemma]",
     ],
     "new-form": ["tests/workflow/test_stages.py"],

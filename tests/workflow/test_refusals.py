@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from forked_snakemake import called
-from made_stats import some_stats
+from made_accounts import some_stats
 from vlmflow.core.account import write_account
 from workflow_runs import ROOT
 

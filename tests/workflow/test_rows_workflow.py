@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from fire_rows import fire_row, write_array, write_picture
 from forked_snakemake import called
+from made_rows import fire_row, write_array, write_picture
 from vlmflow.config.model import check_config
 from vlmflow.harness.inputs import RuleInputs
 from vlmflow.rows.sharegpt import json_schema

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cluster.shell import wait_for
-from trainers_on_cores import before_trainers
+from trainer_faults import before_trainers
 from vlmflow.core.account import read_account
 from vlmflow.search.study import Asked, Judged, TrialResult
 from warm_programs import fresh

@@ -18,14 +18,13 @@ import pytest
 
 from drawn_pictures import drawn, encoded, put
 from forked_snakemake import called
-from stage_settings import validation
 from vlmflow.config.after_training import ChosenBy
 from vlmflow.core.account import CLOCK_NS, LEVEL, RECORDS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.proof import PROOF
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.training_data import first_rows
-from workflow_runs import ROOT, RUN, command, copy_folder, snakemake
+from workflow_runs import ROOT, RUN, command, copy_folder, snakemake, validation
 
 SETTINGS = {
     "max_steps": 6,

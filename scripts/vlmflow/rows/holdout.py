@@ -2,7 +2,7 @@
 
 Who compares many checkpoints or trials by some rows, and keeps the best, has picked its luck on these rows, too. Of 20
 equal models the best one is called better than another by the rows that chose it several times as often as by others
-(`tests/unit/rows/test_halves.py`).
+(`tests/unit/rows/test_mixture.py`).
 
 Chooses the pictures, or the prompts of rows without pictures, that are held out of the train split.
 """

@@ -11,9 +11,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from cluster.locks import alone
 from cluster.paths import CACHE, SOURCES
-from cluster.shell import run
+from cluster.shell import alone, run
 
 KUBERNETES = "1.34.4"
 TOOLS = {

@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from cluster import certificates, control_plane, image_layers, image_store, machine, network
+from cluster import control_plane, image_store, machine, network
 from cluster.binaries import COMPONENTS, binary
 from cluster.kubectl import Kubectl
-from cluster.locks import alone
 from cluster.node import KUBELET_FOLDER, Node
 from cluster.paths import KUBECONFIG, STATE
 from cluster.processes import pid_of
-from cluster.shell import wait_for
+from cluster.shell import alone, wait_for
 from vlmflow.core.errors import VlmflowError
 
 MADE_KUBELET_FOLDER = STATE / "made-kubelet-folder"
@@ -45,7 +44,7 @@ class Cluster(Kubectl):
             self._down()  # what a killed run left
             network.refuse_taken_addresses()
             STATE.mkdir(parents=True)
-            certificates.make_all()
+            control_plane.make_all()
             if not KUBELET_FOLDER.exists():
                 MADE_KUBELET_FOLDER.touch()
             self.node.boot(self.node)
@@ -103,7 +102,7 @@ class Cluster(Kubectl):
         with alone("image-stores"):
             for node in (self.node, self.second_node):
                 if node.running():
-                    image_layers.carry_image(node, image)
+                    image_store.carry_image(node, image)
 
     def kill(self, pod: dict) -> None:
         """Kill everything in a pod's container, like a crash; the API server learns of it afterwards."""

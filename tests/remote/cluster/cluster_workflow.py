@@ -1,4 +1,4 @@
-"""The demo on the tests' cluster, called as a person would, and every pod that it had."""
+"""The demo on the tests' cluster, called as a person would, every pod that it had, and its training in two pods."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import yaml
 
+from cluster.addons import start_dns
 from cluster.binaries import binary
 from cluster.cluster import Cluster
 from cluster.deployment import PODS_USER
@@ -140,3 +141,40 @@ def whole_objects(text: str) -> Iterator[dict]:
             found, end = decoder.raw_decode(text)
             text = text[end:]
             yield found
+
+
+STEPS = 50
+TRAIN = f"train: {{max_steps: {STEPS}, checkpoint_steps: 5, evaluation_steps: 5}}"
+ONE_NODE = f"runs={{{RUN}: {{nodes: 1, processes: 2, {TRAIN}}}}}"
+TWO_NODES = f"runs={{{RUN}: {{nodes: 2, processes: 1, {TRAIN}}}}}"
+
+
+def begin(project: ClusterWorkflow, shown: Path) -> subprocess.Popen:
+    """Start the full training, after a finished run. shown: the file for Snakemake's output."""
+    start_dns(project.cluster)
+    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
+    only = ["--config", TWO_NODES, "--allowed-rules", "train_model"]
+    words = [*files, *only, "--", f"checkpoints/{RUN}/full"]
+    with shown.open("wb") as output:
+        return subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
+
+
+def steps(project: ClusterWorkflow) -> list[int]:
+    """Return the steps that the trainers have logged so far."""
+    files = (project.volumes / "outputs" / "runs" / RUN / "full").glob("*/progress.jsonl")
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines() if line.endswith("}")]
+    return [line["step"] for line in lines if line.get("target") == STEPS and "loss" in line]
+
+
+def pods(project: ClusterWorkflow) -> list[dict]:
+    """Return the group's pods, once all of them run and have made some more steps."""
+
+    def all_run() -> list[dict]:
+        found = project.cluster.get("pods", namespace=project.namespace, labels="vlmflow/rule=train_model")["items"]
+        found = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+        return found if [pod["status"]["phase"] for pod in found] == ["Running"] * 2 else []
+
+    found = wait_for("both pods run", all_run, 240, pause=1)
+    begun = len(steps(project))
+    wait_for("they train", lambda: len(steps(project)) > begun + 3, 240, pause=0.3)
+    return sorted(found, key=lambda pod: pod["metadata"]["name"])

@@ -56,7 +56,7 @@ def demo(local_runs: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def here(local_runs: tuple[Path, Path]) -> Path:
-    """Return the full checkpoint of nodes_workflow's training on this machine: one node, two processes, no break."""
+    """Return the full checkpoint of ONE_NODE's training on this machine: one node, two processes, no break."""
     return local_runs[1] / "checkpoints" / RUN / "full"
 
 

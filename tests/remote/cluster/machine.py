@@ -1,9 +1,12 @@
-"""What the tests' cluster needs from the machine, and the Debian packages that it installs if they are missing."""
+"""What the tests' cluster needs from the machine, and the state of the machine, which it must not change."""
 
+import json
 import os
+from pathlib import Path
 
 import debian
 from cluster.paths import CACHE, STATE
+from cluster.shell import run
 from vlmflow.core.errors import VlmflowError
 
 PACKAGES = {
@@ -42,3 +45,68 @@ def prepare() -> None:
     if reason := why_not():
         raise VlmflowError(reason, "run it as root on Debian, or on a cluster of your own through KUBECONFIG")
     debian.install(PACKAGES, CACHE / "apt.log")
+
+
+FOLDERS = (
+    "/etc/cni/net.d",
+    "/opt/cni",
+    "/opt/containerd",
+    "/run/containerd",
+    "/run/netns",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/log/pods",
+)
+SYSCTLS = ("kernel/keys/*", "kernel/panic*", "net/bridge/*", "net/ipv4/*forward*", "net/ipv4/conf/*/*", "vm/*")
+CHANGING_SYSCTLS = ("compact_memory", "drop_caches", "stat_refresh")
+
+
+def machine_state() -> dict[str, object]:
+    """Return processes, mounts, links, routes, firewall rules, cgroups, sysctls and folders."""
+    return {
+        "processes": sorted(_processes()),
+        "mounts": sorted(Path("/proc/self/mounts").read_text().splitlines()),
+        "links": sorted(link["ifname"] for link in json.loads(run("ip", "-j", "link"))),
+        "addresses": run("ip", "-brief", "address"),
+        "routes": run("ip", "route"),
+        "rules": run("nft", "list", "ruleset"),
+        "network namespaces": sorted(_network_namespaces()),
+        "cgroups": sorted(folder for folder, _, _ in os.walk("/sys/fs/cgroup") if "vlmflow" in folder),
+        "sysctls": _sysctls(),
+        "folders": [folder for folder in FOLDERS if Path(folder).exists()],
+    }
+
+
+def _processes() -> list[str]:
+    """Return the command lines of what a cluster runs: its own parts, and pods in PID namespaces of theirs."""
+    own, found = os.readlink("/proc/self/ns/pid"), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
+            stranger = os.readlink(folder / "ns" / "pid") != own
+        except OSError:
+            continue
+        if stranger or str(CACHE) in line:
+            found.append(line)
+    return found
+
+
+def _network_namespaces() -> set[str]:
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/net"):
+        try:
+            found.add(os.readlink(link))
+        except OSError:
+            continue
+    return found
+
+
+def _sysctls() -> dict[str, str]:
+    values = {}
+    for pattern in SYSCTLS:
+        for path in Path("/proc/sys").glob(pattern):
+            if path.name not in CHANGING_SYSCTLS and os.access(path, os.R_OK) and path.stat().st_mode & 0o444:
+                values[str(path)] = path.read_text().strip()
+    return values

@@ -1,10 +1,13 @@
-"""Run commands, and report their output if they fail."""
+"""Commands that report their output if they fail, and locks for what all processes of the user share."""
 
+import contextlib
+import fcntl
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from cluster.paths import CACHE
 from vlmflow.core.errors import VlmflowError
 
 
@@ -42,3 +45,13 @@ def wait_for(what: str, check: Callable[[], object], limit: float = 60.0, pause:
             last = error
         time.sleep(pause)
     raise VlmflowError(f"{what}: not so after {limit:.0f} s ({last})", "read the logs of the cluster's parts")
+
+
+@contextlib.contextmanager
+def alone(what: str) -> Iterator[None]:
+    """Wait for the lock `what` and hold it; a process that dies releases it."""
+    locks = CACHE / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / what).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

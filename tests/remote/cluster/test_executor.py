@@ -9,8 +9,7 @@ import pytest
 
 from cluster.cluster import Cluster
 from cluster.fault_workflow import NAMESPACE, Call, FaultWorkflow, fault_workflow
-from cluster.locks import alone
-from cluster.shell import wait_for
+from cluster.shell import alone, wait_for
 
 AWAY_SECONDS = 75
 FAILED = {"glutton", "full", "unpulled", "refused", "closed"}

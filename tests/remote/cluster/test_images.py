@@ -10,7 +10,7 @@ import pytest
 
 from cluster import images, jobs
 from cluster.cluster import Cluster
-from cluster.image_layers import carry_image, layers_in
+from cluster.image_store import carry_image, layers_in
 from cluster.paths import PROJECT
 
 TARGETS = pytest.mark.parametrize("target", images.TARGETS)

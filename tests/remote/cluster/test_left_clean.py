@@ -4,7 +4,7 @@ from pathlib import Path
 
 from cluster import addons, images, jobs
 from cluster.cluster import Cluster
-from cluster.machine_state import machine_state
+from cluster.machine import machine_state
 from cluster.paths import LINK
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from cluster.addons import start_dns
 from cluster.cluster import Cluster
-from cluster.cluster_workflow import ClusterWorkflow
+from cluster.cluster_workflow import STEPS, TWO_NODES, ClusterWorkflow, steps
 from cluster.deployment import rendered, with_component
-from cluster.nodes_workflow import STEPS, TWO_NODES, steps
 from cluster.operators import start_trainer, start_training_operator
 from cluster.shell import wait_for
 from vlmflow.core.files import sha256_of

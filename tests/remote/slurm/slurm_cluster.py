@@ -19,10 +19,9 @@ from typing import Any
 
 import debian
 from cluster import cgroups
-from cluster.locks import alone
 from cluster.paths import CACHE
 from cluster.processes import children
-from cluster.shell import run, wait_for
+from cluster.shell import alone, run, wait_for
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.processes import bound_to_this_process
 

@@ -1,16 +1,26 @@
-"""The workflow on the tests' Slurm, called as a person would on a login node."""
+"""The workflow on the tests' Slurm, called as a person would on a login node, and calls that tests watch and end."""
 
+import itertools
+import os
+import subprocess
 import sys
+import time
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import yaml
 
 from cluster.cluster_workflow import THREADS
 from slurm.slurm_cluster import SlurmCluster
+from vlmflow.core.processes import bound_to_this_process
 from vlmflow.in_trainer import process as trainer
+from vlmflow.remote.slurm.queue import QueuedJob
+from vlmflow.remote.slurm.queue import jobs as jobs_of_slurm
+from vlmflow.remote.slurm.request import digest
 from workflow_runs import ROOT
 
 PROFILE = ROOT / "profiles" / "slurm"
@@ -55,3 +65,53 @@ def trainers(folder: Path) -> list[psutil.Process]:
             return False
 
     return [process for process in psutil.process_iter() if trains(process)]
+
+
+class Call:
+    """One call of Snakemake in a folder. It ends with the tests at the latest."""
+
+    numbers = itertools.count(1)
+
+    def __init__(self, folder: Path, command: Sequence[str], environment: Mapping[str, str] = {}) -> None:
+        self.folder = folder
+        self._log = folder / f"call-{next(self.numbers)}.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=bound_to_this_process(),
+            )
+
+    @property
+    def said(self) -> str:
+        """Its output so far."""
+        return self._log.read_text(errors="replace")
+
+    def until(self, what: str, check: Callable[[], object], limit: float = 60) -> None:
+        """Wait while it runs until something is so; fail with its output if it is not."""
+        end = time.monotonic() + limit
+        while not check():
+            if self.process.poll() is not None or time.monotonic() > end:
+                pytest.fail(f"{what}: not so\n{self.said[-6000:]}")
+            time.sleep(0.2)
+
+    def wait_for(self, words: str, limit: float = 60) -> None:
+        """Wait until it has said something."""
+        self.until(f"it says {words!r}", lambda: words in self.said, limit)
+
+    def end(self, code: int = 0, limit: float = 180) -> str:
+        """Wait until it ends, and return its output; fail unless it ends with `code`."""
+        assert self.process.wait(limit) == code, self.said[-6000:]
+        return self.said
+
+    def jobs(self, *rules: str) -> list[QueuedJob]:
+        """Return its folder's jobs that Slurm knows, also those that have ended, in the order of their submission."""
+        ours = digest(str(self.folder))
+        found = [
+            job for job in jobs_of_slurm().values() if job.words[1:2] == (ours,) and job.name.partition(":")[0] in rules
+        ]
+        return sorted(found, key=lambda job: int(job.id))

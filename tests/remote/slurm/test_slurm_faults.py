@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.shell import wait_for
-from slurm.slurm_calls import Call
 from slurm.slurm_cluster import SlurmCluster
-from slurm.slurm_workflow import PROFILE
+from slurm.slurm_workflow import PROFILE, Call
 from workflow_runs import ROOT
 
 pytestmark = pytest.mark.slow

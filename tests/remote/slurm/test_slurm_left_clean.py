@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from cluster.machine_state import machine_state
+from cluster.machine import machine_state
 from cluster.shell import wait_for
 from slurm.slurm_cluster import FOLDER, LINK, SlurmCluster
 

@@ -1,10 +1,14 @@
-"""`make status` on a login node."""
+"""`make status` and `make doctor ON=slurm` on a login node."""
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from cluster.shell import wait_for
 from slurm.slurm_cluster import SlurmCluster
@@ -76,3 +80,98 @@ def test_an_outage_of_the_controller_is_a_line(slurm: SlurmCluster, tmp_path: Pa
     slurm.stop_controller()
     said = status(slurm, tmp_path)[1]
     assert said.startswith("Slurm does not answer: squeue: slurm_load_jobs error: Unable to contact slurm controller")
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """Return a working directory with what the demo's plan looks for, and a profile for nodes of two cores."""
+    (tmp_path / "sample" / "pictures").mkdir(parents=True)
+    (tmp_path / "tiny-model").mkdir()
+    for file in ("tiny-model/model.safetensors", "sample/FIRE-train-100K.json", "sample/FIRE-test.json"):
+        (tmp_path / file).touch()
+    profile = yaml.safe_load((ROOT / "profiles/slurm/config.yaml").read_text()) | {"max-threads": 2}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text(yaml.safe_dump(profile))
+    return tmp_path
+
+
+def call(work: Path, *words: str) -> list[str]:
+    files = [str(ROOT / "profiles/demo/run.yaml"), str(work / "changes.yaml")]
+    own = ["--json", "--profile", str(work / "mine"), "--directory", str(work), "--run", "qwen3vl-fire"]
+    return [sys.executable, "-m", "vlmflow.remote.slurm.doctor", *own, "--configfile", *files, *words]
+
+
+def environment(cluster: SlurmCluster) -> dict[str, str]:
+    return {**cluster.environment, "PYTHONPATH": str(ROOT / "scripts"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+
+
+def probes(cluster: SlurmCluster) -> int:
+    """Return how many jobs of a doctor wait or run."""
+    return cluster.run("squeue", "--noheader", "--format=%j", "--states=PENDING,RUNNING").count("vlmflow-doctor")
+
+
+def doctor(cluster: SlurmCluster, work: Path, *words: str, **changes: Any) -> dict[str, dict[str, str]]:
+    """Return its findings by what they are of. changes: of the configuration."""
+    (work / "changes.yaml").write_text(yaml.safe_dump(changes))
+    done = subprocess.run(call(work, *words), env=environment(cluster), capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    said = json.loads(done.stdout)
+    assert done.returncode == (0 if said["ready"] else 1)
+    assert probes(cluster) == 0
+    assert list(work.glob(".doctor-*")) == []
+    return {finding["what"]: finding for finding in said["checks"]}
+
+
+def faults(findings: dict[str, dict[str, str]], state: str = "fail") -> dict[str, str]:
+    return {what: finding["found"] for what, finding in findings.items() if finding["state"] == state}
+
+
+def test_a_cluster_that_has_everything_is_ready(slurm: SlurmCluster, work: Path) -> None:
+    findings = doctor(slurm, work, runs={"qwen3vl-fire": {"device": "cuda", "resources": {"train_runtime": 600}}})
+    assert faults(findings) == {}
+    assert list(faults(findings, "warn")) == ["KillWait", "preemption in gpu"]
+    found = {what: finding["found"] for what, finding in findings.items()}
+    assert found["partition gpu"] == "120 minutes at most; 2 nodes of 2 cores, 16 GB, 2 GPUs"
+    assert found["time of train_model"].endswith("6 jobs, one after the other, each of which resumes the training")
+    assert found["sbatch --test-only"] == "Slurm would take every job of these runs"
+    for partition in ("cpu", "gpu"):
+        first, second = found[f"jobs in {partition}"].split()[0], found[f"two nodes of {partition}"].split()[0]
+        assert {first, second} == {"node-a", "node-b"}
+        assert found[f"signals in {partition}"] == f"a step on {second} gets SIGTERM"
+
+
+def test_what_a_cluster_lacks_is_named(slurm: SlurmCluster, work: Path) -> None:
+    """One node has a disk of its own in the place of a store; stages fetch in jobs; a GPU is of another kind."""
+    own = work / "own"
+    own.mkdir()
+    slurm.hosts["node-b"].run("mount", "-t", "tmpfs", "own", own)
+    try:
+        findings = doctor(
+            slurm,
+            work,
+            stores={"runs": str(own)},
+            slurm={"here": [], "gpu_model": "a100"},
+            models={"tiny": {"source": "hf://Qwen/Qwen3-VL-2B-Instruct"}},
+            runs={"qwen3vl-fire": {"device": "cuda"}},
+        )
+    finally:
+        slurm.hosts["node-b"].run("umount", own)
+    wrong = faults(findings)
+    assert set(wrong) == {"run qwen3vl-fire", "two nodes of cpu", "two nodes of gpu", "hub from cpu"}
+    assert "2 GPUs of a100 on one node; its nodes have none" in wrong["run qwen3vl-fire"]
+    assert "No such file or directory" in wrong["two nodes of gpu"]
+    assert wrong["two nodes of gpu"].startswith("stores.runs, from node-")
+    assert "Connection refused" in wrong["hub from cpu"]
+
+
+def test_a_job_that_waits_is_told_and_ends_with_ctrl_c(slurm: SlurmCluster, work: Path) -> None:
+    for node in ("node-a", "node-b"):
+        slurm.wait_for_job(slurm.submit("sleep 60", "--exclusive", f"--nodelist={node}"), "RUNNING")
+    waiting = faults(doctor(slurm, work, "--patience", "1"), "warn")
+    assert waiting["jobs in cpu"].startswith("not seen from inside: it still waits after 1 s: ")
+    with subprocess.Popen(call(work), env=environment(slurm), stdout=subprocess.DEVNULL) as running:
+        wait_for("its jobs wait", lambda: probes(slurm) == 2)
+        running.send_signal(signal.SIGINT)
+        assert running.wait(30) == 130
+    assert probes(slurm) == 0
+    assert list(work.glob(".doctor-*")) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cluster.nodes_workflow import ONE_NODE, STEPS
+from cluster.cluster_workflow import ONE_NODE, STEPS
 from cluster.shell import wait_for
 from slurm.slurm_cluster import SlurmCluster
 from slurm.slurm_workflow import call, jobs, trainers

@@ -8,9 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm.slurm_calls import Call
 from slurm.slurm_cluster import NODES, SlurmCluster
-from slurm.slurm_workflow import call
+from slurm.slurm_workflow import Call, call
 from vlmflow.core.child_programs import OTHER_NODE, PORT
 from vlmflow.remote.slurm.in_job import PORTS
 from vlmflow.remote.slurm.queue import QueuedJob

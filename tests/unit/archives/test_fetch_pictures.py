@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from archive_server import ArchiveServer, served_archives, zip_of
+from archive_server import ArchiveServer, fetch, pictures_in, served_archives, zip_of
 from faulty_server import breaks, html_page, ignores_range, refuses, with_headers
-from picture_fetches import fetch, pictures_in
 from vlmflow.config.tables import PictureSource
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.transport import Transport

@@ -13,10 +13,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from archive_server import ArchiveServer, served_archives, strong_etag, zip_of
+from archive_server import MAX_BYTES, ArchiveServer, fetch, pictures_in, served_archives, strong_etag, zip_of
 from faulty_server import breaks, html_page, refuses
 from hub_server import REVISION, served_hub, sha256
-from picture_fetches import MAX_BYTES, fetch, pictures_in
 from vlmflow.config.tables import PINS, PictureSource, Pin, read_pins, read_sources
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.picture_source import Places, ways_to

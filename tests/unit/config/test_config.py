@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fire_rows import form_rows
+from made_rows import form_rows
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.raw_forms import table
 from vlmflow.config.run_settings import TrainSettings

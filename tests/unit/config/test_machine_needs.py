@@ -1,11 +1,13 @@
 """Packages, compilers and GPUs that settings need, and that may be missing: the locked environment has none of them."""
 
+import re
 from pathlib import Path
 
 import pytest
 
-from vlmflow.config.machine_needs import refuse_missing, refuse_old_driver
+from vlmflow.config.machine_needs import missing_tools, refuse_missing, refuse_missing_compiler, refuse_old_driver
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import STRATEGIES
 from vlmflow.core.errors import VlmflowError
 
 FLASH = TrainSettings(attention="flash_attention_2")
@@ -77,3 +79,26 @@ def test_liger_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(VlmflowError, match="no C compiler here"):
         refuse_missing(TrainSettings(liger=True))
+
+
+def test_a_machine_without_compiler_is_refused_by_what_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O3")
+    monkeypatch.setattr("sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("zero2_offload", "zero3_offload"):
+        missing = rf"C\+\+ compiler \(no-such-compiler\), no header of Python \({tmp_path}/Python.h\)"
+        with pytest.raises(VlmflowError) as error:
+            refuse_missing_compiler(STRATEGIES[name])
+        assert re.fullmatch(rf"runs.NAME.strategy: {name}: .* has no {missing}", error.value.cause)
+    for name in ("ddp", "zero2", "zero3", "fsdp2"):
+        refuse_missing_compiler(STRATEGIES[name])
+
+
+def test_ninja_is_found_beside_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the locked environment, which nobody need activate."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "ninja" not in missing_tools()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    assert "ninja" in missing_tools()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_cases import row
+from simulated_evaluations import row
 from vlmflow.evaluation.choice import (
     Case,
     Item,

@@ -1,4 +1,4 @@
-"""Which files belong to a model, and which models are refused, with file, key and value."""
+"""The files of a model, the names of its tensors, and models that are refused, with file, key and value."""
 
 import json
 import os
@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from stages.fetch_model import main as fetch_model
+from stages.fetch_model_files import main as fetch_model_files
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch import model_files
-from vlmflow.fetch.model_files import INDEX, is_taken, list_files, refuse_code, sort_names
+from vlmflow.fetch.chat_templates import require_chat_template
+from vlmflow.fetch.model_files import INDEX, SINGLE, is_taken, list_files, refuse_code, sort_names
+from vlmflow.fetch.model_weights import refuse_other_tensors, tensor_names
+from vlmflow.fetch.placed import naming_files, read_small_files
 
 SHARD = "model-00001-of-00001.safetensors"
 
@@ -215,3 +220,83 @@ def test_a_quantised_model_is_refused_before_a_gpu_is_asked_for(folder: Path, pl
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(VlmflowError, match=r"config\.json: the base is quantised \(fp8\)"):
         check(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("chat_template.jinja", "{{ messages }}"),
+        ("chat_template.json", "{}"),
+        ("tokenizer_config.json", '{"chat_template": "{{ messages }}"}'),
+        ("processor_config.json", '{"chat_template": "{{ messages }}"}'),
+    ],
+)
+def test_a_model_without_a_chat_template_is_refused_before_it_is_trained(
+    tmp_path: Path, name: str, content: str
+) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
+    with pytest.raises(VlmflowError, match="the model has no chat template"):
+        require_chat_template(tmp_path)
+    (tmp_path / name).write_text(content)
+    require_chat_template(tmp_path)
+
+
+def test_a_model_can_be_estimated_before_its_weights_are_there(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    fetch_model_files(files=tmp_path / "files", source=str(source), store=tmp_path / "store")
+    assert [file.name for file in read_small_files(tmp_path / "files").iterdir()] == ["config.json"]
+    with pytest.raises(VlmflowError, match="has no safetensors weights"):
+        fetch_model(model=tmp_path / "model", source=str(source), store=tmp_path / "store")
+
+
+def weights(*names: str) -> bytes:
+    """Give a safetensors file with tensors of one byte."""
+    entries = {name: {"dtype": "U8", "shape": [1], "data_offsets": [n, n + 1]} for n, name in enumerate(names)}
+    header = json.dumps({"__metadata__": {"format": "pt"}} | entries).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(len(names))
+
+
+def sharded(folder: Path) -> list[str]:
+    """Write two shards and their index; returns their names."""
+    shards = {"one.safetensors": ["b"], "two.safetensors": ["a", "c"]}
+    weight_map = {name: shard for shard, names in shards.items() for name in names}
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    for shard, names in shards.items():
+        (folder / shard).write_bytes(weights(*names))
+    return [INDEX, *shards]
+
+
+def test_they_come_from_the_index_or_from_the_only_file(tmp_path: Path) -> None:
+    assert tensor_names(tmp_path, ["config.json", SINGLE]) is None, "it is not here"
+    (tmp_path / SINGLE).write_bytes(weights("b", "a"))
+    assert tensor_names(tmp_path, [SINGLE]) == ["a", "b"]
+    assert tensor_names(tmp_path, sharded(tmp_path)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"weights", (1 << 60).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]"]
+)
+def test_a_header_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / SINGLE).write_bytes(content)
+    with pytest.raises(VlmflowError, match=r"model\.safetensors: its header cannot be read: "):
+        tensor_names(tmp_path, [SINGLE])
+
+
+def test_an_index_that_names_other_tensors_than_the_files_have_is_refused(tmp_path: Path) -> None:
+    """Lengths and tensors were checked by the index alone."""
+    names = sharded(tmp_path)
+    refuse_other_tensors(tmp_path, names)
+    (tmp_path / "two.safetensors").write_bytes(weights("a"))
+    with pytest.raises(VlmflowError, match=r"index\.json: tensor c is listed for two"):
+        refuse_other_tensors(tmp_path, names)
+    (tmp_path / "two.safetensors").write_bytes(weights("a", "c", "d\x1b"))
+    with pytest.raises(VlmflowError, match=r"tensor d\\x1b is not listed, but is in two"):
+        refuse_other_tensors(tmp_path, names)
+
+
+def test_the_only_file_of_weights_belongs_to_what_is_watched() -> None:
+    """Its tensors are compared before it is fetched, so others must be compared again."""
+    assert naming_files(["config.json", SINGLE]) == ["config.json", SINGLE]
+    assert naming_files(["config.json", INDEX, "one.safetensors"]) == ["config.json", INDEX]

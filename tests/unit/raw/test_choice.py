@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fire_rows import form_rows
+from made_rows import form_rows
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.pictures.resolve import named_paths
 from vlmflow.raw.split import open_rows

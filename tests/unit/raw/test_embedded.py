@@ -12,10 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from converted_rows import converted_rows
 from drawn_pictures import drawn, encoded
-from fire_rows import form_rows
-from real_rows import example_of_a_form
+from made_rows import converted_rows, example_of_a_form, form_rows
 from stages import resolve_images
 from vlmflow.config.settings import PictureLimits, RowChoice
 from vlmflow.core.errors import VlmflowError

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, form_rows, training_form
+from made_rows import fire_row, fire_rows, form_rows, training_form
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError

@@ -14,8 +14,8 @@ from PIL import Image
 
 from browser import Browser
 from drawn_pictures import drawn, encoded, put
-from fire_rows import fire_row, split_files, split_rules
-from made_stats import some_stats
+from made_accounts import some_stats
+from made_rows import fire_row, split_files, split_rules
 from vlmflow.config.data_settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from browser import Browser
-from fire_rows import write_picture
 from made_accounts import an_answer, answers_alone, compared, some_answers, some_evaluation, some_figures
+from made_rows import write_picture
 from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError

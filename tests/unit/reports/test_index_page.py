@@ -18,8 +18,8 @@ from made_accounts import (
     some_gate,
     some_provenance,
     some_report,
+    some_stats,
 )
-from made_stats import some_stats
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.report import EvaluatedModel, Interval

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, training_form, write_array
+from made_rows import fire_row, fire_rows, training_form, write_array
 from stages import convert_rows
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.rows.chat import REASONS, Reject

@@ -1,4 +1,4 @@
-"""Answers without thoughts and feedback as a sentence, compared with what the original project's rules make of rows."""
+"""FIRE's texts: answers without thoughts, feedback as a sentence, right answers by id, and generated files."""
 
 import json
 from pathlib import Path
@@ -8,12 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, training_form, write_array
-from real_rows import real_rows
+from bulk_rows import PICTURE_COUNT, write_fire_rows
+from made_rows import fire_row, fire_rows, real_rows, training_form, write_array
 from stages import convert_rows
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import RowLimits
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.json_file import JsonRows
+from vlmflow.rows import sharegpt
 from vlmflow.rows.chat import Reject, after_mark
+from vlmflow.rows.forms.fire import read_gold, read_trajectory
+from vlmflow.rows.raw_text import row_id
+from vlmflow.rows.trajectories import Trajectory, gold_answers, trajectory_row
 
 ORIGINAL = training_form("trajectory", thoughts="drop", feedback_form="sentence")
 
@@ -156,3 +162,82 @@ def test_what_stays_as_it_is_is_counted_and_an_empty_answer_is_rejected(tmp_path
     convert_rows.main(raw=[raw], **files, split="train", settings=settings)
     assert "answers_without_mark" not in json.loads(files["unread"].read_text())
     assert files["rejects"].read_bytes() == b""
+
+
+def raw_file(folder: Path, *truths: Any) -> tuple[Path, list[str]]:
+    """Write raw rows, and return the file with the ids of the rows."""
+    rows = [json.dumps({"groundtruth": truth}).encode() for truth in truths]
+    file = folder / "raw.jsonl"
+    file.write_bytes(b"\n".join(rows) + b"\n")
+    return file, [row_id("train", number, row) for number, row in enumerate(rows)]
+
+
+def test_answers_are_those_of_the_rows(tmp_path: Path) -> None:
+    file, ids = raw_file(tmp_path, *({"role": "user", "value": f" gold {n}\r\n"} for n in range(3)))
+    wanted = [ids[2], f"{ids[0]}-a3", f"{ids[1]}-single", "made-by-hand"]
+    found = gold_answers(wanted, {"train": [file], "test": []}, [], read_gold)
+    assert found == {ids[2]: "gold 2", f"{ids[0]}-a3": "gold 0", f"{ids[1]}-single": "gold 1"}
+    assert gold_answers(ids, {"train": [], "test": [file]}, [], read_gold) == {}
+
+
+@pytest.mark.parametrize("truth", [None, "a text", {"value": 3}, {"role": "user", "value": "  "}, ["a"], {}])
+def test_a_row_without_a_readable_answer_has_none(tmp_path: Path, truth: Any) -> None:
+    file, ids = raw_file(tmp_path, truth)
+    assert gold_answers(ids, {"train": [file]}, [], read_gold) == {}
+
+
+def test_nothing_that_is_not_json_has_an_answer() -> None:
+    assert [read_gold(row) for row in (b"", b"\xff", b"[" * 100_000, b"{}")] == [None] * 4
+
+
+def test_a_fixed_row_gives_its_own_answer(tmp_path: Path) -> None:
+    file, _ = raw_file(tmp_path, {"role": "user", "value": "old"})
+    fixed = b'{"groundtruth":{"role":"user","value":"new"}}'
+    old = file.read_bytes().rstrip()
+    line = {"split": "train", "row": 0, "file": file.name, "checksum": row_id("train", 0, old)[-8:]}
+    copy = tmp_path / "fixed.jsonl"
+    copy.write_bytes(json.dumps(line).encode()[:-1] + b', "raw": ' + fixed + b"}\n")
+    identity = row_id("train", 0, fixed)
+    assert gold_answers([identity], {"train": [file]}, [copy], read_gold) == {identity: "new"}
+
+
+def test_another_raw_row_is_refused(tmp_path: Path) -> None:
+    file, ids = raw_file(tmp_path, {"role": "user", "value": "a"}, {"role": "user", "value": "b"})
+    for identity in (ids[0].replace("train-0000000", "train-0000001"), ids[0].replace("0000000", "0000009")):
+        with pytest.raises(VlmflowError, match=rf"row \d is not the one from which row {identity} was made"):
+            gold_answers([identity], {"train": [file]}, [], read_gold)
+
+
+ROWS = 4_000
+
+
+def test_every_row_is_valid_and_its_picture_exists(tmp_path):
+    write_fire_rows(tmp_path / "rows.json", ROWS, seed=1)
+    seen = set()
+    images = set()
+    rounds = 0
+    with JsonRows(tmp_path / "rows.json") as rows:
+        assert len(rows) == ROWS
+        for row in rows:
+            trajectory = read_trajectory(row)
+            assert isinstance(trajectory, Trajectory), trajectory
+            assert not trajectory.score_field_differs
+            assert sharegpt.first_fault(trajectory_row("id", trajectory), RowLimits()) is None
+            rounds += len(trajectory.attempts)
+            images.add(trajectory.image)
+            seen.add(row)
+    assert len(seen) == ROWS
+    assert len(images) == PICTURE_COUNT
+    assert all((tmp_path / "pictures" / image).is_file() for image in images)
+    assert 2.55 < rounds / ROWS < 2.71
+    assert 2_000 < (tmp_path / "rows.json").stat().st_size / ROWS < 2_270
+
+
+@pytest.mark.lengthy
+def test_two_runs_write_the_same_bytes_and_another_seed_others(tmp_path):
+    files = [tmp_path / str(number) / "rows.json" for number in range(3)]
+    for file, seed in zip(files, (1, 1, 2), strict=True):
+        write_fire_rows(file, 200, seed)
+    first, second, third = (file.read_bytes() for file in files)
+    assert first == second
+    assert first != third

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fire_rows import form_rows, split_rules
+from made_rows import form_rows, split_rules
 from vlmflow.config.data_settings import RowChoice
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert

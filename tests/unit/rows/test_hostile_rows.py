@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import form_rows
+from made_rows import form_rows
 from vlmflow.config.data_settings import DatasetSettings, RowChoice, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.errors import VlmflowError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from drawn_pictures import put
-from fire_rows import digest, fire_row, form_rows, split_files, split_rules, write_array
+from made_rows import digest, fire_row, form_rows, split_files, split_rules, write_array
 from vlmflow.config.data_settings import NearDuplicates, RowChoice
 from vlmflow.pictures.look_alikes import find_look_alikes, read_hashes
 from vlmflow.raw.split import open_rows

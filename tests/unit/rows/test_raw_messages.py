@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import form_rows
+from made_rows import form_rows
 from vlmflow.config.settings import RowLimits
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import ConvertedRow

@@ -1,18 +1,21 @@
 """The texts of rows: trained as they are written, or changed by a rule that is counted, or rejected."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, form_rows, training_form
+from made_rows import fire_row, fire_rows, form_rows, split_files, split_rules, training_form
+from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import RowLimits
 from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.raw_text import RULES, clean, cleaned, untagged
-from vlmflow.rows.sharegpt import first_fault
+from vlmflow.rows.sharegpt import first_fault, in_words
+from vlmflow.rows.validate import validate
 
 CODE = "    y = x + 1\n    return y"
 
@@ -157,3 +160,43 @@ def test_a_text_of_fire_is_trained_as_written_or_counted(asked: str, answers: li
         counts = make.unread.take().counts(()).changed_texts
         if counts.keys() != {"outer_space"} or pairs[-1].rstrip() == pairs[-1]:  # the last feedback is in no row
             compare([asked, *pairs[:-1]], [question.removeprefix("<image>\n"), *others], counts)
+
+
+@pytest.mark.parametrize(
+    ("form", "trained"),
+    [
+        # The answers of each row have the scores 2, 3 and 10; train has ten rows.
+        (training_form("trajectory"), {2: 10, 3: 10, 10: 10}),
+        (training_form("timestep", 6), {2: 10, 3: 10, 10: 10}),
+        (training_form("trajectory", min_score=3), {3: 10, 10: 10}),
+        (training_form("timestep", 6, 3), {3: 10, 10: 10}),
+        (training_form("trajectory", None, 8, "last_good"), {10: 20}),
+        (training_form("trajectory", None, None, "last_good"), {2: 10, 3: 10, 10: 20}),
+    ],
+)
+def test_the_account_has_what_is_trained_of_each_score(
+    tmp_path: Path, form: DatasetSettings, trained: dict[int, int]
+) -> None:
+    """In train alone, and history does not count."""
+    rows = [fire_row(f"gqa/{number}.jpg", f"question {number}", rounds=3) for number in range(12)]
+    rules = split_rules(0.1, 1, 0.0, form=form.form)
+    stats = validate([split_files(tmp_path, "train", rows, form)], tmp_path / "out", rules, processes=1)
+    assert stats.examples["train"] in (10, 20, 30)
+    answer = len("Thought: t1.\nAnswer: a1")
+    assert stats.trained_characters == {score: answer * count for score, count in trained.items()}
+
+
+@pytest.mark.parametrize(
+    ("trained", "good_run", "said"),
+    [
+        ({3: 46, 9: 54}, "good", "46% of the trained text is attempts scored below 8; run good trains the others"),
+        ({7: 1, 8: 2}, None, "33% of the trained text is attempts scored below 8; datasets.mine.min_score: 8 trains"),
+        ({8: 7, 10: 3}, "good", "all of the trained text is attempts scored at least 8"),
+        ({}, None, None),
+    ],
+)
+def test_the_share_of_bad_attempts_is_said_with_what_trains_the_others(
+    trained: dict[int, int], good_run: str | None, said: str | None
+) -> None:
+    found = in_words(trained, ["mine"], good_run)
+    assert found == said if said is None else found is not None and found.startswith(said)

@@ -11,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from converted_rows import converted_rows
-from fire_rows import form_rows
-from real_rows import example_of_a_form
+from made_rows import converted_rows, example_of_a_form, form_rows
 from vlmflow.config.raw_forms import form_of, kinds
 from vlmflow.config.settings import RowChoice
 from vlmflow.core.errors import VlmflowError

@@ -7,9 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from converted_rows import converted_rows
-from fire_rows import form_rows
-from real_rows import example_of_a_form
+from made_rows import converted_rows, example_of_a_form, form_rows
 from vlmflow.config.raw_forms import form_of
 from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError

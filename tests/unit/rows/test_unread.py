@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fire_rows import fire_row, fire_rows, form_rows, training_form, write_array
+from made_rows import fire_row, fire_rows, form_rows, training_form, write_array
 from vlmflow.config.data_settings import DatasetSettings, RowLimits
 from vlmflow.config.raw_forms import form_of
 from vlmflow.core.account import digests_of

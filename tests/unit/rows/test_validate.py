@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fire_rows import digest, fire_row, form_rows, split_files, split_rules, training_form
+from made_rows import digest, fire_row, form_rows, split_files, split_rules, training_form
 from vlmflow.config.data_settings import DatasetSettings, RowChoice
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows

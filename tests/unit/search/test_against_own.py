@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from made_cases import Judge, ignores, rows, scorer, unlike, uses
+from simulated_evaluations import Judge, ignores, rows, scorer, unlike, uses
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.chosen_split import choose_rows

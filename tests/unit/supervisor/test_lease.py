@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from test_run_folder import SCRIPTS
+from test_local_runs import SCRIPTS
 
 from storage_runs import other_file_system
 from vlmflow.core.errors import VlmflowError

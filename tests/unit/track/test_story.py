@@ -1,4 +1,4 @@
-"""What trackers are told about a run: every figure once, and one identity."""
+"""What trackers are told about a run: every figure once, of its own weights; what keeps a row back is named."""
 
 import json
 import os
@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tracked_run import BEGAN, RUN, STEPS, tracked_run
+from finished_runs import BEGAN, RUN, STEPS, tracked_run
+from made_accounts import some_checks, some_provenance
+from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.in_trainer.messages import Log, as_line
+from vlmflow.merging.proof import LimitedFile, Proof, ProvenFile, proven_digest
+from vlmflow.pictures.budget import ScaleLimits
+from vlmflow.reports.provenance import BaseModelFiles, proven_weights, published_weights
 from vlmflow.tools.track_run import main as track_run
-from vlmflow.track.send import all_traces
+from vlmflow.track.send import all_traces, row_traces
 from vlmflow.track.story import Story, story_of
 
 
@@ -192,3 +197,89 @@ def test_rows_that_changed_since_the_evaluation_are_refused(tmp_path: Path) -> N
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(VlmflowError, match="has changed since"):
         traces(folder)
+
+
+FILES = {name: ProvenFile(1, name) for name in ("a.safetensors", "README.md", "preprocessor_config.json")}
+
+
+def of_older_weights(report: Path) -> None:
+    account = json.loads(report.read_text())
+    account["tuned"]["digest"] = "older"
+    report.write_text(json.dumps(account))
+
+
+@pytest.mark.parametrize("stage", ["eval", "answers"])
+def test_a_story_of_other_weights_is_refused(tmp_path: Path, stage: str) -> None:
+    folder = tracked_run(tmp_path)
+    of_older_weights(folder / stage / RUN / "val" / "report.json")
+    places = ([folder / name / RUN / "val"] for name in ("eval", "answers"))
+    with pytest.raises(VlmflowError, match=f"{stage}/{RUN}/val: it is of other weights than those in"):
+        story_of(folder / "checkpoints" / RUN / "full", folder / "merged" / RUN, *places)
+
+
+def test_the_provenance_tells_the_proven_weights_as_the_proof_does(tmp_path: Path) -> None:
+    """With a file of the base that the card replaces, and one that got picture limits when it was published."""
+    verified, merged = tmp_path / "verified" / "mine", tmp_path / "merged" / "mine"
+    assert proven_weights(verified, merged) is None
+    proof = Proof(some_checks(), FILES, None, {})
+    limited = LimitedFile("preprocessor_config.json", "preprocessor_config.json", "limited", ScaleLimits(1, 2))
+    facts = some_provenance(
+        merged={"a.safetensors": "a.safetensors", "preprocessor_config.json": "limited"},
+        picture_limits=limited,
+        base_model=BaseModelFiles("hf://a/b", "abc", "digest", {"a.safetensors": "x", "README.md": "README.md"}, []),
+    )
+    write_account(merged / "provenance.json", facts)
+    assert published_weights(merged) == proven_weights(verified, merged) == proven_digest(proof)
+    write_account(verified / "proof.json", Proof(some_checks(), {}, None, {}))
+    assert proven_weights(verified, merged) != proven_digest(proof)
+
+
+def traces_of_val(folder: Path) -> list:
+    return row_traces(
+        folder / "eval" / RUN / "val",
+        folder / "answers" / RUN / "val",
+        folder / "data" / "fire" / "val.jsonl",
+        [folder / "images" / "fire" / "train.jsonl"],
+        9.0,
+    )
+
+
+def test_all_spans_have_the_given_time(tmp_path: Path) -> None:
+    assert {trace.at for trace in traces_of_val(tracked_run(tmp_path))} == {9.0}
+
+
+def test_a_missing_file_of_rows_is_named(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path)
+    (folder / "data" / "fire" / "val.jsonl").unlink()
+    with pytest.raises(VlmflowError, match=r"data/fire/val\.jsonl: is missing") as caught:
+        traces_of_val(folder)
+    assert "snakemake … -- data/fire/val.jsonl" in caught.value.next_step
+
+
+@pytest.mark.parametrize("stage", ["eval", "answers"])
+def test_a_missing_file_of_results_is_named(tmp_path: Path, stage: str) -> None:
+    folder = tracked_run(tmp_path)
+    (folder / stage / RUN / "val" / "rows.jsonl").unlink()
+    with pytest.raises(VlmflowError, match=rf"{stage}/{RUN}/val/rows\.jsonl: is missing") as caught:
+        traces_of_val(folder)
+    assert caught.value.next_step == f"remove {folder / stage / RUN / 'val'}, and make it again"
+
+
+@pytest.mark.parametrize(("stage", "there", "counted"), [("eval", 1, 3), ("answers", 0, 1)])
+def test_rows_that_were_lost_are_not_left_out_silently(tmp_path: Path, stage: str, there: int, counted: int) -> None:
+    folder = tracked_run(tmp_path)
+    file = folder / stage / RUN / "val" / "rows.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:there]))
+    with pytest.raises(VlmflowError, match=rf"rows\.jsonl: has {there} rows, .* {counted}\n") as caught:
+        traces_of_val(folder)
+    assert caught.value.next_step == f"remove {folder / stage / RUN / 'val'}, and make it again"
+
+
+def test_a_picture_in_no_manifest_is_named_with_its_row(tmp_path: Path) -> None:
+    folder = tracked_run(tmp_path)
+    manifest = folder / "images" / "fire" / "train.jsonl"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": "b.png"}) + "\n")
+    with pytest.raises(VlmflowError, match=r"val\.jsonl, row row-0: picture a\.png is in no image manifest") as caught:
+        traces_of_val(folder)
+    assert str(manifest) in caught.value.cause
+    assert caught.value.next_step == "check the pictures again: make refresh-pictures DATASET=fire"

@@ -1,4 +1,4 @@
-"""The client of the API server against a real HTTP server that fails on demand."""
+"""The client of the API server against a real HTTP server that fails on demand, and the pod templates it lists."""
 
 import ssl
 import subprocess
@@ -12,6 +12,7 @@ import pytest
 from bad_minutes import BadMinutes, kubeconfig_of, refusal, serving_by_default
 from vlmflow.core.errors import VlmflowError
 from vlmflow.remote.cluster.api import LOG_KEPT, LOG_READ, Api, Refused, connect
+from vlmflow.remote.kubernetes.templates import templates_of
 
 JOBS = "batch/v1/jobs"
 
@@ -156,3 +157,30 @@ def test_an_unknown_certificate_is_not_retried(server: BadMinutes, api: Api, cer
         Api(connect(print, patience=30), "here").list("pods")
     assert (refused.value.status, refused.value.for_now) == (0, False)
     assert time.monotonic() - begun < 20
+
+
+def cron_job(name: str, suspend: bool = True) -> dict:
+    template = {"spec": {"containers": []}}
+    return {"metadata": {"name": name}, "spec": {"suspend": suspend, "jobTemplate": {"spec": {"template": template}}}}
+
+
+@pytest.mark.parametrize("instance", ["", "ann"])
+def test_pod_templates_are_suspended_cron_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: str) -> None:
+    """Rules ask for them by their names in k8s/templates, also where an instance has a suffix."""
+    monkeypatch.setenv("VLMFLOW_INSTANCE", instance)
+    own, label = (
+        (f"-{instance}", f"app.kubernetes.io/instance%3D{instance}")
+        if instance
+        else ("", "%21app.kubernetes.io/instance")
+    )
+    with serving_by_default(tmp_path, monkeypatch) as server:
+        api = Api(connect(print, patience=0.0), "here")
+        jobs = [cron_job(f"gpu{own}"), cron_job("big"), cron_job("backup", suspend=False)]
+        server.answers = [(200, {"items": jobs}, {}), refusal(403, "Forbidden")]
+        templates = templates_of(api)
+        assert [template["metadata"]["name"] for template in templates] == ["gpu", "big"]
+        assert templates[0]["template"] == {"spec": {"containers": []}}
+        with pytest.raises(Refused, match="said Forbidden"):
+            templates_of(api)
+    words = f"app.kubernetes.io/part-of%3Dvlmflow%2C{label}".replace("/", "%2F")
+    assert server.asked == [f"GET /apis/batch/v1/namespaces/here/cronjobs?labelSelector={words}"] * 2

@@ -1,19 +1,150 @@
-"""`make status` on a machine with Slurm: texts that a cluster of Slurm 22.05 has printed, and odd ones."""
+"""What people read of Slurm's jobs: its reasons in words, the screen of Snakemake, and `make status`."""
 
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from vlmflow.core.progress import LOG_INTERVAL
 from vlmflow.remote.job import LINES, last_lines, newest_progress
-from vlmflow.remote.slurm.queue import ask
+from vlmflow.remote.slurm.queue import QueuedJob, ask
+from vlmflow.remote.slurm.waiting import UNTIL_SAID, News, reason_in_words, starts_by_itself, will_not_start
 from vlmflow.remote.status import has_slurm, of_slurm
 from workflow_runs import ROOT
+
+REASONS = Path(__file__).with_name("reasons.txt").read_text().split()
+"""All words of Slurm's documentation of 24.11, and of the library of 22.05."""
+
+DOWN = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"
+
+
+def test_every_word_of_the_documentation_is_explained() -> None:
+    assert len(REASONS) > 190
+    assert [reason for reason in REASONS if reason_in_words(reason) == reason] == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("Resources", "all that it could use is taken"),
+        ("QOSMaxJobsPerUserLimit", "its QOS allows each user no more running jobs at a time"),
+        ("QOSMaxSubmitJobPerUserLimit", "its QOS allows each user no more running and waiting jobs at a time"),
+        ("QOSMaxGRESPerUser", "its QOS allows each user no more GPUs (GRES) at a time"),
+        ("MaxGRESPerAccount", "its QOS allows each account no more GPUs (GRES) at a time"),
+        ("AssocMaxJobsLimit", "its account allows each user no more running jobs at a time"),
+        ("AssocGrpGRES", "the jobs of its account together use all GPUs (GRES) that it allows"),
+        ("AssocGrpGRESRunMinutes", "the jobs of its account together use all minutes of GPUs (GRES) that it allows"),
+        ("AssocGrpCPUMinutesLimit", "its account has used up its minutes of cores"),
+        ("QOSMaxGRESPerNode", "it asks for more GPUs (GRES) than its QOS allows a node of a job"),
+        ("QOSMaxWallDurationPerJobLimit", "it asks for more time than its QOS allows a job"),
+        ("AssocMaxCpuMinutesPerJobLimit", "it asks for more minutes of cores than its account allows a job"),
+        ("QOSMinCpuNotSatisfied", "its QOS asks for more cores than the job does"),
+        ("QOSMinMemory", "its QOS asks for more memory than the job does"),
+        ("AssociationResourceLimit", "its account allows no more resources"),
+        ("ReqNodeNotAvail, UnavailableNodes:node-b", "the nodes that it may use are reserved or down"),
+        (DOWN, "the nodes that it needs are down, drained"),
+        ("launch failed requeued held", "a node failed to start it"),
+    ],
+)
+def test_a_reason_is_explained(reason: str, words: str) -> None:
+    assert reason_in_words(reason).startswith(words)
+
+
+def test_details_are_kept_and_an_unknown_word_is_shown_as_it_is() -> None:
+    assert reason_in_words("ReqNodeNotAvail, UnavailableNodes:node-b").endswith(" (UnavailableNodes:node-b)")
+    assert reason_in_words("ReqNodeNotAvail, May be reserved for other job").endswith(
+        " (May be reserved for other job)"
+    )
+    assert "DRAINED" not in reason_in_words(DOWN)
+    for reason in ("NewIn30", "some text of an administrator, as it is", "QOSMaxTeaPerUser", ""):
+        assert reason_in_words(reason) == reason
+
+
+def test_which_jobs_never_start_and_which_need_a_person() -> None:
+    never = {reason for reason in REASONS if will_not_start(reason)}
+    assert never >= {"PartitionTimeLimit", "PartitionNodeLimit", "BadConstraints", "InvalidAccount", "InvalidQOS"}
+    assert never >= {"QOSMaxGRESPerJob", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES", "DependencyNeverSatisfied"}
+    waits = {"Resources", "Priority", "BeginTime", "QOSMaxGRESPerUser", "AssocGrpGRES", "QOSGrpCPUMinutesLimit", DOWN}
+    held = {"JobHeldUser", "JobHeldAdmin", "launch failed requeued held"}
+    assert not [reason for reason in waits | held | {"ReqNodeNotAvail, x", "NewIn30"} if will_not_start(reason)]
+    assert all(map(starts_by_itself, waits))
+    assert not any(map(starts_by_itself, held | never))
+
+
+WAITING = QueuedJob("7", "PENDING", "Resources", "", 0, "2026-11-27T19:00:00", (), "train_model:r")
+RUNNING = replace(WAITING, state="RUNNING", reason="None", where="node-a")
+WORDS = "train_model run=r"
+
+
+class Screen:
+    """What was said, and a clock."""
+
+    def __init__(self, log: Path) -> None:
+        self.now, self.log = 1000.0, log
+        self.lines: list[str] = []
+        self._news = News(self.lines.append, lambda: self.now)
+
+    def shows(self, job: QueuedJob, later: float = 0.0) -> list[str]:
+        """Return what a look at a job says, some seconds later."""
+        self.now, before = self.now + later, len(self.lines)
+        self._news.tell(WORDS, job, self.log)
+        return self.lines[before:]
+
+
+@pytest.fixture
+def screen(tmp_path: Path) -> Screen:
+    return Screen(tmp_path / "7.log")
+
+
+def test_why_a_job_waits_is_said_once_and_not_at_once(screen: Screen) -> None:
+    assert screen.shows(WAITING) == []
+    assert screen.shows(WAITING, UNTIL_SAID - 1) == []
+    (said,) = screen.shows(WAITING, 1)
+    assert said.startswith(f"{WORDS}: job 7 waits: all that it could use is taken")
+    assert screen.shows(WAITING, 100) == []
+    (said,) = screen.shows(replace(WAITING, reason="JobHeldUser"), 1)
+    assert said.startswith(f"{WORDS}: job 7 waits: it is held")
+    (said,) = screen.shows(replace(WAITING, reason="odd \x1b[2J"), 1)
+    assert "\x1b" not in said
+
+
+def test_a_job_that_comes_again_is_told_and_then_waits_anew(screen: Screen) -> None:
+    assert screen.shows(RUNNING) == []
+    again = f"{WORDS}: job 7 is in the queue again, and resumes; this uses no retry"
+    assert screen.shows(WAITING, 100) == [again]
+    assert screen.shows(WAITING, UNTIL_SAID - 1) == []
+    assert len(screen.shows(WAITING, 1)) == 1
+    assert screen.shows(RUNNING, 1) == []
+    assert screen.shows(WAITING, 1) == [again]
+    assert screen.shows(replace(WAITING, id="8"), 1) == [], "another job has not run yet"
+
+
+def test_progress_is_shown_now_and_then(screen: Screen) -> None:
+    def reaches(step: int) -> str:
+        line = f"r · step {step}/10 · loss 3.000 · 2.00 s/step · 0:14 left"
+        with screen.log.open("a") as log:
+            log.write(f"{line}\na warning\n")
+        return line
+
+    assert screen.shows(RUNNING) == [], "its log is not there yet"
+    first = reaches(1)
+    assert screen.shows(RUNNING, LOG_INTERVAL) == [first]
+    second = reaches(2)
+    assert screen.shows(RUNNING, LOG_INTERVAL - 1) == []
+    assert screen.shows(RUNNING, 1) == [second]
+    assert screen.shows(RUNNING, LOG_INTERVAL) == [], "nothing new"
+    with screen.log.open("a") as log:
+        log.write("r\u202e\ue000 · \x1b[2J step 3/10 · 0:10 left\n")
+    (said,) = screen.shows(RUNNING, LOG_INTERVAL)
+    assert "step 3/10" in said
+    assert said.isprintable()
+
 
 COMMENT = "vlmflow aaaa bbbb cccc"
 QUEUE = f"""\

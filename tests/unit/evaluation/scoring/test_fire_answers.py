@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from real_rows import real_rows
+from made_rows import real_rows
 from vlmflow.evaluation.scoring.judge import judge, rule_of
 from vlmflow.evaluation.scoring.stated import answer_in
 from vlmflow.rows.chat import Reject

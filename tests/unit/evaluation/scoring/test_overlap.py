@@ -1,12 +1,16 @@
-"""BLEU and CIDEr have the values of pycocoevalcap 1.2 (BleuScorer with "closest", CiderScorer) for the same words."""
+"""Scores of words: BLEU and CIDEr as in pycocoevalcap 1.2, SQuAD's as in the script's copy in transformers.
+
+For the same words, by BleuScorer with "closest" and CiderScorer.
+"""
 
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.data.metrics.squad_metrics import compute_exact, compute_f1
 
-from vlmflow.evaluation.scoring.judge import cider, overlap, words_of
+from vlmflow.evaluation.scoring.judge import cider, exact_match, overlap, token_f1, words_of
 
 TEXTS = [
     "there are 6 horses in the scene",
@@ -63,3 +67,14 @@ def test_order_and_range(pairs: list[tuple[str, str]], shuffle: random.Random) -
     assert 0 <= (found.cider or 0) <= 10
     assert again.cider == pytest.approx(found.cider, abs=1e-5)
     assert again.bleu == pytest.approx(found.bleu, abs=1e-5)
+
+
+WORDS = st.lists(st.sampled_from(["a", "The", "red", "Red.", "cat", "don't", "é", "12", " ", "—"]), max_size=8)
+
+ANY_TEXTS = st.text(max_size=30) | WORDS.map(" ".join)
+
+
+@given(ANY_TEXTS, ANY_TEXTS)
+def test_the_values_of_transformers(answer: str, gold: str) -> None:
+    assert exact_match(answer, gold) == compute_exact(gold, answer)
+    assert abs(token_f1(answer, gold) - compute_f1(gold, answer)) < 1e-12
