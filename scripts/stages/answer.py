@@ -79,7 +79,7 @@ def main(
         seed=settings.seed,
     )
     tuned_digest = proven_digest(proof)
-    found, of_base, of_tuned = ask_both(
+    answered_rows, of_base, of_tuned = ask_both(
         cases,
         _model("the base", base.digest, base.folder, settings.answer.url_base, settings, threads),
         _model("the tuned model", tuned_digest, verified, settings.answer.url_tuned, settings, threads),
@@ -101,11 +101,11 @@ def main(
         not_applied=sorted(settings.text_args),
         max_tokens=settings.answer.max_tokens,
         seed=settings.seed,
-        **figures(found, how),
+        **figures(answered_rows, how),
         **_server(base.folder, settings),
     )
     with whole_folder(answered) as folder:
-        write_lines(folder / "rows.jsonl", found)
+        write_lines(folder / "rows.jsonl", answered_rows)
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / "report.json", report)
     log.info(f"{run}, {split}: {sentence_of(report.all, report.feedback)}")

@@ -21,10 +21,10 @@ def main(*, study: Path, judged: Path, results: list[Path], best: Path, settings
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
-    found = read_judged(judged, study)
-    chosen = best_of(account, found, settings.limits)
-    write_text(best, overlay(account, found, chosen, settings.run, settings.seed))
-    log.info(f"search {account.search}: {found.sentence} Settings of trial {chosen.number}: {chosen.settings}")
+    outcome = read_judged(judged, study)
+    chosen = best_of(account, outcome, settings.limits)
+    write_text(best, overlay(account, outcome, chosen, settings.run, settings.seed))
+    log.info(f"search {account.search}: {outcome.sentence} Settings of trial {chosen.number}: {chosen.settings}")
 
 
 if __name__ == "__main__":

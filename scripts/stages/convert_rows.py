@@ -55,9 +55,9 @@ def main(
                 LOGGER.warning(
                     "%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice
                 )
-        found = convert(rows, converted, rejects, split, make, choice, threads)
-    found.found_kind = why
-    write_account(unread, found)
+        account = convert(rows, converted, rejects, split, make, choice, threads)
+    account.found_kind = why
+    write_account(unread, account)
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ def main(
     model_files: the base model without its weights (model_files/MODEL). page: the HTML file to write.
     settings: those of the run.
     """
-    found = estimate_of_run(train, val, summary, model_files, settings)
+    account = estimate_of_run(train, val, summary, model_files, settings)
     run = summary.parent.name
-    write_text(page, estimate_page(run, found, settings))
-    if not isinstance(found, NoEstimate):
-        words = in_words(found, run, on_gpu=settings.device == "cuda")
-        follows = f". {advice(found.changes)}" if found.changes else ""
+    write_text(page, estimate_page(run, account, settings))
+    if not isinstance(account, NoEstimate):
+        words = in_words(account, run, on_gpu=settings.device == "cuda")
+        follows = f". {advice(account.changes)}" if account.changes else ""
         log.info(f"{words}{follows}. All figures: {page}")
 
 

@@ -26,13 +26,13 @@ def main(
     estimate: the account to write (estimates/RUN.json). settings: those of the run.
     """
     adapter_targets(read_small_files(model_files), settings.train, tuner_of(settings.tuner))  # may refuse
-    found = estimate_of_run(train, val, summary, model_files, settings)
-    if not isinstance(found, NoEstimate):
-        log.info(f"{estimate.stem}: {schedule_in_words(found.steps, found.evaluations)}")
-        for note in found.notes:
+    account = estimate_of_run(train, val, summary, model_files, settings)
+    if not isinstance(account, NoEstimate):
+        log.info(f"{estimate.stem}: {schedule_in_words(account.steps, account.evaluations)}")
+        for note in account.notes:
             log.warning(f"{estimate.stem}: {note}")
-        judge(found, estimate.stem, on_gpu=settings.device == "cuda", ignored=settings.estimate == "ignore")
-    write_account(estimate, found)
+        judge(account, estimate.stem, on_gpu=settings.device == "cuda", ignored=settings.estimate == "ignore")
+    write_account(estimate, account)
 
 
 if __name__ == "__main__":

@@ -72,10 +72,10 @@ def main(
     tuned_digest = proven_digest(proof)
     of_base = scorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
     of_tuned = scorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)
-    found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
+    scored, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
     out = chosen.out + too_long
-    refuse_none(found, rows, out)
-    figures = margin_report(found)
+    refuse_none(scored, rows, out)
+    figures = margin_report(scored)
     verdict = judge(figures.all)
     chose = also_chose(full, chosen_by) if split == "val" and not halved else None
     looks = None
@@ -107,7 +107,7 @@ def main(
         also_chose=chose,
     )
     with whole_folder(evaluated) as folder:
-        write_lines(folder / "rows.jsonl", found)
+        write_lines(folder / "rows.jsonl", scored)
         write_lines(folder / "left_out.jsonl", out)
         write_account(folder / REPORT, report)
     rows_said = f"{report.rows:,} rows; {sum(report.left_out.values()):,} left out"

@@ -45,8 +45,8 @@ def main(
     store.mkdir(parents=True, exist_ok=True)
     picture_roots = PictureRoots([*image_roots, str(store)], f"datasets.{dataset}.image_roots")
     split = account.name.partition(".")[0]
-    what = f"fetch_images {dataset}/{split}"
-    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, max_bytes, what)
+    label = f"fetch_images {dataset}/{split}"
+    fetch = PictureFetch(read_sources(sources, table), read_pins(pins), store, max_bytes, label)
     named = named_paths(raw, split, choice, fixed_rows)
     wanted = {path: rows for path, rows in named.items() if not EMBEDDED.fullmatch(path)}
     write_account(account, fetch.fetch(wanted, picture_roots))

@@ -41,24 +41,24 @@ def main(
     merged: the folder merged/RUN, if that is the source. chat_template, date: see ModelSettings.
     threads: files that are fetched and read at a time.
     """
-    place = parse_source(source)
+    origin = parse_source(source)
     revision: str | None
     left_out: list[str]
     if merged:
         revision, (folder,) = None, merged
         files, left_out = placed.published_files(folder, threads), []
         refuse_code(folder, list(files))
-    elif isinstance(place, Path):
-        revision, folder = None, place
-        found = list_files(folder, source)
-        refuse_code(folder, found.names, dequantize=dequantize)
-        files, left_out = hash_files(folder, found.names, threads), found.left_out
+    elif isinstance(origin, Path):
+        revision, folder = None, origin
+        listed = list_files(folder, source)
+        refuse_code(folder, listed.names, dequantize=dequantize)
+        files, left_out = hash_files(folder, listed.names, threads), listed.left_out
     else:
         from vlmflow.fetch.from_hub import fetch_model, pinned  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
-        folder, files, left_out = fetch_model(place, pin, store, threads, dequantize=dequantize)
-        _, revision = pinned(place, pin)
+        folder, files, left_out = fetch_model(origin, pin, store, threads, dequantize=dequantize)
+        _, revision = pinned(origin, pin)
     refuse_other_tensors(folder, files)
     log_left_out(source, left_out)
     in_fp8: InFp8 | UnsetType = UNSET

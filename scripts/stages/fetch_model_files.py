@@ -37,21 +37,21 @@ def main(
     the limits of pictures' sizes, which each run sets. chat_template, date: see ModelSettings. threads: files that are
     fetched at a time.
     """
-    place = parse_source(source)
+    origin = parse_source(source)
     revision: str | None = None
     if base:
         of_base = read_account(base[0] / MANIFEST, SmallFiles)
         folder, names, tensors = read_small_files(base[0]), list(of_base.files), of_base.tensors
-    elif isinstance(place, Path):
-        folder, names = place, list_files(place, source, weights=False).names
+    elif isinstance(origin, Path):
+        folder, names = origin, list_files(origin, source, weights=False).names
         refuse_code(folder, names, weights=False, dequantize=dequantize)
         tensors = tensor_names(folder, names)
     else:
         from vlmflow.fetch.from_hub import fetch_small_files, pinned  # the import of the hub's client is slow
 
         pin = pin_of(source, read_pins(pins))
-        folder, names, tensors = fetch_small_files(place, pin, store, threads, dequantize=dequantize)
-        _, revision = pinned(place, pin)
+        folder, names, tensors = fetch_small_files(origin, pin, store, threads, dequantize=dequantize)
+        _, revision = pinned(origin, pin)
     written: dict[str, bytes] = {}
     if dequantize:
         written = written_small_files(folder, names)

@@ -16,13 +16,13 @@ def main(*, raw: Path, account: Path, source: str, store: Path, pins: Path = PIN
     store: the folder for files from the hub, by repository and revision.
     pins: the table with revision, size and sha256 of hub sources.
     """
-    place = parse_source(source)
-    if isinstance(place, Path):
-        copy(place, raw)
+    origin = parse_source(source)
+    if isinstance(origin, Path):
+        copy(origin, raw)
     else:
         from vlmflow.fetch.from_hub import fetch_data_file  # the import of the hub's client takes longer than a copy
 
-        link_or_copy(fetch_data_file(place, pin_of(source, read_pins(pins)), store), raw)
+        link_or_copy(fetch_data_file(origin, pin_of(source, read_pins(pins)), store), raw)
     write_raw_account(raw, account)
 
 

@@ -33,8 +33,8 @@ def main(
     refuse_other_rows(stats, [test_rows])
     refuse_other_rows(unread, [train_rows])
     manifests, known = pictures or [], hashes or []
-    found = find_near_duplicates(train_rows, test_rows, manifests, known, picture_distance, pairs, one_prompt)
-    log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", found.pictures, found.rows)
+    counts = find_near_duplicates(train_rows, test_rows, manifests, known, picture_distance, pairs, one_prompt)
+    log.info("near-duplicates of the test split: %d pictures, %d rows without a picture", counts.pictures, counts.rows)
 
 
 if __name__ == "__main__":

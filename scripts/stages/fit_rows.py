@@ -64,8 +64,8 @@ def main(
     with whole_folder(fitted) as folder, TemporaryDirectory(prefix="vlmflow-fit-") as made:
         scratch = Path(made)
         how = settings.max_length, settings.over_long
-        found = measured.chat_template, measured.one_sequence
-        outcome = fit_rows(data, account, lengths, counter, *how, folder, *found, model=text_digests(base.folder))
+        facts = measured.chat_template, measured.one_sequence
+        outcome = fit_rows(data, account, lengths, counter, *how, folder, *facts, model=text_digests(base.folder))
     log.info(f"{fitted.name}: {in_words(outcome)}")
 
 

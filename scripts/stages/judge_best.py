@@ -69,15 +69,15 @@ def main(
         first, second = (_left(training, account.search, trial, runs) for trial in (own, best))
         return compared(first, second, model, how)
 
-    found = against_own(account, sha256_of(study), limits, compare)
-    write_account(judged, found)
-    log.info(f"search {account.search}: {found.sentence}")
+    outcome = against_own(account, sha256_of(study), limits, compare)
+    write_account(judged, outcome)
+    log.info(f"search {account.search}: {outcome.sentence}")
 
 
 def _left(training: Training, search: str, trial: StudyTrial, runs: Path) -> tuple[Trained, Training]:
     """Return what a trial that trained to its end left in its run folder, and its training."""
-    asked = AskedTrial(number=trial.number, settings=trial.settings, steps=trial.steps, hours=None)
-    own = of_trial(training, asked)
+    wanted = AskedTrial(number=trial.number, settings=trial.settings, steps=trial.steps, hours=None)
+    own = of_trial(training, wanted)
     trained = trained_before(own, runs)
     if trained is None:
         raise VlmflowError(

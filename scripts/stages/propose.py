@@ -57,16 +57,16 @@ def main(
         hours = hours_of_run(estimate, smoke[0] if smoke else None, planned.gpu)
         refuse_too_much(name, search, hours, ranks, schedule.fewest_stops(search))
     before = read_account(study[0], Study) if study else None
-    found = propose(
+    plan = propose(
         *(search, before, journal[0] if journal else None, asked_journal, schedule, ranks),
         step=(name, number, rung),
         own=own,
     )
-    write_account(asked, found)
-    trials = [trial for trial in found.trials if trial]
-    said = ", ".join(f"trial {trial.number} to step {trial.steps}: {trial.settings}" for trial in trials)
-    empty = f"empty: {counted(len(found.trials) - len(trials), 'slot')}: {found.empty}" if found.empty else ""
-    log.info(f"search {name}, round {number}, rung {rung}: {'; '.join(filter(None, [said, empty]))}")
+    write_account(asked, plan)
+    trials = [trial for trial in plan.trials if trial]
+    listed = ", ".join(f"trial {trial.number} to step {trial.steps}: {trial.settings}" for trial in trials)
+    empty = f"empty: {counted(len(plan.trials) - len(trials), 'slot')}: {plan.empty}" if plan.empty else ""
+    log.info(f"search {name}, round {number}, rung {rung}: {'; '.join(filter(None, [listed, empty]))}")
 
 
 if __name__ == "__main__":

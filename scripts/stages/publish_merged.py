@@ -102,13 +102,13 @@ def provenance_of(model: Path, base: ModelManifest) -> Provenance | None:
     """
     if not (model / PROVENANCE).is_file():
         return None
-    found = read_account(model / PROVENANCE, Provenance)
-    if digest_of_files(found.merged) != base.digest:
+    facts = read_account(model / PROVENANCE, Provenance)
+    if digest_of_files(facts.merged) != base.digest:
         raise VlmflowError(
             f"{model / PROVENANCE}: it is of other weights than {base.folder}",
             f"remove {model} and run the same command again: the workflow takes both from {base.source}",
         )
-    return found
+    return facts
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def main(
         write_account(result, empty_slot(account.empty))
         return
     run = rows.name
-    what = f"search {account.search}, trial {trial.number}"
+    label = f"search {account.search}, trial {trial.number}"
     gate = read_account(smoke / "gate.json", Gate)
     refuse_failed(gate, run)
 
@@ -85,7 +85,7 @@ def main(
     of_rows = {"data": sha256_of(stats[0]), "measuring": MEASURING, "judging": JUDGING} if stats else {}
     kept = kept_file(own, runs, objective.model_dump() | of_rows)
     if kept.is_file():
-        log.info(f"{what}: has trained to step {trial.steps} before; its result is kept ({kept})")
+        log.info(f"{label}: has trained to step {trial.steps} before; its result is kept ({kept})")
         write_account(result, read_account(kept, KeptResult).of(account.search, trial))
         return
     if objective.rows is not None and went_on(own, runs):
@@ -97,9 +97,9 @@ def main(
         )
     ended = run_trial(trial, own, runs, threads, account.search)
     if ended.trained:
-        with ended.trained.folder.set_aside_where_refused(what):
+        with ended.trained.folder.set_aside_where_refused(label):
             look()  # check again: trainers read pictures for hours
-    found = ended.result
+    final = ended.result
     if stats and val and objective.rows is not None:
         how = Judgement(
             run=run,
@@ -112,14 +112,14 @@ def main(
             threads=threads,
             halved=fitted_rows(rows).halved,
         )
-        found = judged(ended, own, model, objective.objective, how)
-    if found.reason:
-        found = structs.replace(found, reason=printable(found.reason.replace("runs.NAME", f"runs.{run}")))
-    if found.state == "done":
-        write_account(kept, KeptResult(account.search, found))
-    write_account(result, found)
-    said = f"{found.value:.4f} at step {found.steps}" if found.value is not None else f"{found.state}: {found.reason}"
-    log.info(f"{what}: {said}")
+        final = judged(ended, own, model, objective.objective, how)
+    if final.reason:
+        final = structs.replace(final, reason=printable(final.reason.replace("runs.NAME", f"runs.{run}")))
+    if final.state == "done":
+        write_account(kept, KeptResult(account.search, final))
+    write_account(result, final)
+    text = f"{final.value:.4f} at step {final.steps}" if final.value is not None else f"{final.state}: {final.reason}"
+    log.info(f"{label}: {text}")
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ def main(
     compared, store = first_rows(rows / "val.jsonl", settings.verify.rows), pictures_of(rows, picture_store)
     images = {name for row in compared for name in row.images}
     refuse_changed_pictures(store, entries_named(images, pictures or []).values())
-    found, logits = read_account(tensors, VerifiedTensors), None
-    refuse_other_files(merged, found.files, verified.name, f"remove {merged} and run the same command again")
+    checked, logits = read_account(tensors, VerifiedTensors), None
+    refuse_other_files(merged, checked.files, verified.name, f"remove {merged} and run the same command again")
     if settings.verify.logits and tuner.trains_adapter:
         log.info(
             f"comparing logits of base + adapter and of the merged weights on {len(compared)} rows ({settings.device})"
@@ -73,7 +73,7 @@ def main(
     with whole_folder(verified) as folder:
         take_over(merged, folder)  # Snakemake removes the first, temporary name of each file
         remove(folder / FOLDER_MARK)
-        write_proof(folder, Checks(found.tensors, logits), found.files, code=Path(__file__).parents[2])
+        write_proof(folder, Checks(checked.tensors, logits), checked.files, code=Path(__file__).parents[2])
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ def main(*, merged: Path, full: Path, model: Path, tensors: Path, threads: int =
     base = read_model_manifest(model)
     tuner = tuner_of(read_release(full).tuner)
     files = verified_files(merged, run=merged.parent.name)  # before the comparison: a later change no longer has them
-    found = verify_tensors(base.folder, full, merged, base.files, threads, tuner)
-    write_account(tensors, VerifiedTensors(found, files))
+    compared = verify_tensors(base.folder, full, merged, base.files, threads, tuner)
+    write_account(tensors, VerifiedTensors(compared, files))
 
 
 if __name__ == "__main__":

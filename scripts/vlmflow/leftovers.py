@@ -52,9 +52,9 @@ def find_leftovers(
     Raises VlmflowError if a store is inside another one: their files cannot be told apart.
     """
     _refuse_shared_stores(folder, settings)
-    found: list[Leftover] = []
+    leftovers: list[Leftover] = []
     notes: list[str] = []
-    for run in sorted(place.name for place in _folders(folder / "checkpoints")):
+    for run in sorted(entry.name for entry in _folders(folder / "checkpoints")):
         try:
             made_of = finished(folder, run)
         except VlmflowError as error:
@@ -65,24 +65,24 @@ def find_leftovers(
             continue
         work = folder / "work" / run
         if work.is_dir() and any(work.iterdir()):
-            found.append(Leftover(work, f"intermediate merged weights; merged/{run} is proven"))
+            leftovers.append(Leftover(work, f"intermediate merged weights; merged/{run} is proven"))
         if store := _own_store(folder, settings.stores.runs, "runs", notes):
-            found += of_trainings(store / run, made_of)
-            found += of_trials(folder, store / run)
-    found += _unfinished(folder)
+            leftovers += of_trainings(store / run, made_of)
+            leftovers += of_trials(folder, store / run)
+    leftovers += _unfinished(folder)
     if not stores:
         notes.append(
             "models, raw files and pictures: kept; name the configuration that uses them (--configfile) to include them"
         )
-        return found, list(dict.fromkeys(notes))
+        return leftovers, list(dict.fromkeys(notes))
     if store := _own_store(folder, settings.stores.models, "models", notes):
-        found += _of_models(folder, store, settings, pins)
+        leftovers += _of_models(folder, store, settings, pins)
     if store := _own_store(folder, settings.stores.raw, "raw", notes):
         sources = [address for dataset in settings.raw_datasets.values() for address in dataset.all_addresses]
-        found += _of_hub(store, sources, pins, "data set", set())
+        leftovers += _of_hub(store, sources, pins, "data set", set())
     if store := _own_store(folder, settings.stores.pictures, "pictures", notes):
-        found += _of_pictures(folder, store, settings)
-    return found, list(dict.fromkeys(notes))
+        leftovers += _of_pictures(folder, store, settings)
+    return leftovers, list(dict.fromkeys(notes))
 
 
 def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
@@ -102,23 +102,23 @@ def finished(folder: Path, run: str) -> dict[str, TrainingReport]:
         raise VlmflowError(f"{merged} comes from another training than checkpoints/{run}/full", again)
     limited = provenance.picture_limits
     for name, file in proof.files.items():
-        place = merged / name
+        path = merged / name
         if name in WRITTEN_AFTERWARDS:
             continue
         if limited and name == limited.file:
-            if not place.is_file() or sha256_of(place) != limited.published:
-                raise VlmflowError(f"{place} differs from the file that was published", again)
-        elif not place.is_file() or place.stat().st_size != file.size:
-            raise VlmflowError(f"{place} differs from the file that was proven", again)
+            if not path.is_file() or sha256_of(path) != limited.published:
+                raise VlmflowError(f"{path} differs from the file that was published", again)
+        elif not path.is_file() or path.stat().st_size != file.size:
+            raise VlmflowError(f"{path} differs from the file that was proven", again)
     return reports
 
 
 def _refuse_shared_stores(folder: Path, settings: Config) -> None:
-    places = {name: (folder / place).resolve() for name, place in settings.stores}
-    for (name, place), (other, above) in permutations(places.items(), 2):
-        if place.is_relative_to(above):
+    places = {name: (folder / path).resolve() for name, path in settings.stores}
+    for (name, path), (other, above) in permutations(places.items(), 2):
+        if path.is_relative_to(above):
             raise VlmflowError(
-                f"stores.{name} ({place}) is inside stores.{other} ({above})",
+                f"stores.{name} ({path}) is inside stores.{other} ({above})",
                 "give each store a folder of its own, or delete by hand what is no longer needed",
             )
 
@@ -126,18 +126,18 @@ def _refuse_shared_stores(folder: Path, settings: Config) -> None:
 def size_of(path: Path) -> int:
     """Return the bytes that removing `path` frees: those of files without other hard links."""
     places = [path] if path.is_symlink() or not path.is_dir() else path.rglob("*")
-    stats = (place.lstat() for place in places)
+    stats = (file.lstat() for file in places)
     return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
 
 
 def _own_store(folder: Path, store: str, name: str, notes: list[str]) -> Path | None:
     """Return a store inside the working directory, else None: others may use a store elsewhere."""
-    place = folder / store
-    if not place.is_dir():
+    path = folder / store
+    if not path.is_dir():
         return None
-    if place.resolve().is_relative_to(folder.resolve()):
-        return place
-    notes.append(f"{place} (stores.{name}): kept, because it is outside {folder} and others may use it")
+    if path.resolve().is_relative_to(folder.resolve()):
+        return path
+    notes.append(f"{path} (stores.{name}): kept, because it is outside {folder} and others may use it")
     return None
 
 
@@ -148,12 +148,12 @@ def of_trainings(store: Path, reports: dict[str, TrainingReport]) -> Iterator[Le
     """
     for stage, report in reports.items():
         kept = report.digests.job
-        former = {one.folder.name: str(one) for one in former_trainings(store / stage, report)}
-        for place in _folders(store / stage):
-            if RUN_FOLDER.fullmatch(place.name) and place.name != kept:
-                told = former.get(place.name, "it never began")
+        former = {job.folder.name: str(job) for job in former_trainings(store / stage, report)}
+        for path in _folders(store / stage):
+            if RUN_FOLDER.fullmatch(path.name) and path.name != kept:
+                told = former.get(path.name, "it never began")
                 why = f"a former {stage} training, kept nowhere else: {told} (the finished one is {kept})"
-                yield Leftover(place, why, is_run_folder=True)
+                yield Leftover(path, why, is_run_folder=True)
         yield from _older_checkpoints(store / stage / kept / "checkpoints", report)
 
 
@@ -163,9 +163,9 @@ def of_trials(folder: Path, store: Path) -> Iterator[Leftover]:
     folder: the working directory. store: the run's own folder of all its trainings.
     """
     if all((search / "best.yaml").is_file() for search in _folders(folder / "search")):
-        for place in _folders(store / "search"):
-            if RUN_FOLDER.fullmatch(place.name):
-                yield Leftover(place, "a trial of a search that has ended", is_run_folder=True)
+        for path in _folders(store / "search"):
+            if RUN_FOLDER.fullmatch(path.name):
+                yield Leftover(path, "a trial of a search that has ended", is_run_folder=True)
 
 
 def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftover]:
@@ -173,19 +173,19 @@ def _older_checkpoints(output: Path, report: TrainingReport) -> Iterator[Leftove
     kept = {f"checkpoint-{report.steps}", f"checkpoint-{report.best.step}"}
     strategy, tuner = strategy_of(report.strategy, report.deepspeed), tuner_of(report.tuner)
     if all(read_checkpoint(output / name, report.world_size, strategy, tuner) for name in kept):
-        for place in _folders(output):
-            if place.name.startswith("checkpoint-") and place.name not in kept:
-                yield Leftover(place, f"neither the last nor the best checkpoint ({', '.join(sorted(kept))})")
+        for path in _folders(output):
+            if path.name.startswith("checkpoint-") and path.name not in kept:
+                yield Leftover(path, f"neither the last nor the best checkpoint ({', '.join(sorted(kept))})")
 
 
 def _unfinished(folder: Path) -> Iterator[Leftover]:
     """Yield what killed stages left beside target folders; these stages start from the beginning."""
     parents = [folder / name for name in ("verified", "merged", "fitted", "models", "model_files")]
-    parents += [place for name in ("checkpoints", "work") for place in _folders(folder / name)]
+    parents += [path for name in ("checkpoints", "work") for path in _folders(folder / name)]
     for parent in parents:
-        for place in _folders(parent):
-            if place.name.endswith(UNFINISHED):
-                yield Leftover(place, "a stage was killed while writing this; it starts again")
+        for path in _folders(parent):
+            if path.name.endswith(UNFINISHED):
+                yield Leftover(path, "a stage was killed while writing this; it starts again")
 
 
 def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]) -> Iterator[Leftover]:
@@ -206,7 +206,7 @@ def _of_models(folder: Path, store: Path, settings: Config, pins: dict[str, Pin]
 
 
 def _of_hub(
-    store: Path, sources: Iterable[str], pins: dict[str, Pin], what: str, in_use: set[Path]
+    store: Path, sources: Iterable[str], pins: dict[str, Pin], kind: str, in_use: set[Path]
 ) -> Iterator[Leftover]:
     """Yield the folders of a store for repositories at commits that the configuration does not name.
 
@@ -216,35 +216,35 @@ def _of_hub(
         source, pin = parse_source(address), pin_of(address, pins)
         if isinstance(source, HubSource) and pin is not None and pin.revision is not None:
             in_use.add(store_folder(store, source, pin.revision).resolve())
-    for place in _folders(store):
-        if HUB_FOLDER.fullmatch(place.name) and place.resolve() not in in_use:
-            yield Leftover(place, f"no {what} in the configuration comes from it")
+    for path in _folders(store):
+        if HUB_FOLDER.fullmatch(path.name) and path.resolve() not in in_use:
+            yield Leftover(path, f"no {kind} in the configuration comes from it")
 
 
 def _of_pictures(folder: Path, store: Path, settings: Config) -> Iterator[Leftover]:
     # Targets are elsewhere, so the pictures in use are unknown here.
     if not (folder / "images").is_dir():
         return
-    of_datasets = [place for place in _folders(store) if not place.name.startswith(".")]
-    others = [place for place in of_datasets if place.name not in settings.datasets]
-    unused = {place for place in others if not (folder / "images" / place.name).exists()}
-    for place in sorted(unused):
-        yield Leftover(place, "pictures of a data set that is neither in the configuration nor under images/")
+    of_datasets = [path for path in _folders(store) if not path.name.startswith(".")]
+    others = [path for path in of_datasets if path.name not in settings.datasets]
+    unused = {path for path in others if not (folder / "images" / path.name).exists()}
+    for path in sorted(unused):
+        yield Leftover(path, "pictures of a data set that is neither in the configuration nor under images/")
     kept = {".rewritten": "a rewritten picture", named.ROOT: "a picture out of data files"}
     shared = {store / name for name in kept}
-    in_use = {file for place in _folders(store) if place not in shared | unused for file in _targets_of_links(place)}
-    for name, what in kept.items():
+    in_use = {file for path in _folders(store) if path not in shared | unused for file in _targets_of_links(path)}
+    for name, kind in kept.items():
         for copy in sorted((store / name).rglob("*")):
             if copy.is_file() and not copy.name.endswith(UNFINISHED) and copy.resolve() not in in_use:
-                yield Leftover(copy, f"{what} that no data set uses")
+                yield Leftover(copy, f"{kind} that no data set uses")
 
 
 def _targets_of_links(folder: Path) -> set[Path]:
-    return {place.resolve() for place in folder.rglob("*") if place.is_symlink()} if folder.is_dir() else set()
+    return {link.resolve() for link in folder.rglob("*") if link.is_symlink()} if folder.is_dir() else set()
 
 
 def _folders(parent: Path) -> list[Path]:
     """Return the folders in a folder; [] if its path has a link, since the target may belong to somebody else."""
     own = parent.is_dir() and parent.resolve() == Path(os.path.abspath(parent))
     places = parent.iterdir() if own else ()
-    return sorted(place for place in places if place.is_dir() and not place.is_symlink())
+    return sorted(path for path in places if path.is_dir() and not path.is_symlink())

@@ -104,7 +104,7 @@ def test_files_of_every_form_are_numbered_through(tmp_path: Path) -> None:
         assert list(map(json.loads, list(found)[:7])) == rows
         assert [found[number] for number in range(8)] == list(found)
         assert list(found.faults) == [7]
-        places = [found.place(number) for number in range(8)]
+        places = [found.locate(number) for number in range(8)]
         assert [(place.file.name[0], place.row) for place in places] == [
             (name, row) for name, count in (("a", 3), ("b", 2), ("c", 3)) for row in range(count)
         ]

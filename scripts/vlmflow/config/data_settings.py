@@ -300,8 +300,8 @@ def _refuse_unreadable_columns(names: Mapping[str, str], columns: Mapping[str, s
     names: the column names of all keys that are read. columns: those that the configuration gives.
     """
     for key, name in columns.items():
-        if found := NOT_IN_COLUMNS.search(name):
-            raise ValueError(f"columns.{key}: {name!r} holds {found[0]!r}; rename the column in the file")
+        if match := NOT_IN_COLUMNS.search(name):
+            raise ValueError(f"columns.{key}: {name!r} holds {match[0]!r}; rename the column in the file")
     read: dict[str, str] = {}
     for key, name in names.items():
         if name in read:

@@ -120,8 +120,8 @@ def check_deepspeed(settings: dict[str, Any]) -> dict[str, Any]:
     zero = checked.get("zero_optimization") or {}
     stage = zero.get("stage")
     if isinstance(stage, bool) or stage not in (0, 1, 2, 3):
-        found = "missing" if stage is None else f"{_short(stage)} is not allowed"
-        raise ValueError(f"zero_optimization.stage: {found}; it must be 0, 1, 2 or 3")
+        fault = "missing" if stage is None else f"{_short(stage)} is not allowed"
+        raise ValueError(f"zero_optimization.stage: {fault}; it must be 0, 1, 2 or 3")
     for path in AUTO:
         if _value(checked, path) not in (None, "auto"):
             raise ValueError(

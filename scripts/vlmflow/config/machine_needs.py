@@ -53,8 +53,8 @@ def refuse_missing(settings: TrainSettings) -> None:
 
     Raises VlmflowError with the key, what is missing, and what to do, for the first one.
     """
-    for key, what, next_step in _missing(settings):
-        raise VlmflowError(f"runs.NAME.train.{key}: {what}", next_step)
+    for key, fault, next_step in _missing(settings):
+        raise VlmflowError(f"runs.NAME.train.{key}: {fault}", next_step)
 
 
 def _missing(settings: TrainSettings) -> Iterator[tuple[str, str, str]]:
@@ -79,17 +79,17 @@ def oldest_gpu() -> tuple[str, float] | None:
     With CUDA_VISIBLE_DEVICES, of the newest one: its numbers are CUDA's own, which differ from the driver's.
     """
     lines = _ask_driver("name,compute_cap")
-    found = [line.rpartition(",") for line in lines]
-    gpus = [(name.strip(), float(capability)) for name, _, capability in found if _is_number(capability)]
+    parts = [line.rpartition(",") for line in lines]
+    gpus = [(name.strip(), float(capability)) for name, _, capability in parts if _is_number(capability)]
     choose = max if os.environ.get("CUDA_VISIBLE_DEVICES") else min
     return choose(gpus, key=lambda gpu: gpu[1], default=None)
 
 
-def _ask_driver(what: str) -> list[str]:
+def _ask_driver(fields: str) -> list[str]:
     """Return what the driver's program says of each GPU; [] without it, or if it does not answer."""
     if shutil.which("nvidia-smi") is None:
         return []
-    call = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"]
+    call = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
     try:
         return subprocess.run(call, capture_output=True, text=True, check=False, timeout=60).stdout.splitlines()
     except subprocess.TimeoutExpired:
@@ -116,12 +116,12 @@ def missing_tools() -> list[str]:
     """Return what this machine lacks of compiler, ninja, and Python's C headers."""
     compiler = shlex.split(os.environ.get("CXX", "")) or ["c++"]
     header = Path(sysconfig.get_paths()["include"], "Python.h")
-    found = {
+    tools = {
         f"C++ compiler ({compiler[0]})": shutil.which(compiler[0]),
         "ninja": shutil.which("ninja", path=search_path()),
         f"header of Python ({header})": header.is_file(),
     }
-    return [name for name, is_there in found.items() if not is_there]
+    return [name for name, is_there in tools.items() if not is_there]
 
 
 def search_path() -> str:

@@ -131,10 +131,10 @@ class MixtureSettings(Settings):
         """Limits that every picture of the mixture is within: pages decode them again."""
         limits = [member.picture_limits for member in self._members.values()]
         return PictureLimits(
-            min_side=min(one.min_side for one in limits),
-            max_aspect=max(one.max_aspect for one in limits),
-            max_pixels=max(one.max_pixels for one in limits),
-            max_bytes=max(one.max_bytes for one in limits),
+            min_side=min(limit.min_side for limit in limits),
+            max_aspect=max(limit.max_aspect for limit in limits),
+            max_pixels=max(limit.max_pixels for limit in limits),
+            max_bytes=max(limit.max_bytes for limit in limits),
         )
 
     @property
@@ -168,7 +168,7 @@ def take_members(datasets: Mapping[str, DatasetSettings | MixtureSettings]) -> N
             if member not in datasets:
                 raise ValueError(f"{key}: unknown data set {member!r}; datasets has: {', '.join(datasets)}")
             if isinstance(datasets[member], MixtureSettings):
-                what = "the mixture itself" if member == name else "a mixture, too; mix its data sets"
-                raise ValueError(f"{key}: {member!r} is {what}")
-        found = {member: datasets[member] for member in mixture.mix}
-        mixture._members = {member: one for member, one in found.items() if isinstance(one, DatasetSettings)}
+                kind = "the mixture itself" if member == name else "a mixture, too; mix its data sets"
+                raise ValueError(f"{key}: {member!r} is {kind}")
+        members = {member: datasets[member] for member in mixture.mix}
+        mixture._members = {member: block for member, block in members.items() if isinstance(block, DatasetSettings)}

@@ -160,26 +160,26 @@ class Config(Settings):
     @property
     def raw_datasets(self) -> dict[str, DatasetSettings]:
         """The data sets that have raw rows of their own, by name: all but mixtures."""
-        return {name: one for name, one in self.datasets.items() if isinstance(one, DatasetSettings)}
+        return {name: dataset for name, dataset in self.datasets.items() if isinstance(dataset, DatasetSettings)}
 
     @property
     def mixtures(self) -> dict[str, MixtureSettings]:
         """The mixtures, by name."""
-        return {name: one for name, one in self.datasets.items() if isinstance(one, MixtureSettings)}
+        return {name: dataset for name, dataset in self.datasets.items() if isinstance(dataset, MixtureSettings)}
 
     @property
     def former_names(self) -> list[str]:
         """A line on each key that is set by its former name."""
         return [
             f"datasets.{name}.mended: is now called fixed_rows; rename the key, as the next release does not read it"
-            for name, one in self.raw_datasets.items()
-            if one.mended is not None
+            for name, dataset in self.raw_datasets.items()
+            if dataset.mended is not None
         ]
 
     def members(self, dataset: str) -> dict[str, DatasetSettings]:
         """Return the data sets that have the raw rows of a data set, by name: itself, or those of a mixture."""
-        one = self.datasets[dataset]
-        return one.members if isinstance(one, MixtureSettings) else {dataset: one}
+        settings = self.datasets[dataset]
+        return settings.members if isinstance(settings, MixtureSettings) else {dataset: settings}
 
     def good_run(self, dataset: str) -> str | None:
         """Return a run that trains only good attempts of the same data, or None.
@@ -219,7 +219,7 @@ class Config(Settings):
         for name, run in self.runs.items():
             bases = [name]
             while (base := base_run(self.models[self.runs[bases[-1]].model].source)) is not None:
-                told = "; ".join(f"run {one} is trained from merged/{of}" for one, of in pairwise([*bases, base]))
+                told = "; ".join(f"run {child} is trained from merged/{of}" for child, of in pairwise([*bases, base]))
                 if base in bases:
                     raise ValueError(f"models.{run.model}.source: {told}: no run can be its own base")
                 bases.append(base)
@@ -305,10 +305,10 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
 
 def _refuse_no_count(where: str, address: str, source: HubSource | Path) -> None:
     """Refuse `#0` or `#abc` after an address, unless a file has that name."""
-    found = NO_COUNT.search(address)
-    if found and not (isinstance(source, Path) and source.is_file()):
+    match = NO_COUNT.search(address)
+    if match and not (isinstance(source, Path) and source.is_file()):
         raise ValueError(
-            f"{where}: {address!r}: '#' must be followed by the number of rows to draw, at least 1, not {found[1]!r}"
+            f"{where}: {address!r}: '#' must be followed by the number of rows to draw, at least 1, not {match[1]!r}"
         )
 
 
@@ -331,12 +331,12 @@ def _source(where: str, text: str) -> HubSource | Path:
     return source
 
 
-def _refuse_target(where: str, place: Path) -> None:
+def _refuse_target(where: str, path: Path) -> None:
     """Refuse a user's path inside the targets: Snakemake removes what a rule is about to make."""
     for target in TARGETS:
-        if place.resolve().is_relative_to(Path(target).resolve()):
+        if path.resolve().is_relative_to(Path(target).resolve()):
             base = "; merged/RUN names the weights of a run" if where.startswith("models.") else ""
-            raise ValueError(f"{where}: {str(place)!r} is inside {target}/, which the workflow makes and removes{base}")
+            raise ValueError(f"{where}: {str(path)!r} is inside {target}/, which the workflow makes and removes{base}")
 
 
 def _names(known: dict[str, Any]) -> str:

@@ -69,7 +69,7 @@ class ModelType(msgspec.Struct, frozen=True, omit_defaults=True):
     def part_of(self, name: str) -> ModelPart:
         """Return the part to which a module or tensor of a loaded model belongs; name: without peft's prefix."""
         modules = (
-            (len(module), part) for part, found in self.parts.items() for module in found if _within(name, module)
+            (len(module), part) for part, names in self.parts.items() for module in names if _within(name, module)
         )
         return max(modules, default=(0, "language_model"))[1]
 
@@ -133,5 +133,5 @@ def unquantised(name: str) -> str | None:
     if (plain := QUANTISED.sub("", last)) == last:
         return None
     listed = (repo for kind in model_types().values() for repos in kind.published.values() for repo in repos)
-    found = sorted(repo for repo in listed if repo.rpartition("/")[2] == plain)
-    return next((repo for repo in found if repo.startswith(f"{owner}/")), next(iter(found), None))
+    models = sorted(repo for repo in listed if repo.rpartition("/")[2] == plain)
+    return next((repo for repo in models if repo.startswith(f"{owner}/")), next(iter(models), None))

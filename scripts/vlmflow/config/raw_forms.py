@@ -281,7 +281,7 @@ def may_be_null(holds: Any) -> bool:
 def holds_list(holds: Any) -> bool:
     """Return whether a key of this type holds a list, and no text."""
     kinds = get_args(holds) if get_origin(holds) in (Union, UnionType) else (holds,)
-    return str not in kinds and any(get_origin(one) is list for one in kinds)
+    return str not in kinds and any(get_origin(kind) is list for kind in kinds)
 
 
 def picture_keys(names: Mapping[str, str]) -> list[str]:
@@ -293,11 +293,11 @@ def picture_keys(names: Mapping[str, str]) -> list[str]:
 def _modules() -> dict[str, ModuleType]:
     """Return the module of every kind, sorted by kind."""
     package = importlib.import_module(PACKAGE)
-    modules = [importlib.import_module(f"{PACKAGE}.{found.name}") for found in pkgutil.iter_modules(package.__path__)]
-    found = [(kind, module) for module in modules for kind in module.FORM.kinds]
-    if len(found) > len(dict(found)):
-        raise ValueError(f"two modules of {PACKAGE} define a form of the same kind: {[kind for kind, _ in found]}")
-    return dict(sorted(found))
+    modules = [importlib.import_module(f"{PACKAGE}.{entry.name}") for entry in pkgutil.iter_modules(package.__path__)]
+    forms = [(kind, module) for module in modules for kind in module.FORM.kinds]
+    if len(forms) > len(dict(forms)):
+        raise ValueError(f"two modules of {PACKAGE} define a form of the same kind: {[kind for kind, _ in forms]}")
+    return dict(sorted(forms))
 
 
 def kinds() -> list[str]:

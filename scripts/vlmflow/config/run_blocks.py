@@ -29,16 +29,16 @@ Differences = dict[str, tuple[str, str]]
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     """Return nested settings with dotted keys; lists as JSON."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{above}{key}.")
+            values |= flat(value, f"{above}{key}.")
         else:
-            found[f"{above}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return found
+            values[f"{above}{key}"] = json.dumps(value) if isinstance(value, list) else value
+    return values
 
 
-def asked(train: Mapping[str, Any], of_run: Mapping[str, Any], steps: int) -> dict[str, Any]:
+def flattened(train: Mapping[str, Any], of_run: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return a training's settings by dotted key.
 
     train: its `train` block, as a training records it: with numbers of steps also where the run set
@@ -52,7 +52,7 @@ def asked(train: Mapping[str, Any], of_run: Mapping[str, Any], steps: int) -> di
 
 
 def differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> Differences:
-    """Return in which settings two trainings differ, as `asked` gives them."""
+    """Return in which settings two trainings differ, as `flattened` gives them."""
     keys = dict.fromkeys([*settings, *others])
     return {
         key: (_text(settings.get(key)), _text(others.get(key))) for key in keys if settings.get(key) != others.get(key)
@@ -65,9 +65,9 @@ def own_settings(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     A training records what the default word `auto` stands for where nothing is to be found (`TrainSettings.on_device`).
     """
     own = {key: settings[f"train.{key}"] for key in ("group_by_length", "sequence_parallel", "micro_batch_tokens")}
-    place = settings["device"], settings["processes"]
-    tokens = TrainSettings().model_copy(update=own | {"micro_batch_tokens": "auto"}).on_device(*place)
-    again = TrainSettings().model_copy(update=own).on_device(*place)
+    machine = settings["device"], settings["processes"]
+    tokens = TrainSettings().model_copy(update=own | {"micro_batch_tokens": "auto"}).on_device(*machine)
+    again = TrainSettings().model_copy(update=own).on_device(*machine)
     words = {
         "train.micro_batch_tokens": tokens.micro_batch_tokens,
         "train.gradient_checkpointing": again.gradient_checkpointing,

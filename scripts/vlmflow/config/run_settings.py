@@ -455,10 +455,10 @@ class RunSettings(Settings):
 
     @model_validator(mode="after")
     def _experiments_are_allowed(self) -> Self:
-        found = experiments(self.tuner, self.strategy, self.train)
-        if found and not self.experimental:
+        untested = experiments(self.tuner, self.strategy, self.train)
+        if untested and not self.experimental:
             raise ValueError(
-                f"experimental, because no test proves it: {'; '.join(found)} (set experimental: true in the run to "
+                f"experimental, because no test proves it: {'; '.join(untested)} (set experimental: true in the run to "
                 "train it all the same)"
             )
         return self
@@ -506,15 +506,15 @@ class RunSettings(Settings):
 
 def experiments(tuner: str, strategy: str, train: TrainSettings) -> list[str]:
     """Return what is experimental in a run, for people: [] if all of it is supported."""
-    found = []
+    parts = []
     if strategy not in (supported := tuner_of(tuner).strategies):
-        found.append(f"tuner {tuner} with strategy {strategy} (supported: {', '.join(supported)})")
+        parts.append(f"tuner {tuner} with strategy {strategy} (supported: {', '.join(supported)})")
     if train.attention in FLASH_ATTENTION:
-        found.append(f"train.attention {train.attention}")
+        parts.append(f"train.attention {train.attention}")
     if train.lora.experts and tuner_of(tuner).trains_adapter and strategy != DDP.name:
-        found.append(f"train.lora.experts with strategy {strategy}")
+        parts.append(f"train.lora.experts with strategy {strategy}")
     if train.liger:
-        found.append("train.liger")
+        parts.append("train.liger")
     if train.sequence_parallel > 1:
-        found.append(f"train.sequence_parallel {train.sequence_parallel}")
-    return found
+        parts.append(f"train.sequence_parallel {train.sequence_parallel}")
+    return parts

@@ -192,14 +192,14 @@ class Dimension:
 
 def dimensions(space: Mapping[str, RangeSettings | Sequence[Choice]]) -> list[Dimension]:
     """Return a checked space, sorted by key, with values of the keys' own types ("1e-4" of YAML is a text)."""
-    found = []
+    checked = []
     for key, values in sorted(space.items()):
         if isinstance(values, RangeSettings):
             low, high = _typed(key, values.low), _typed(key, values.high)
-            found.append(Dimension(key, isinstance(low, int), low, high, values.log))
+            checked.append(Dimension(key, isinstance(low, int), low, high, values.log))
         else:
-            found.append(Dimension(key, choices=tuple(_typed(key, value) for value in values)))
-    return found
+            checked.append(Dimension(key, choices=tuple(_typed(key, value) for value in values)))
+    return checked
 
 
 def trained_with(train: TrainSettings, values: Mapping[str, Any]) -> TrainSettings:

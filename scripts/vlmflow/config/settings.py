@@ -60,7 +60,7 @@ class Settings(BaseModel):
         assert field.field_name is not None
         allowed = cls.model_fields[field.field_name].annotation
         kinds = [allowed, *get_args(allowed)]
-        named = any(value is one for kind in kinds for one in get_args(kind))  # a Literal
+        named = any(value is literal for kind in kinds for literal in get_args(kind))  # a Literal
         other = isinstance(value, bool) and bool not in kinds and not named
         return _OF_NO_TYPE if other else value
 
@@ -194,7 +194,7 @@ def allowed(schema: Schema) -> str:
     if "const" in schema:
         return str(schema["const"])
     if "enum" in schema:
-        return "one of " + ", ".join("true" if one is True else str(one) for one in schema["enum"])
+        return "one of " + ", ".join("true" if value is True else str(value) for value in schema["enum"])
     bounds = [f"{word} {schema[key]}" for key, word in BOUNDS.items() if key in schema]
     return " ".join([TYPES.get(schema.get("type", ""), "something else"), *bounds])
 

@@ -73,9 +73,9 @@ def refuse_path(path: str, where: str = "") -> None:
 
     where: the key, if the error is to name it.
     """
-    if found := NOT_IN_PATHS.search(path):
-        what = "a path must not have braces, control characters or lone surrogates"
-        raise ValueError(f"{where}{': ' if where else ''}{path!r} holds {found[0]!r}; {what}")
+    if match := NOT_IN_PATHS.search(path):
+        rule = "a path must not have braces, control characters or lone surrogates"
+        raise ValueError(f"{where}{': ' if where else ''}{path!r} holds {match[0]!r}; {rule}")
 
 
 def parse_source(text: str) -> HubSource | Path:

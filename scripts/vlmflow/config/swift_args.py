@@ -185,8 +185,8 @@ def check_argument(name: str) -> str:
 
 def check_value(name: str, value: str | int | float | bool) -> None:
     """Raise ValueError with name and value for a value that cannot be an argument of a command, or is no number."""
-    if isinstance(value, str) and (found := NOT_IN_ARGUMENTS.search(value)):
-        raise ValueError(f"{name}: {shown(value)} holds {found[0]!r}; no argument of a command can")
+    if isinstance(value, str) and (match := NOT_IN_ARGUMENTS.search(value)):
+        raise ValueError(f"{name}: {shown(value)} holds {match[0]!r}; no argument of a command can")
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{name}: {value!r} is not allowed; it must be a finite number")
 

@@ -50,8 +50,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """Read one configuration file; raises VlmflowError as read_layers does."""
     content = read_yaml(path)
     if not isinstance(content, dict):
-        what = "is empty" if content is None else f"holds {content!s:.80}, not keys"
-        raise VlmflowError(f"{path}: {what}", "add keys from docs/config.md to it, or leave the file out")
+        fault = "is empty" if content is None else f"holds {content!s:.80}, not keys"
+        raise VlmflowError(f"{path}: {fault}", "add keys from docs/config.md to it, or leave the file out")
     return content
 
 
@@ -100,8 +100,8 @@ class _Constructor(yaml.constructor.SafeConstructor):
             if isinstance(made, int):
                 str(made)  # fails for a long hexadecimal number, which no message could show
         except ValueError as error:
-            what = f"{shown(node.value, 40)} cannot be read: {str(error).split(';')[0]}"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from None
+            fault = f"{shown(node.value, 40)} cannot be read: {str(error).split(';')[0]}"
+            raise yaml.MarkedYAMLError(problem=fault, problem_mark=node.start_mark) from None
         return made
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -109,8 +109,8 @@ class _Constructor(yaml.constructor.SafeConstructor):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in first:
-                    what = f"the key {key.value!r} is already in line {first[key.value]}; a block has each key once"
-                    raise yaml.MarkedYAMLError(problem=what, problem_mark=key.start_mark)
+                    fault = f"the key {key.value!r} is already in line {first[key.value]}; a block has each key once"
+                    raise yaml.MarkedYAMLError(problem=fault, problem_mark=key.start_mark)
                 first[key.value] = key.start_mark.line + 1
         made: dict[Any, Any] = super().construct_mapping(node, deep)
         return made
@@ -139,8 +139,8 @@ def _count(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
         inner = [child for each in children for child in (each if isinstance(each, tuple) else [each])]
         counts[node] = 1 + sum(_count(child, counts) for child in inner)
         if counts[node] > MOST_VALUES:
-            what = f"more than {MOST_VALUES:,} values, with aliases expanded"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+            fault = f"more than {MOST_VALUES:,} values, with aliases expanded"
+            raise yaml.MarkedYAMLError(problem=fault, problem_mark=node.start_mark)
     return counts[node]
 
 

@@ -82,8 +82,8 @@ def read_account(path: Path, form: type[T]) -> T:
         return msgspec.convert(read_json(path), form, str_keys=True, dec_hook=_from_text)
     except msgspec.ValidationError as error:
         # msgspec names the field last, or in backquotes; the message has it first ("train.kept is missing").
-        fault, _, place = str(error).partition(" - at ")
-        field = place.strip("`").removeprefix("$").removeprefix(".")
+        fault, _, location = str(error).partition(" - at ")
+        field = location.strip("`").removeprefix("$").removeprefix(".")
         if missing := MISSING.fullmatch(fault):
             fault = f"{field}{'.' if field else ''}{missing[1]} is missing"
         elif field:

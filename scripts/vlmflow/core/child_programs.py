@@ -232,11 +232,11 @@ def ask(
         except subprocess.TimeoutExpired:
             done = None
         relay.join()
-    said = "\n".join(log_tail) or "nothing"
+    output = "\n".join(log_tail) or "nothing"
     if done is None:
         raise PassingError(
             f"{module}: it did not end within {limit:g} seconds, so it was killed",
-            f"see that the server it talks to answers; it said:\n{said}",
+            f"see that the server it talks to answers; it said:\n{output}",
         )
     code, answer = done.returncode, done.stdout
     if code == SAID_WHY and answer:
@@ -244,7 +244,7 @@ def ask(
         raise (PassingError if error["passing"] else VlmflowError)(_shown(error["cause"]), _shown(error["next_step"]))
     if code:
         cause = f"signal {-code} ended it" if code < 0 else log_tail[-1] if log_tail else f"it ended with code {code}"
-        raise (PassingError if code < 0 else VlmflowError)(f"{module}: {cause}", f"see what it said:\n{said}")
+        raise (PassingError if code < 0 else VlmflowError)(f"{module}: {cause}", f"see what it said:\n{output}")
     return json.loads(answer)
 
 

@@ -107,9 +107,9 @@ def whole_folder(path: Path, resumed: bool = False) -> Iterator[Path]:
         for left in () if resumed else part.iterdir():
             remove(left)
         yield part
-        for place in [part, *part.rglob("*")]:
-            if not place.is_symlink():
-                sync(place)
+        for entry in [part, *part.rglob("*")]:
+            if not entry.is_symlink():
+                sync(entry)
         if path.is_dir() and _same_files(part, path):
             remove(part)
         else:
@@ -156,16 +156,16 @@ def locked(lock: Path, told: str) -> Iterator[None]:
         yield
 
 
-def _same_files(one: Path, other: Path) -> bool:
-    names = [sorted(place.relative_to(folder) for place in folder.rglob("*")) for folder in (one, other)]
-    return names[0] == names[1] and all(_same(one / name, other / name) for name in names[0])
+def _same_files(first: Path, other: Path) -> bool:
+    names = [sorted(entry.relative_to(folder) for entry in folder.rglob("*")) for folder in (first, other)]
+    return names[0] == names[1] and all(_same(first / name, other / name) for name in names[0])
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same(first: Path, other: Path) -> bool:
     # Compare the links: a target may be too large to read.
-    if one.is_symlink() or other.is_symlink():
-        return one.is_symlink() and other.is_symlink() and one.readlink() == other.readlink()
-    return one.is_dir() or one.samefile(other) or filecmp.cmp(one, other, shallow=False)
+    if first.is_symlink() or other.is_symlink():
+        return first.is_symlink() and other.is_symlink() and first.readlink() == other.readlink()
+    return first.is_dir() or first.samefile(other) or filecmp.cmp(first, other, shallow=False)
 
 
 def lies_within(name: str) -> bool:

@@ -90,18 +90,18 @@ class Lease:
         give_up = time.monotonic() + patience
         seen, since, lives = newest(self.folder), time.monotonic(), False
         while True:
-            found = newest(self.folder)
-            if found != seen:
-                seen, since, lives = found, time.monotonic(), True
-            silent = found is not None and time.monotonic() - since > self.silence
-            if found is None or found.released or found.machine == self.machine or silent:
-                if silent and found is not None:
-                    log.info(f"{self.folder}: {found.holder} has been silent for {self.silence:.0f} s; taking over")
-                if self._create(number := found.number + 1 if found else 1):
+            current = newest(self.folder)
+            if current != seen:
+                seen, since, lives = current, time.monotonic(), True
+            silent = current is not None and time.monotonic() - since > self.silence
+            if current is None or current.released or current.machine == self.machine or silent:
+                if silent and current is not None:
+                    log.info(f"{self.folder}: {current.holder} has been silent for {self.silence:.0f} s; taking over")
+                if self._create(number := current.number + 1 if current else 1):
                     return number
-            elif lives and found.token and time.monotonic() > give_up:
+            elif lives and current.token and time.monotonic() > give_up:
                 raise PassingError(
-                    f"{self.folder}: {found.holder} is training here",
+                    f"{self.folder}: {current.holder} is training here",
                     "wait for it to end, or stop it; then run the same command again",
                 )
             time.sleep(min(0.5, self.beat / 4))
@@ -123,9 +123,9 @@ class Lease:
         while not ended.wait(self.beat):
             count += 1
             try:
-                found = newest(self.folder)
-                if found is None or found.number != number or found.token != self.token:
-                    holder = found.holder if found else "another process"
+                current = newest(self.folder)
+                if current is None or current.number != number or current.token != self.token:
+                    holder = current.holder if current else "another process"
                     _end_at_once(f"{self.folder}: {holder} took over this run folder")
                 self._write(number, count)
             except OSError as error:  # while the volume is unreachable, nobody can write to it or take over
@@ -166,8 +166,8 @@ def newest(folder: Path) -> Sign | None:
 
 def numbers(folder: Path) -> list[int]:
     """Return the numbers of the leases in a run folder."""
-    names = (NAME.fullmatch(place.name) for place in folder.iterdir())
-    return [int(found[1]) for found in names if found]
+    names = (NAME.fullmatch(file.name) for file in folder.iterdir())
+    return [int(match[1]) for match in names if match]
 
 
 def _end_at_once(why: str) -> None:

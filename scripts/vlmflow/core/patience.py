@@ -64,14 +64,14 @@ class PassingFault(Exception):
 
 
 def patiently(
-    what: str,
+    label: str,
     attempt: Callable[[], Result],
     received: Callable[[], int] = int,
     pause: Callable[[float], object] = time.sleep,
 ) -> Result:
     """Return the result of `attempt`, retried after each PassingFault.
 
-    what: the work, for people. received: returns the bytes received so far; PROGRESS_BYTES more than ever before end a
+    label: the work, for people. received: returns the bytes received so far; PROGRESS_BYTES more than ever before end a
     row of failures. pause: waits the given seconds.
 
     Raises PassingError after the last failure, or if a server asks to wait longer than LONGEST_ASKED_WAIT; whatever
@@ -86,16 +86,16 @@ def patiently(
                 furthest, failures = received(), 0
             failures += 1
             if failures == TRIES:
-                raise PassingError(f"{what}: {fault.reason}, {TRIES} times in a row", fault.next_step) from None
-            asked = fault.asked_wait or 0.0
-            if asked > LONGEST_ASKED_WAIT:
+                raise PassingError(f"{label}: {fault.reason}, {TRIES} times in a row", fault.next_step) from None
+            wait = fault.asked_wait or 0.0
+            if wait > LONGEST_ASKED_WAIT:
                 raise PassingError(
-                    f"{what}: {fault.reason}, and the server asks to wait {asked:,.0f} s",
+                    f"{label}: {fault.reason}, and the server asks to wait {wait:,.0f} s",
                     "run the same command again after that time; a token (HF_TOKEN) raises the limits",
                 ) from None
-            seconds = max(asked, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1)))
+            seconds = max(wait, min(LONGEST_WAIT, FIRST_WAIT * 2 ** (failures - 1)))
             level = logging.WARNING if seconds >= TOLD_WAIT * FIRST_WAIT else logging.DEBUG
-            logger.log(level, "%s: %s; trying again in %.0f s", what, fault.reason, seconds)
+            logger.log(level, "%s: %s; trying again in %.0f s", label, fault.reason, seconds)
             pause(seconds)
 
 

@@ -23,13 +23,13 @@ SILENCE = 30.0
 class Progress:
     """A counter that reports itself on standard error.
 
-    what: the work and its subject ("resolve_images fire/train").
+    label: the work and its subject ("resolve_images fire/train").
     total: the number of units; 0 if unknown.
     unit: what is counted ("rows", "pictures", "bytes").
     """
 
-    def __init__(self, what: str, total: int, unit: str) -> None:
-        self.what = what
+    def __init__(self, label: str, total: int, unit: str) -> None:
+        self.label = label
         self.total = total
         self.unit = unit
         self.count = 0
@@ -70,9 +70,9 @@ class Progress:
         If the total is reached or unknown, the report has the time taken instead of the time left.
         """
         rate = (self.count - self._offset) / seconds if seconds > 0 else 0.0
-        parts = [f"{self.what}: {amount(self.count, self.unit)}"]
+        parts = [f"{self.label}: {amount(self.count, self.unit)}"]
         if self.total:
-            parts[0] = f"{self.what}: {amount(self.count, self.unit, False)} of {amount(self.total, self.unit)}"
+            parts[0] = f"{self.label}: {amount(self.count, self.unit, False)} of {amount(self.total, self.unit)}"
         parts.append(f"{amount(rate, self.unit)}/s")
         if rate and self.total > self.count:
             parts.append(f"{clock((self.total - self.count) / rate)} left")
@@ -126,13 +126,13 @@ def in_threads(
 
 
 @contextmanager
-def lines_meanwhile(what: str) -> Iterator[None]:
-    """Say every half minute that the work in this block goes on, and since when. what: its name for people."""
+def lines_meanwhile(label: str) -> Iterator[None]:
+    """Say every half minute that the work in this block goes on, and since when. label: its name for people."""
     ended, begun = threading.Event(), time.monotonic()
 
     def speak() -> None:
         while not ended.wait(SILENCE):
-            print(f"{what}: running for {clock(time.monotonic() - begun)}", file=sys.stderr, flush=True)
+            print(f"{label}: running for {clock(time.monotonic() - begun)}", file=sys.stderr, flush=True)
 
     speaker = threading.Thread(target=speak, daemon=True)
     speaker.start()

@@ -43,20 +43,20 @@ def questions_about(scene: Scene) -> list[Question]:
 def _about_shapes(scene: ShapesScene) -> Iterator[Question]:
     things = scene.things
     for thing in things:
-        colour, shape, place = thing.colour, thing.shape, thing.place
+        colour, shape, spot = thing.colour, thing.shape, thing.spot
         around = tuple(_noticed(other) for other in things if other is not thing)
         yield Question(
             texts=(
-                f"What colour is the shape at the {place}?",
-                f"Which colour has the {shape} at the {place}?",
-                f"At the {place} stands a shape. What is its colour?",
+                f"What colour is the shape at the {spot}?",
+                f"Which colour has the {shape} at the {spot}?",
+                f"At the {spot} stands a shape. What is its colour?",
             ),
-            answers=("The shape is {}.", "It is {}.", f"The {shape} at the {place} is {{}}."),
+            answers=("The shape is {}.", "It is {}.", f"The {shape} at the {spot} is {{}}."),
             truth=colour,
             wrong=_others(COLOURS, colour),
-            seen=(f"one shape stands at the {place}", f"the {place} is not empty", *around),
+            seen=(f"one shape stands at the {spot}", f"the {spot} is not empty", *around),
             hints=(
-                f"Look at the {place} again and name the colour that you see there.",
+                f"Look at the {spot} again and name the colour that you see there.",
                 f"You may have looked at a neighbour of the {shape}.",
                 f"Compare the {shape} with the shapes around it.",
             ),
@@ -70,10 +70,10 @@ def _about_shapes(scene: ShapesScene) -> Iterator[Question]:
             answers=("It is a {}.", f"The {colour} shape is a {{}}.", "The shape is a {}."),
             truth=shape,
             wrong=_others(SHAPES, shape),
-            seen=(f"something {colour} stands at the {place}", f"only one shape is {colour}", *around),
+            seen=(f"something {colour} stands at the {spot}", f"only one shape is {colour}", *around),
             hints=(
                 f"Count the corners of the {colour} shape.",
-                f"Follow the outline of the shape at the {place}.",
+                f"Follow the outline of the shape at the {spot}.",
                 "Its edges tell more than its size.",
             ),
         )
@@ -84,8 +84,8 @@ def _about_shapes(scene: ShapesScene) -> Iterator[Question]:
                 f"Find the {colour} {shape} and say where it stands.",
             ),
             answers=("It is at the {}.", f"The {colour} {shape} is at the {{}}.", "At the {}."),
-            truth=place,
-            wrong=_others(PLACES, place),
+            truth=spot,
+            wrong=_others(PLACES, spot),
             seen=(f"there is just one {colour} shape", f"the {shape} is easy to find", *around),
             hints=(
                 "Divide the picture into two rows of three parts and look again.",
@@ -163,7 +163,7 @@ def _about_bars(scene: BarsScene) -> Iterator[Question]:
 
 def _noticed(thing: Thing) -> str:
     article = "an" if thing.colour[0] in "aeiou" else "a"
-    return f"there is {article} {thing.colour} {thing.shape} at the {thing.place}"
+    return f"there is {article} {thing.colour} {thing.shape} at the {thing.spot}"
 
 
 def _several(shape: str) -> str:

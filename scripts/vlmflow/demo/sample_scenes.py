@@ -32,11 +32,11 @@ black background."""
 
 @dataclass(frozen=True)
 class Thing:
-    """One shape. place: one of PLACES; box: left, top, right, bottom in pixels."""
+    """One shape. spot: one of PLACES; box: left, top, right, bottom in pixels."""
 
     shape: str
     colour: str
-    place: str
+    spot: str
     box: Box
 
 
@@ -91,8 +91,8 @@ def shapes_scene(rng: Random) -> ShapesScene:
     kinds = rng.sample(SHAPES, rng.randint(1, 3))
     places = sorted(rng.sample(range(len(PLACES)), count))
     things = [
-        Thing(rng.choice(kinds), colour, PLACES[place], _box_within(place, size, rng))
-        for place, colour in zip(places, rng.sample(list(COLOURS), count), strict=True)
+        Thing(rng.choice(kinds), colour, PLACES[index], _box_within(index, size, rng))
+        for index, colour in zip(places, rng.sample(list(COLOURS), count), strict=True)
     ]
     return ShapesScene(size, _light(rng), tuple(things))
 
@@ -105,11 +105,11 @@ def bars_scene(rng: Random) -> BarsScene:
     return BarsScene(rng.choice(SIZES), _light(rng), tuple(zip(colours, heights, strict=True)))
 
 
-def _box_within(place: int, size: tuple[int, int], rng: Random) -> Box:
+def _box_within(index: int, size: tuple[int, int], rng: Random) -> Box:
     cell = (size[0] // 3, size[1] // 2)
     side = min(cell) * rng.randint(55, 90) // 100
-    left = place % 3 * cell[0] + rng.randint(1, cell[0] - side - 1)
-    top = place // 3 * cell[1] + rng.randint(1, cell[1] - side - 1)
+    left = index % 3 * cell[0] + rng.randint(1, cell[0] - side - 1)
+    top = index // 3 * cell[1] + rng.randint(1, cell[1] - side - 1)
     return left, top, left + side, top + side
 
 

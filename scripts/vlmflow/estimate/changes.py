@@ -55,9 +55,9 @@ SMALLEST_PICTURE = 64
 
 @dataclass(frozen=True)
 class ProposedChange:
-    """A change to try. what: the keys with their new values. costs: what it costs. rows_left_out: by max_length."""
+    """A change to try. keys: the keys with their new values. costs: what it costs. rows_left_out: by max_length."""
 
-    what: str
+    keys: str
     costs: str
     inputs: EstimateInput
     gpu: Gpu
@@ -105,14 +105,14 @@ def _both(inputs: EstimateInput, gpu: Gpu, attempts: Sequence[Attempt]) -> Itera
         after = second(before.inputs, before.gpu) if before else None
         if before and after:
             costs = {before.costs: None, after.costs: None}
-            yield replace(after, what=f"{before.what}; {after.what}", costs="; ".join(costs))
+            yield replace(after, keys=f"{before.keys}; {after.keys}", costs="; ".join(costs))
 
 
 def _change(proposed: ProposedChange) -> Change:
     needed = memory(proposed.inputs).total
     hours = times(proposed.inputs, proposed.gpu, fast=False).hours * proposed.inputs.mode.processes
     return Change(
-        what=proposed.what,
+        what=proposed.keys,
         costs=proposed.costs,
         memory=needed,
         fits=needed <= FITS * proposed.gpu.memory,
@@ -127,8 +127,8 @@ def _one_row(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
     if rows == 1 or inputs.micro_batch_tokens is not None:
         return None
     changed = inputs.with_settings(per_device_batch_size=1, gradient_accumulation_steps=rows * passes)
-    what = f"train.per_device_batch_size: 1, train.gradient_accumulation_steps: {rows * passes}"
-    return ProposedChange(what, "the same rows in a step, one at a time", changed, gpu)
+    keys = f"train.per_device_batch_size: 1, train.gradient_accumulation_steps: {rows * passes}"
+    return ProposedChange(keys, "the same rows in a step, one at a time", changed, gpu)
 
 
 def _checkpointing(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:
@@ -238,14 +238,14 @@ def _on_gpus(inputs: EstimateInput, nodes: int, processes: int) -> EstimateInput
     return inputs.with_mode(nodes=nodes, processes=nodes * processes, strategy=ZERO3)
 
 
-def _same_rows(inputs: EstimateInput, changed: EstimateInput, gpu: Gpu, what: str, costs: str) -> ProposedChange:
+def _same_rows(inputs: EstimateInput, changed: EstimateInput, gpu: Gpu, keys: str, costs: str) -> ProposedChange:
     """Return the change to more GPUs with zero3, with the same rows in a step if these can be divided."""
-    what = f"{what}, strategy: {ZERO3.name}"
+    keys = f"{keys}, strategy: {ZERO3.name}"
     passes = inputs.settings.gradient_accumulation_steps * inputs.mode.processes / changed.mode.processes
     if passes != int(passes) or passes < 1:
-        return ProposedChange(what, f"{costs}, more rows in a step", changed, gpu)
+        return ProposedChange(keys, f"{costs}, more rows in a step", changed, gpu)
     changed = changed.with_settings(gradient_accumulation_steps=int(passes))
-    return ProposedChange(f"{what}, train.gradient_accumulation_steps: {int(passes)}", costs, changed, gpu)
+    return ProposedChange(f"{keys}, train.gradient_accumulation_steps: {int(passes)}", costs, changed, gpu)
 
 
 def _other_product(inputs: EstimateInput, gpu: Gpu) -> ProposedChange | None:

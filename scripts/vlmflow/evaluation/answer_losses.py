@@ -172,15 +172,15 @@ def _losses(template: Any, model: Any, conversations: list[tuple[dict[str, Any],
     keep: Any = kept.to(model.device) if template.padding_free else len(labels) - firsts[0]
     with torch.inference_mode(), template.forward_context(model, inputs):
         logits = model(**inputs, logits_to_keep=keep).logits[0]
-    found, at = [], 0
+    losses, at = [], 0
     for first, positions in zip(firsts, scored, strict=True):
         own = logits[at : at + int(positions[-1]) - first] if template.padding_free else logits
         at += len(own)
         wanted = labels[positions].to(logits.device)
         log_probabilities = own.float().log_softmax(-1)[(positions - 1 - first).to(logits.device)]
         nats = -log_probabilities.gather(1, wanted[:, None]).double().sum()
-        found.append(Loss(float(nats), len(positions)))
-    return found
+        losses.append(Loss(float(nats), len(positions)))
+    return losses
 
 
 def _scored(template: Any, labels: Any, given: str) -> Any:

@@ -188,9 +188,9 @@ def ask_both(
 
 
 def _asked(questions: Sequence[Question], model: Model, how: Asking) -> Answers:
-    found, new = answers_to(questions, model, how.pictures, how.max_tokens, how.store)
-    log.info(f"answers of {model.name}: {new} of {len(found)} were asked for now, the others before")
-    return found
+    answers, new = answers_to(questions, model, how.pictures, how.max_tokens, how.store)
+    log.info(f"answers of {model.name}: {new} of {len(answers)} were asked for now, the others before")
+    return answers
 
 
 def _answered_row(
@@ -260,5 +260,5 @@ def sentence_of(after: Sequence[AfterRounds], feedback: bool) -> str:
 
 
 def _rounds(count: int, feedback: bool) -> str:
-    what = "round" if feedback else "earlier question"
-    return "at first" if not count else f"after {count} {what}{'s' if count > 1 else ''}"
+    noun = "round" if feedback else "earlier question"
+    return "at first" if not count else f"after {count} {noun}{'s' if count > 1 else ''}"

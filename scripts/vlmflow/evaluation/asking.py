@@ -56,14 +56,14 @@ def questions_of(case: Case, rounds: int, feedback: bool, gold: str | None = Non
     feedback: whether the row's later human turns are feedback, so that one answer is right for all turns. gold: this
     answer, if the raw row has it; otherwise it is that of the last turn.
     """
-    found = []
+    questions = []
     tools = [case.row.tools] if case.row.tools else []
     for number, (first, end) in enumerate(places_answered(case.row.conversations)[: rounds + 1]):
         shown = case.row.until(first)
         reference = "\n".join(as_written(case.row.conversations[first:end]))
         right = (gold or case.answer) if feedback else reference
         content = msgspec.json.encode([shown.conversations, case.pictures[: len(shown.images)], *tools])
-        found.append(
+        questions.append(
             Question(
                 key=hashlib.sha256(content).hexdigest()[:32],
                 row=case.row.id,
@@ -75,7 +75,7 @@ def questions_of(case: Case, rounds: int, feedback: bool, gold: str | None = Non
                 tools=case.row.tools,
             )
         )
-    return found
+    return questions
 
 
 PACKAGES = ("torch", "transformers")
@@ -119,7 +119,7 @@ class OwnModel:
         }
 
     @contextmanager
-    def asked(self, log: Path) -> Iterator[Ask]:
+    def connected(self, log: Path) -> Iterator[Ask]:
         """Serve the model as long as the block runs. log: a file for the server's output."""
         with tempfile.TemporaryDirectory(prefix="vlmflow-answer-") as scratch:
             folder, caches = Path(scratch) / "model", Path(scratch) / "caches"
@@ -149,7 +149,7 @@ class ModelAtUrl:
         return {"model": self.digest, "url": self.url, "served_as": self.served_as}
 
     @contextmanager
-    def asked(self, log: Path) -> Iterator[Ask]:
+    def connected(self, log: Path) -> Iterator[Ask]:
         """Connect to the server. log: unused, its output is not here."""
         with Client(self.url, self.served_as, self.key) as client:
             yield client.answer
@@ -212,7 +212,7 @@ def answers_to(
         file = kept.new_file()
         log = file.with_suffix(".log")
         with (
-            model.asked(log) as ask,
+            model.connected(log) as ask,
             file.open("ab") as lines,
             Progress(f"answers of {model.name}", len(missing), "answers") as progress,
         ):

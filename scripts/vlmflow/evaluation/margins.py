@@ -70,7 +70,7 @@ class Groups:
         self._starts = np.searchsorted(number[self._order], np.arange(self.count))
         self._sizes = np.bincount(number, minlength=self.count).astype(float)
         self.effective = float(self._sizes.sum() ** 2 / np.sum(self._sizes**2))
-        across = [(one, other) for one, other in links if number[one] != number[other]]
+        across = [(row, other) for row, other in links if number[row] != number[other]]
         self._links = np.array(across, dtype=int).reshape(-1, 2)
 
     @property
@@ -81,15 +81,15 @@ class Groups:
     def influence(self, values: Values) -> Values:
         """Return what each group adds to the mean's error: (groups, columns), in the unit of the values, 0 in sum."""
         sums: Values = np.add.reduceat(values[self._order], self._starts, axis=0)
-        found: Values = (sums - self._sizes[:, None] * values.mean(axis=0)) * (self.count / len(values))
-        return found
+        added: Values = (sums - self._sizes[:, None] * values.mean(axis=0)) * (self.count / len(values))
+        return added
 
     def variance(self, values: Values, influence: Values) -> Values:
         """Return the variance of the mean of each column, at least that of its groups alone (`influence`)."""
         above = values - values.mean(axis=0)
         shared = 2 * np.sum(above[self._links[:, 0]] * above[self._links[:, 1]], axis=0) / len(values) ** 2
-        found: Values = influence.var(axis=0, ddof=1) / self.count + np.maximum(shared, 0.0)
-        return found
+        variance: Values = influence.var(axis=0, ddof=1) / self.count + np.maximum(shared, 0.0)
+        return variance
 
     def quantile(self) -> float:
         """Return Student's quantile of a two-sided interval."""
@@ -124,8 +124,8 @@ def share_interval(shares: Values, groups: Groups) -> Bounds:
     Two rows of 0 and two of 1 are added to the effective number of rows (Agresti and Coull, Approximate is better than
     "exact" for interval estimation of binomial proportions, 1998), so that it fits near 0 and 1.
     """
-    found = _of_signs(2 * shares - 1, groups, added=4)
-    return Bounds((found.mean + 1) / 2, (found.low + 1) / 2, (found.high + 1) / 2)
+    interval = _of_signs(2 * shares - 1, groups, added=4)
+    return Bounds((interval.mean + 1) / 2, (interval.low + 1) / 2, (interval.high + 1) / 2)
 
 
 def difference_interval(differences: Values, groups: Groups) -> Bounds:
@@ -177,9 +177,9 @@ def _without_ends(values: Values) -> Bounds:
     return Bounds(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
 
 
-def _bounds(values: Values, *found: Values) -> Bounds:
+def _bounds(values: Values, *columns: Values) -> Bounds:
     """Return what was found for columns in the form of the values."""
-    return Bounds(*(each.reshape(values.shape[1:])[()] for each in found))
+    return Bounds(*(each.reshape(values.shape[1:])[()] for each in columns))
 
 
 EQUAL = 1e-4
@@ -256,8 +256,8 @@ def links(ids: Sequence[str], donors: Sequence[str | None]) -> set[tuple[int, in
 
     ids: of rows. donors: those of the same rows, or none.
     """
-    place = {name: number for number, name in enumerate(ids)}
-    pairs = [(number, place[donor]) for number, donor in enumerate(donors) if donor is not None and donor in place]
+    numbers = {name: number for number, name in enumerate(ids)}
+    pairs = [(number, numbers[donor]) for number, donor in enumerate(donors) if donor is not None and donor in numbers]
     return {(min(pair), max(pair)) for pair in pairs}
 
 

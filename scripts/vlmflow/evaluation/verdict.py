@@ -38,9 +38,9 @@ from vlmflow.supervisor.report import TrainingReport
 Values = NDArray[np.float64]
 
 
-def preferred(one: Values, other: Values | float) -> Values:
+def preferred(value: Values, other: Values | float) -> Values:
     """Return 1 where one is above the other, 0 where it is below, and one half where they are equal: a tie."""
-    return (np.sign(one - other) + 1) / 2
+    return (np.sign(value - other) + 1) / 2
 
 
 def row_shares(margins: Mapping[str, Margin]) -> dict[str, float]:
@@ -56,11 +56,11 @@ def row_shares(margins: Mapping[str, Margin]) -> dict[str, float]:
         "uses_feedback": (OWN, OTHER),
         "sees": (OWN if OWN in margins else QUESTION, OTHER_PICTURE),
     }
-    found = {}
+    shares = {}
     for name, (context, other) in sides.items():
         if context in values and (other in values if other else not one_answer):
-            found[name] = float(preferred(values[context], values[other] if other else 0.0))
-    return found
+            shares[name] = float(preferred(values[context], values[other] if other else 0.0))
+    return shares
 
 
 LEARNED, WORSE, NO_GAIN, TOO_FEW = "learned", "worse", "no gain shown", "too few rows"
@@ -191,17 +191,17 @@ def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
     if name == NO_GAIN and uses.difference.below_zero:
         begins[NO_GAIN] = "The tuned model uses feedback less than its base, but does not answer worse with it."
     helps = "makes the right answer likelier" if right is None else "favours the right answer over the wrong one"
-    said = [begins[name], f"With another row's feedback as a control, its own {helps} {_in_rows(uses)}."]
+    sentences = [begins[name], f"With another row's feedback as a control, its own {helps} {_in_rows(uses)}."]
     if name in (NO_GAIN, TOO_FEW) and uses.base.mean >= NEAR_CEILING:
-        said.append("The base already does so in nearly all rows, so hardly any gain can be shown.")
+        sentences.append("The base already does so in nearly all rows, so hardly any gain can be shown.")
     if right is not None:
-        said.append(f"With its own feedback the right answer is likelier than the wrong one {_in_rows(right)}.")
+        sentences.append(f"With its own feedback the right answer is likelier than the wrong one {_in_rows(right)}.")
     else:
         change = _in_words(figures.losses[OWN].difference)
-        said.append(f"The loss of the right answer with its own feedback changed by {change} nats per token.")
+        sentences.append(f"The loss of the right answer with its own feedback changed by {change} nats per token.")
     if costs and first is not None:
-        said.append(f"It costs first answers: without feedback, the right one is likelier {_in_rows(first)}.")
-    return said
+        sentences.append(f"It costs first answers: without feedback, the right one is likelier {_in_rows(first)}.")
+    return sentences
 
 
 def _in_rows(share: Compared) -> str:
@@ -248,7 +248,7 @@ def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, Evaluat
 
     Raises VlmflowError if an evaluation is of other weights.
     """
-    found = {}
+    reports = {}
     for folder in folders:
         report = read_account(folder / REPORT, EvaluationReport)
         if report.tuned.digest != proven_digest(proof):
@@ -256,8 +256,8 @@ def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, Evaluat
                 f"{folder}: it evaluated other weights than those in verified/{report.run}",
                 f"remove {folder} and run the same command again",
             )
-        found[report.split] = report
-    return found
+        reports[report.split] = report
+    return reports
 
 
 def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: str | None) -> None:

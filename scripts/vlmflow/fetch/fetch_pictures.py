@@ -88,14 +88,14 @@ class PictureFetch:
     """One fetch for one split.
 
     sources: by name. pins: those of archives on the hub. store: the folder for pictures, with paths as rows name them.
-    max_bytes: the limit of a picture. what: the work, for people.
+    max_bytes: the limit of a picture. label: the work, for people.
     """
 
     sources: Mapping[str, PictureSource]
     pins: Mapping[str, Pin]
     store: Path
     max_bytes: int
-    what: str
+    label: str
     _accounts: dict[str, SourceAccount] = field(default_factory=dict, init=False)
     _failures: list[VlmflowError] = field(default_factory=list, init=False)
 
@@ -108,10 +108,10 @@ class PictureFetch:
         and either if servers failed too often, after everything else is fetched.
         """
         wishes = self._wishes(paths, roots)
-        named = {place.source for wish in wishes.values() for place in wish.places}
+        named = {entry.source for wish in wishes.values() for entry in wish.places}
         require_pins({name: self.sources[name] for name in sorted(named)}, self.pins)
         try:
-            with FetchProgress(self.what) as progress:
+            with FetchProgress(self.label) as progress:
                 progress.total_pictures = len(wishes)
                 while wishes:
                     wishes = self._round(wishes, progress)
@@ -151,7 +151,7 @@ class PictureFetch:
             source = wish.places[0].source if wish.places else None
             if name in here:
                 self._account(source).had += 1
-            elif reachable := [place for place in wish.places if _can_be_fetched(self.sources[place.source])]:
+            elif reachable := [entry for entry in wish.places if _can_be_fetched(self.sources[entry.source])]:
                 wishes[name] = Wish(wish.rows, reachable)
             elif source is None:
                 how = "add one to picture_sources (config), or a root to image_roots"
@@ -165,8 +165,8 @@ class PictureFetch:
         """Fetch every wish from its likeliest source; returns the wishes that remain for other sources."""
         by_source: dict[str, dict[str, list[str]]] = {}
         for name, wish in wishes.items():
-            place = wish.places[0]
-            by_source.setdefault(place.source, {}).setdefault(place.member, []).append(name)
+            entry = wish.places[0]
+            by_source.setdefault(entry.source, {}).setdefault(entry.member, []).append(name)
         with ExitStack() as locks:
             for source in sorted(by_source):
                 # The other split's fetch then finds what this one fetched.
@@ -199,8 +199,8 @@ class PictureFetch:
             return write_picture(in_store[member], content)
 
         wanted = [member for member, file in in_store.items() if not file.is_file()]
-        what = (source, self.sources[source], self.pins, wanted)
-        return SourceFetch(*what, write, self.store / HOUSEKEEPING, self.max_bytes, progress)
+        request = (source, self.sources[source], self.pins, wanted)
+        return SourceFetch(*request, write, self.store / HOUSEKEEPING, self.max_bytes, progress)
 
     def _plan(self, fetches: Sequence[SourceFetch]) -> None:
         """Plan all sources in parallel, so that servers that do not answer do not add up; log and record each way."""

@@ -135,18 +135,18 @@ def model_files(source: HubSource, revision: str | None) -> tuple[list[HubFile],
     return [file for file in files if file.path in taken], sorted_names.left_out
 
 
-def bring(files: Mapping[Path, HubFile], what: str, threads: int) -> dict[Path, str]:
+def bring(files: Mapping[Path, HubFile], label: str, threads: int) -> dict[Path, str]:
     """Download files, `threads` at a time, and return the SHA-256 of each; existing files are checked.
 
-    what: the work, for people.
+    label: the work, for people.
 
     Raises VlmflowError. The first failure stops all other downloads; the next call resumes them.
     """
     total = sum(file.size for file in files.values())
     present = sum(min(file.size, _size(target) or _size(unfinished(target))) for target, file in files.items())
-    require_free_disk(next(iter(files)).parent, total - present, what)
+    require_free_disk(next(iter(files)).parent, total - present, label)
     digests: dict[Path, str] = {}
-    with Progress(what, total, "bytes") as progress:
+    with Progress(label, total, "bytes") as progress:
         progress.start_at(present)
         transport = Transport(progress)
 

@@ -112,34 +112,34 @@ def shown(name: str) -> str:
     return name if name.isprintable() else name.encode("unicode_escape").decode("ascii")
 
 
-def log_left_out(what: str, left_out: list[str]) -> None:
+def log_left_out(label: str, left_out: list[str]) -> None:
     """Log the first of the files beside a model's; the manifest and provenance.json name all of them."""
     if left_out:
         more = f", and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
-        logger.info("%s: left out, because it is not model data: %s%s", what, ", ".join(left_out[:NAMED]), more)
+        logger.info("%s: left out, because it is not model data: %s%s", label, ", ".join(left_out[:NAMED]), more)
 
 
-def list_files(folder: Path, what: str, *, weights: bool = True) -> ModelFiles:
+def list_files(folder: Path, label: str, *, weights: bool = True) -> ModelFiles:
     """Return the files of a local model by name relative to its folder.
 
     Links are followed within the folder itself, and to the blobs of the same repository in the hub's cache
     (`models--OWNER--NAME/snapshots/COMMIT`, whose files are links).
-    what: the folder's name for people ("models.qwen3.source"). weights: whether it must have some.
+    label: the folder's name for people ("models.qwen3.source"). weights: whether it must have some.
 
     Raises VlmflowError if the folder does not exist or has no weights, or if a link leads elsewhere.
     """
     if not folder.is_dir():
-        raise VlmflowError(f"{what}: no folder {folder}", "name the folder with the model's files")
+        raise VlmflowError(f"{label}: no folder {folder}", "name the folder with the model's files")
     places = [
-        Path(place, name)
-        for place, folders, names in os.walk(folder)
-        for name in [*names, *(name for name in folders if os.path.islink(os.path.join(place, name)))]
+        Path(parent, name)
+        for parent, folders, names in os.walk(folder)
+        for name in [*names, *(name for name in folders if os.path.islink(os.path.join(parent, name)))]
     ]
-    files = sort_names(str(place.relative_to(folder)) for place in places)
+    files = sort_names(str(path.relative_to(folder)) for path in places)
     for name in files.names:
         _refuse_elsewhere(folder, name)
     if weights:
-        require_weights(files, f"{what}: {folder}")
+        require_weights(files, f"{label}: {folder}")
     return files
 
 
@@ -149,7 +149,7 @@ def _refuse_elsewhere(folder: Path, name: str) -> None:
     file, real = folder / name, Path(os.path.realpath(folder / name))
     home = folder.resolve()
     homes = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
-    if not any(real.is_relative_to(place) for place in homes):
+    if not any(real.is_relative_to(root) for root in homes):
         raise VlmflowError(
             f"{file}: leads outside the model's folder, to {shown(str(real))}",
             f"copy the folder without links (cp --dereference --recursive {folder} COPY), and use COPY as the source",
@@ -158,7 +158,7 @@ def _refuse_elsewhere(folder: Path, name: str) -> None:
         raise VlmflowError(f"{file}: is not a file", "remove it from the folder, or replace it by the file")
 
 
-def require_weights(files: ModelFiles, what: str) -> None:
+def require_weights(files: ModelFiles, label: str) -> None:
     """Refuse a model without safetensors, which every stage reads.
 
     Raises VlmflowError with the names of weights in other forms.
@@ -166,12 +166,12 @@ def require_weights(files: ModelFiles, what: str) -> None:
     if not any(name.endswith(".safetensors") for name in files.names):
         others = [name for name in files.left_out if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))]
         raise VlmflowError(
-            f"{what} has no safetensors weights" + (f", but {', '.join(others)}" if others else ""),
+            f"{label} has no safetensors weights" + (f", but {', '.join(others)}" if others else ""),
             "use a model in safetensors form, or convert it with transformers' save_pretrained",
         )
 
 
-def local_files(source: str, what: str, *, weights: bool = True, dequantize: bool = False) -> list[str]:
+def local_files(source: str, label: str, *, weights: bool = True, dequantize: bool = False) -> list[str]:
     """Return the paths of the files of a model in a local folder; [] if it is on the hub.
 
     weights: see `list_files`. dequantize: see `refuse_code`.
@@ -181,7 +181,7 @@ def local_files(source: str, what: str, *, weights: bool = True, dequantize: boo
     folder = parse_source(source)
     if not isinstance(folder, Path):
         return []
-    names = list_files(folder, what, weights=weights).names
+    names = list_files(folder, label, weights=weights).names
     refuse_code(folder, names, weights=weights, dequantize=dequantize)
     return [str(folder / name) for name in names]
 

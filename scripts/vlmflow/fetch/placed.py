@@ -251,9 +251,7 @@ def model_with(models: Path, digest: str) -> tuple[Path, ModelManifest] | None:
 
 def file_names(folder: Path) -> set[str]:
     """Return the files in a folder, without those that file systems and desktops put anywhere (.nfs…, .DS_Store)."""
-    names = (
-        os.path.relpath(os.path.join(place, name), folder) for place, _, files in os.walk(folder) for name in files
-    )
+    names = (os.path.relpath(os.path.join(path, name), folder) for path, _, files in os.walk(folder) for name in files)
     return {name for name in names if not is_housekeeping(name)}
 
 

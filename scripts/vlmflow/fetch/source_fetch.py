@@ -28,12 +28,12 @@ Give = Callable[[str, Content], Missing | None]
 class FetchProgress(Progress):
     """Counts received bytes, for rate and time left, and complete pictures.
 
-    what: the stage and its subject. `total` and `total_pictures` are set after planning; `total` may be an estimate,
+    label: the stage and its subject. `total` and `total_pictures` are set after planning; `total` may be an estimate,
     and is hidden once it is exceeded.
     """
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what, 0, "bytes")
+    def __init__(self, label: str) -> None:
+        super().__init__(label, 0, "bytes")
         self.pictures = 0
         self.total_pictures = 0
 

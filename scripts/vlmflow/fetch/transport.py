@@ -174,9 +174,9 @@ class Transport:
         finally:
             self._idle.put(handle)
 
-    def patiently(self, what: str, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
+    def patiently(self, label: str, attempt: Callable[[], Result], received: Callable[[], int] = int) -> Result:
         """Call `attempt` as `patience.patiently` does, with waits that `stop` ends. Raises Stopped too."""
-        return patiently(what, attempt, received, self.pause)
+        return patiently(label, attempt, received, self.pause)
 
     def count(self, received: int) -> None:
         """Count bytes of content; raises Stopped."""

@@ -115,8 +115,8 @@ class SearchInputs:
         def if_evaluated(wildcards: Any) -> list[str]:
             if self._settings.search[wildcards.search].objective == "eval_loss":
                 return []
-            found = self.of_search(files)(wildcards)
-            return [found] if isinstance(found, str) else list(found)
+            targets = self.of_search(files)(wildcards)
+            return [targets] if isinstance(targets, str) else list(targets)
 
         return if_evaluated
 
@@ -175,13 +175,13 @@ def ask_for_results(workflow: Any, settings: Config) -> None:
     kept.
     """
     inputs = SearchInputs(settings)
-    asked = {name for file in workflow.dag.targetfiles for name in _searches_of(file) if name in settings.search}
-    patches.ask_for(workflow, (file for name in sorted(asked) for file in inputs.results_of_search(name)))
+    searches = {name for file in workflow.dag.targetfiles for name in _searches_of(file) if name in settings.search}
+    patches.ask_for(workflow, (file for name in sorted(searches) for file in inputs.results_of_search(name)))
 
 
 def _searches_of(file: str) -> list[str]:
-    found = OF_A_SEARCH.search(str(file))
-    return [name for name in found.groups() if name] if found else []
+    match = OF_A_SEARCH.search(str(file))
+    return [name for name in match.groups() if name] if match else []
 
 
 class RuleInputs(SearchInputs):
@@ -234,8 +234,8 @@ class RuleInputs(SearchInputs):
 
     def _files_of_model(self, model: str, *, weights: bool = True) -> list[Any]:
         source, dequantize = self._settings.models[model].source, self._settings.models[model].dequantize
-        place = parse_source(source)
-        if base_run(source) or (isinstance(place, Path) and not place.is_dir() and not self._sees_all_volumes()):
+        origin = parse_source(source)
+        if base_run(source) or (isinstance(origin, Path) and not origin.is_dir() and not self._sees_all_volumes()):
             return []
         try:
             files = local_files(source, f"models.{model}.source", weights=weights, dequantize=dequantize)
@@ -323,12 +323,12 @@ class RuleInputs(SearchInputs):
 
         return named
 
-    def _refuse_unchecked_pictures(self, dataset: str, what: str) -> None:
-        """End the process if a data set, or one that it mixes, has skip_images. what: what would have its pictures."""
+    def _refuse_unchecked_pictures(self, dataset: str, use: str) -> None:
+        """End the process if a data set, or one that it mixes, has skip_images. use: what would have its pictures."""
         for name, member in self._settings.members(dataset).items():
             if member.skip_images:
                 sys.exit(
-                    f"datasets.{name}.skip_images: true is only for inspecting texts; {what} unchecked pictures\n"
+                    f"datasets.{name}.skip_images: true is only for inspecting texts; {use} unchecked pictures\n"
                     "  what to do: remove it, or choose another data set"
                 )
 
@@ -405,12 +405,12 @@ class RuleInputs(SearchInputs):
         Ends the process if there is no such file: Snakemake itself would continue with the file in raw/, made from
         another one.
         """
-        place = parse_source(source)
-        if not isinstance(place, Path):
+        origin = parse_source(source)
+        if not isinstance(origin, Path):
             return []
-        if not place.is_file() and self._sees_all_volumes():
-            sys.exit(f"{key}: {not_a_file(place.absolute())}")
-        return as_inputs(self._workflow, [place])
+        if not origin.is_file() and self._sees_all_volumes():
+            sys.exit(f"{key}: {not_a_file(origin.absolute())}")
+        return as_inputs(self._workflow, [origin])
 
     def _sees_all_volumes(self) -> bool:
         """Return whether this machine sees every local source: a laptop does not have the volumes of its pods."""

@@ -79,7 +79,7 @@ class RuleParams:
         def block(wildcards: Any, output: Any = None) -> Any:
             search = self._settings.search[wildcards.search]
             run = self._run_with_what_it_names(search.run)
-            run.train = trained_with(run.train, {one.key: one.first for one in dimensions(search.space)})
+            run.train = trained_with(run.train, {axis.key: axis.first for axis in dimensions(search.space)})
             return _alone(_block(run, keys, {}))
 
         return block
@@ -97,7 +97,7 @@ class RuleParams:
             return None
         search = self._settings.search[wildcards.search]
         train = self._settings.runs[search.run].train
-        return {one.key: attrgetter(one.key)(train) for one in dimensions(search.space)}
+        return {axis.key: attrgetter(axis.key)(train) for axis in dimensions(search.space)}
 
     def chosen_by_of_val(self, wildcards: Any, output: Any = None) -> dict[str, Any] | None:
         """The search that chose the settings of wildcard `run`; null for test, which chooses none."""
@@ -206,11 +206,11 @@ class RuleParams:
         if self._settings.datasets[dataset].modality == "text":
             return {}
         sources = read_sources(self._settings.picture_sources).values()
-        found = {beginning: one.licence for one in sources if one.licence for beginning in one.members or {}}
+        licences = {beginning: entry.licence for entry in sources if entry.licence for beginning in entry.members or {}}
         if dataset not in self._settings.mixtures:
-            return found
+            return licences
         named = [name for name, member in self._settings.members(dataset).items() if member.has_manifests]
-        return {f"{name}/{beginning}": licence for name in named for beginning, licence in found.items()}
+        return {f"{name}/{beginning}": licence for name in named for beginning, licence in licences.items()}
 
     def _run_with_what_it_names(self, name: str) -> SimpleNamespace:
         run = self._settings.runs[name]
@@ -246,9 +246,9 @@ def _state(source: str, choose: Callable[[list[str]], list[str]] = list) -> list
     Snakemake itself reruns only for a newer file, and a file that was moved here may be old. Times are whole seconds:
     every copying tool that keeps times preserves these.
     """
-    place = parse_source(source)
-    if not isinstance(place, Path) or not place.exists() or base_run(source):
+    origin = parse_source(source)
+    if not isinstance(origin, Path) or not origin.exists() or base_run(source):
         return []
-    names = choose(list_files(place, source, weights=False).names) if place.is_dir() else []
-    files = [place / name for name in names] if place.is_dir() else [place]
+    names = choose(list_files(origin, source, weights=False).names) if origin.is_dir() else []
+    files = [origin / name for name in names] if origin.is_dir() else [origin]
     return [[stat.st_size, int(stat.st_mtime)] for stat in map(Path.stat, files)]

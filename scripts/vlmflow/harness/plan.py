@@ -94,8 +94,8 @@ def notes(settings: Config, runs: Iterable[str], folder: Path) -> list[str]:
     lines: dict[str, None] = {}
     for name in runs:
         run = settings.runs[name]
-        if said := settings.models[run.model].untested:
-            lines[f"models.{run.model}.{said}"] = None
+        if note := settings.models[run.model].untested:
+            lines[f"models.{run.model}.{note}"] = None
         stats = _account(folder / "data" / run.dataset / "stats.json", Stats)
         if stats and is_mixed(trained := stats.trained_characters):
             lines[f"data set {run.dataset}: {in_words(trained, stats.scored, settings.good_run(run.dataset))}"] = None
@@ -131,25 +131,25 @@ def refuse_relative_stores(workflow: Any, settings: Config) -> None:
     """
     if SharedFSUsage.INPUT_OUTPUT in workflow.storage_settings.shared_fs_usage or not workflow.is_main_process:
         return
-    relative = [f"{key}: {place} is relative to the working directory" for key, place in relative_places(settings)]
+    relative = [f"{key}: {path} is relative to the working directory" for key, path in relative_places(settings)]
     if relative:
         sys.exit("\n".join([*relative, f"  {ADVICE}"]))
 
 
 def relative_places(settings: Config) -> list[tuple[str, str]]:
     """Return key and value of every relative path in the configuration that stages read or write, except targets."""
-    places = [(f"stores.{name}", place) for name, place in settings.stores]
+    places = [(f"stores.{name}", path) for name, path in settings.stores]
     places += [(f"models.{name}.source", model.source) for name, model in settings.models.items()]
     for name, dataset in settings.raw_datasets.items():
         places += [(f"datasets.{name}.image_roots.{number}", root) for number, root in enumerate(dataset.image_roots)]
         for split in RAW_SPLITS:
             places += [(f"datasets.{name}.{split}", address) for address in dataset.addresses(split)]
-    return [(key, place) for key, place in places if _is_relative(place)]
+    return [(key, address) for key, address in places if _is_relative(address)]
 
 
-def _is_relative(place: str) -> bool:
-    source = parse_source(place)
-    return isinstance(source, Path) and not source.is_absolute() and not base_run(place)
+def _is_relative(address: str) -> bool:
+    source = parse_source(address)
+    return isinstance(source, Path) and not source.is_absolute() and not base_run(address)
 
 
 SHIPPED_ROOT = "pictures"
@@ -227,12 +227,12 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
     for file in sorted(workflow.dag.targetfiles):
         if makers(file):
             continue
-        said = next((target for target in workflow.dag_settings.targets if str(file).endswith(target)), str(file))
-        before = str(file).removesuffix(said)  # the prefix of a default storage
+        written = next((target for target in workflow.dag_settings.targets if str(file).endswith(target)), str(file))
+        before = str(file).removesuffix(written)  # the prefix of a default storage
         known = [target.removeprefix(before) for target in _known_targets(workflow.rules, settings) if makers(target)]
-        nearest = difflib.get_close_matches(said, known, n=1)
+        nearest = difflib.get_close_matches(written, known, n=1)
         sys.exit(
-            f"{said}: no rule makes this target{f'; nearest: {nearest[0]}' if nearest else ''}\n"
+            f"{written}: no rule makes this target{f'; nearest: {nearest[0]}' if nearest else ''}\n"
             f"  what to do: use one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
             f"{', '.join(settings.datasets)}; for those in your own file, name it: CONFIG=FILE with "
             "make, else --configfile FILE before the --"
@@ -296,7 +296,7 @@ def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config, runs:
         "remote-job-local-storage-prefix": workflow.storage_settings.remote_job_local_storage_prefix,
         "stores.runs": settings.stores.runs,
     }
-    alone = [f"{key} is {place}" for key, place in places.items() if not Path(place or "").is_absolute()]
+    alone = [f"{key} is {path}" for key, path in places.items() if not Path(path or "").is_absolute()]
     for name in runs if alone else ():
         if (nodes := settings.runs[name].nodes) > 1:
             raise VlmflowError(

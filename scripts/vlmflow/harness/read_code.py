@@ -70,7 +70,7 @@ def read_code(code: bytes) -> Module:
             if not isinstance(node, ast.Import | ast.ImportFrom) or reader.uses()
         ],
         imports,
-        [one.loads for part in parts if not _is_for_types(part[0]) for one in _imported(part)],
+        [entry.loads for part in parts if not _is_for_types(part[0]) for entry in _imported(part)],
     )
 
 
@@ -96,12 +96,12 @@ class _Reader:
     def _read(self, node: Any) -> None:
         match node:
             case list():
-                for one in node:
-                    self._read(one)
+                for child in node:
+                    self._read(child)
             case ast.Import() | ast.ImportFrom():
-                self._uses += [(f"!{one.loads}", one.name) for one in _imported([node])]
+                self._uses += [(f"!{entry.loads}", entry.name) for entry in _imported([node])]
             case ast.JoinedStr():  # Python 3.12 adds empty texts
-                self._read_fields(ast.JoinedStr([one for one in node.values if getattr(one, "value", None) != ""]))
+                self._read_fields(ast.JoinedStr([part for part in node.values if getattr(part, "value", None) != ""]))
             case ast.Subscript(value=ast.Name("PartOf")):  # its values are params
                 self._words.append("PartOf")
             case ast.Constant(value=str(text)) if MODULE_NAME.fullmatch(text):
@@ -126,14 +126,14 @@ class _Reader:
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load):
             return []
         self._seen.add(node.id)
-        found = next((scope[node.id] for scope in reversed(self._scopes) if node.id in scope), [])
-        return [name + attributes for name in found]
+        targets = next((scope[node.id] for scope in reversed(self._scopes) if node.id in scope), [])
+        return [name + attributes for name in targets]
 
     def _read_fields(self, node: ast.AST) -> None:
         self._words.append(f"({type(node).__name__}")
         if isinstance(node, Comprehension):
             self._read(node.generators[0].iter)  # outside of the comprehension's own variables
-            self._scopes.append({name: [] for name in _bound(_parts(one.target for one in node.generators))})
+            self._scopes.append({name: [] for name in _bound(_parts(clause.target for clause in node.generators))})
         for name in node._fields:
             value = getattr(node, name)
             if value is None or value == [] or name == "ctx":
@@ -155,8 +155,8 @@ def _inner_scope(node: Any) -> Names:
     parts = list(_parts([node.body] if isinstance(node, ast.Lambda) else node.body))
     if isinstance(node, ast.ClassDef):
         return _imports(parts)  # methods do not see the other names of a class
-    own = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)} | _bound(parts)
-    declared = {name for one in parts if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names}
+    own = {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)} | _bound(parts)
+    declared = {name for part in parts if isinstance(part, ast.Global | ast.Nonlocal) for name in part.names}
     return {name: [] for name in own - declared} | _imports(parts)
 
 
@@ -167,12 +167,12 @@ def _parts(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         node = waiting.popleft()
         yield node
         if isinstance(node, Comprehension):
-            yield from (one for one in ast.walk(node) if isinstance(one, ast.NamedExpr))
+            yield from (inner for inner in ast.walk(node) if isinstance(inner, ast.NamedExpr))
         elif not isinstance(node, Scope):
             for name in node._fields:
                 value = getattr(node, name)
                 if isinstance(value, list):
-                    waiting += [one for one in value if isinstance(one, ast.AST)]
+                    waiting += [inner for inner in value if isinstance(inner, ast.AST)]
                 elif isinstance(value, ast.AST) and name != "ctx":
                     waiting.append(value)
 
@@ -203,19 +203,19 @@ class _Import(NamedTuple):
 
 def _imported(parts: Iterable[ast.AST]) -> Iterator[_Import]:
     for part in parts:
-        for one in part.names if isinstance(part, ast.Import | ast.ImportFrom) else ():
+        for alias in part.names if isinstance(part, ast.Import | ast.ImportFrom) else ():
             if isinstance(part, ast.ImportFrom):
-                full = f"{part.module}.{one.name}"
-                yield _Import(one.asname or one.name, full, full)
+                full = f"{part.module}.{alias.name}"
+                yield _Import(alias.asname or alias.name, full, full)
             else:
-                first = one.name.partition(".")[0]
-                yield _Import(one.asname or first, one.name if one.asname else first, one.name)
+                first = alias.name.partition(".")[0]
+                yield _Import(alias.asname or first, alias.name if alias.asname else first, alias.name)
 
 
 def _imports(parts: Iterable[ast.AST]) -> Names:
     names: Names = {}
-    for one in _imported(parts):
-        names.setdefault(one.name, []).append(one.stands_for)
+    for entry in _imported(parts):
+        names.setdefault(entry.name, []).append(entry.stands_for)
     return names
 
 
@@ -232,8 +232,8 @@ def _acts(node: ast.stmt, imports: Names) -> bool:
 def _is_pure(decorator: ast.expr, imports: Names) -> bool:
     """Return whether a decorator is Python's own, or one of PURE."""
     name, _, attributes = ast.unparse(decorator).partition("(")[0].partition(".")
-    found = imports.get(name)
-    return hasattr(builtins, name) if found is None else all(f"{one}.{attributes}".startswith(PURE) for one in found)
+    paths = imports.get(name)
+    return hasattr(builtins, name) if paths is None else all(f"{path}.{attributes}".startswith(PURE) for path in paths)
 
 
 def _is_for_types(node: ast.AST) -> bool:

@@ -86,15 +86,15 @@ def watch(workflow: Any) -> None:
 
 
 def _watch(workflow: Any) -> None:
-    said = time.time()
+    last = time.time()
     while True:
-        time.sleep(max(said + SILENCE - time.time(), 1))
-        said = max(said, _last_line())
+        time.sleep(max(last + SILENCE - time.time(), 1))
+        last = max(last, _last_line())
         with suppress(Exception):  # a line that cannot be made is no reason to show a traceback
             running = list(workflow.scheduler.running)
-            if running and time.time() - said >= SILENCE:
+            if running and time.time() - last >= SILENCE:
                 logger.info(f"still running: {'; '.join(sorted(map(_named, running)))}")
-                said = time.time()
+                last = time.time()
 
 
 def _last_line() -> float:
@@ -197,8 +197,8 @@ class _Filter(logging.Filter):
             return False
         if hasattr(record, "quietness"):  # each temporary file that it removes
             return True
-        place = f"{record.module}.{record.funcName}"
-        return place in WITHOUT_EVENT and not (self._workflow.dryrun and place == "workflow.execute")
+        caller = f"{record.module}.{record.funcName}"
+        return caller in WITHOUT_EVENT and not (self._workflow.dryrun and caller == "workflow.execute")
 
 
 class _Formatter(DefaultFormatter):
@@ -208,9 +208,9 @@ class _Formatter(DefaultFormatter):
 
     def format_job_info(self, msg: dict[str, Any]) -> str:
         """Return the rule's message, and below it why the job runs if it is the first of a chain."""
-        said = msg["rule_msg"] if self._workflow.dryrun else f"{timestamp()} {msg['rule_msg']}"
+        text = msg["rule_msg"] if self._workflow.dryrun else f"{timestamp()} {msg['rule_msg']}"
         why = "" if is_quiet_about(self.quiet, "reason") else first_cause(self._workflow.dag, msg["jobid"])
-        return f"{said}\nReason: {why}" if why else str(said)
+        return f"{text}\nReason: {why}" if why else str(text)
 
 
 def first_cause(dag: Any, number: int) -> str:
@@ -221,8 +221,8 @@ def first_cause(dag: Any, number: int) -> str:
     job = next(job for job in dag.jobs if dag.jobid(job) == number)
     known, why = dag.reason(job), Reason()
     if known.derived:  # from another job: `rule all` is one, whose files are what the call asks for
-        asked = {file for user, files in dag.depending[job].items() if user.rule.norun for file in files}
-        why.missing_output.update(known.missing_output & asked)
+        wanted = {file for user, files in dag.depending[job].items() if user.rule.norun for file in files}
+        why.missing_output.update(known.missing_output & wanted)
     else:
         why = copy(known)
         why._updated_input_run = None  # that earlier jobs run

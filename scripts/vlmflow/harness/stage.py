@@ -131,20 +131,20 @@ def complete_commands(text: str) -> str:
     return COMMAND.sub(_completed, text)
 
 
-def _completed(found: re.Match[str]) -> str:
+def _completed(match: re.Match[str]) -> str:
     files, call, targets = (os.environ.get(name, "") for name in (CONFIG, CALL, TARGETS))
-    rule, target = "resolve_images", f"data/{found['dataset']}/stats.json"
-    if found["rule"]:
-        rule, target = found["rule"], found["target"].removeprefix(f"{targets}/")
+    rule, target = "resolve_images", f"data/{match['dataset']}/stats.json"
+    if match["rule"]:
+        rule, target = match["rule"], match["target"].removeprefix(f"{targets}/")
     forced = f"{call} --forcerun {rule}".strip()
     of_snakemake = f"--configfile {files} {forced}" if files else forced
     if targets.startswith(IN_S3):
         return f"{WITHOUT_CONTROLLER} {of_snakemake} -- {target}"
     if targets:
         return f"make cluster-run TARGET={target}{_given(CONFIG=files, ARGS=forced)}"
-    if found["rule"]:
+    if match["rule"]:
         return f".venv/bin/snakemake {of_snakemake} -- {target}"
-    return f"{found[0]}{_given(CONFIG=files, ARGS=call)}"
+    return f"{match[0]}{_given(CONFIG=files, ARGS=call)}"
 
 
 def _given(**variables: str) -> str:
@@ -171,11 +171,11 @@ def take(count: int) -> None:
     names = gpus() if count and IN_SLURM not in os.environ else []
     if not 0 < count <= len(names):
         return  # too few are refused before the first job, or by the stage
-    folder, said = _folder(), False
+    folder, logged = _folder(), False
     while len(taken := _locked(folder, names, count)) < count:
-        if not said:
+        if not logged:
             logging.getLogger("vlmflow").info(f"waiting for {count} of {len(names)} GPUs: others of you use them")
-            said = True
+            logged = True
         time.sleep(PAUSE)
     if count < len(names):
         if VISIBLE not in os.environ:
@@ -196,18 +196,18 @@ def gpus() -> list[str]:
 
 def _locked(folder: Path, names: list[str], count: int) -> dict[str, int]:
     """Lock so many GPUs, or none; returns their files by name."""
-    found: dict[str, int] = {}
+    files: dict[str, int] = {}
     for name in names:
         file = os.open(folder / name.replace("/", "_"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found[name] = file
+            files[name] = file
         except BlockingIOError:
             os.close(file)
-        if len(found) == count:
-            _held.extend(found.values())
-            return found
-    for file in found.values():
+        if len(files) == count:
+            _held.extend(files.values())
+            return files
+    for file in files.values():
         os.close(file)
     return {}
 

@@ -59,7 +59,7 @@ class Definition(NamedTuple):
     """A statement of a module, by its place there; with None all of them."""
 
     module: str
-    place: int | None
+    number: int | None
 
 
 class Links(NamedTuple):
@@ -108,8 +108,8 @@ class Code:
             for definition in numbers:
                 digest.update(f"{self.text(definition)}\n".encode())
                 for target, rest in self._links(definition).targets:
-                    what = "" if target is None else numbers.get(target, "left out")
-                    digest.update(f"{what} {rest}\n".encode())
+                    number = "" if target is None else numbers.get(target, "left out")
+                    digest.update(f"{number} {rest}\n".encode())
             digest.update(others)
             return digest.hexdigest()[:16]
 
@@ -133,19 +133,19 @@ class Code:
                     waiting.extend(target for target, _ in links.targets if target is not None)
                     loaded.update(links.loads)
             new = self._acting(loaded, left_out) - numbers.keys()
-            waiting.extend(sorted(new, key=lambda one: (self.text(one), one)))
+            waiting.extend(sorted(new, key=lambda item: (self.text(item), item)))
         return numbers
 
     def text(self, definition: Definition) -> str:
         """Return the digest of a definition's own text."""
-        if definition.place is None:
+        if definition.number is None:
             return "all"
-        return self.module(definition.module).statements[definition.place].text
+        return self.module(definition.module).statements[definition.number].text
 
     def names(self, definition: Definition) -> list[str]:
         """Return what a definition binds."""
         statements = self.module(definition.module).statements
-        chosen = statements if definition.place is None else [statements[definition.place]]
+        chosen = statements if definition.number is None else [statements[definition.number]]
         return [name for statement in chosen for name in statement.names]
 
     def _acting(self, loaded: set[str], left_out: tuple[str, ...]) -> set[Definition]:
@@ -156,23 +156,23 @@ class Code:
                 seen.add(name)
                 waiting += self._loaded(name)
         return {
-            Definition(name, place)
+            Definition(name, number)
             for name in seen.difference(left_out)
-            for place, statement in enumerate(self.module(name).statements)
-            if statement.acts and (statement.text or self._links(Definition(name, place)).targets)
+            for number, statement in enumerate(self.module(name).statements)
+            if statement.acts and (statement.text or self._links(Definition(name, number)).targets)
         }
 
     def _links_of(self, definition: Definition) -> Links:
         module = self.module(definition.module)
         loads = self._with_packages(definition.module)
-        if definition.place is None:
-            all_of_them = (Definition(definition.module, place) for place in range(len(module.statements)))
-            return Links([(one, "") for one in sorted(all_of_them, key=self.text)], loads)
+        if definition.number is None:
+            all_of_them = (Definition(definition.module, number) for number in range(len(module.statements)))
+            return Links([(inner, "") for inner in sorted(all_of_them, key=self.text)], loads)
         targets: list[tuple[Definition | None, str]] = []
-        for use in module.statements[definition.place].uses:
+        for use in module.statements[definition.number].uses:
             mark, name = (use[0], use[1:]) if use[0] in ".!'" else ("", use)
-            if mark == "!" and (found := self._longest(name)):
-                loads += self._with_packages(found)
+            if mark == "!" and (longest := self._longest(name)):
+                loads += self._with_packages(longest)
             elif mark == ".":
                 targets += self._within(definition.module, name.split("."))
             elif mark == "'" and name not in self._files:
@@ -194,7 +194,7 @@ class Code:
             return
         name, *rest = parts
         places, imported = self._places(module).get(name, []), self.module(module).imports.get(name, [])
-        yield from ((Definition(module, place), ".".join(rest)) for place in places)
+        yield from ((Definition(module, number), ".".join(rest)) for number in places)
         for target in imported:
             yield from self._resolved(".".join([target, *rest]))
         if not places and not imported:  # as `__name__`
@@ -209,15 +209,15 @@ class Code:
     def _places_of(self, module: str) -> dict[str, list[int]]:
         """Return the places of the statements that bind a name."""
         places: dict[str, list[int]] = {}
-        for place, statement in enumerate(self.module(module).statements):
+        for number, statement in enumerate(self.module(module).statements):
             for name in statement.names:
-                places.setdefault(name, []).append(place)
+                places.setdefault(name, []).append(number)
         return places
 
     def _loaded_by(self, module: str) -> list[str]:
         """Return the modules that loading one loads, without those that these load."""
         names = {self._longest(name) for name in self.module(module).loads}
-        return [one for name in names if name for one in self._with_packages(name)]
+        return [loaded for name in names if name for loaded in self._with_packages(name)]
 
     def _with_packages(self, module: str) -> list[str]:
         parts = module.split(".")
@@ -352,5 +352,5 @@ def differing(change: Any) -> Any:
 
 def _texts(values: set[str]) -> set[str]:
     """Return the texts in `recorded`, the only param that is a tuple; an earlier version recorded each by itself."""
-    found = [value for value in values if value.startswith("(")]
-    return {text for value in found for text in ast.literal_eval(value)} if found else values
+    tuples = [value for value in values if value.startswith("(")]
+    return {text for value in tuples for text in ast.literal_eval(value)} if tuples else values

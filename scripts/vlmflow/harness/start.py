@@ -70,8 +70,8 @@ def tell_stages(workflow: Any, settings: Config) -> None:
         os.environ[CONFIG] = shlex.join(
             _shown(workflow, Path(file).absolute()) for file in workflow.overwrite_configfiles
         )
-    for name, place in ((TARGETS, storage.default_storage_prefix), (LOCAL, storage.local_storage_prefix)):
-        os.environ[name] = str(place) if in_pod else ""
+    for name, prefix in ((TARGETS, storage.default_storage_prefix), (LOCAL, storage.local_storage_prefix)):
+        os.environ[name] = str(prefix) if in_pod else ""
 
 
 def _options(workflow: Any) -> list[str]:
@@ -146,7 +146,7 @@ def before_jobs(workflow: Any, settings: Config) -> None:
 
 def after_success(workflow: Any, settings: Config) -> None:
     """Print at the end of the process what the runs of the call are."""
-    screen.show_runs_at_the_end(workflow, settings, lambda *asked: _stored().copy_existing(*asked))
+    screen.show_runs_at_the_end(workflow, settings, lambda *files: _stored().copy_existing(*files))
 
 
 def after_failures(workflow: Any) -> None:

@@ -161,14 +161,14 @@ class Batches(TrainerCallback):
 
 
 def planner_of(settings: MicroBatches, lengths: str, processes: int) -> Planner:
-    """Return the planner for the rows of a lengths file, which `asked` names."""
+    """Return the planner for the rows of a lengths file."""
     return Planner(read_sizes(Path(lengths)), processes, settings.tokens, settings.padded)
 
 
 def _how(orders: Orders) -> Plan | Fixed:
     """Return which rows are in a batch."""
-    if asked := orders.micro_batches:
-        return Plan(planner_of(asked, asked.train, orders.processes), asked.rows_per_step, asked.seed)
+    if batches := orders.micro_batches:
+        return Plan(planner_of(batches, batches.train, orders.processes), batches.rows_per_step, batches.seed)
     lengths = orders.group_by_length and [row.tokens for row in read_lengths(Path(orders.group_by_length))]
     return Fixed(orders.batches_per_step, lengths or None)
 

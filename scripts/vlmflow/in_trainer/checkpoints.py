@@ -148,12 +148,12 @@ def _save_with_logits(trainer: Any, save: Any, folder: str | None = None, **valu
 
 def _trained_tensors(model: Any) -> list[str]:
     """Return the names of the trained tensors under which transformers saves them."""
-    found: set[str] = set()
+    names: set[str] = set()
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             whole = torch.empty(getattr(weight, "ds_shape", weight.shape), device="meta")  # DeepSpeed may hold a part
-            found.update(revert_weight_conversion(model, {name.replace(_CHECKPOINT_PREFIX, ""): whole}))
-    return sorted(found)
+            names.update(revert_weight_conversion(model, {name.replace(_CHECKPOINT_PREFIX, ""): whole}))
+    return sorted(names)
 
 
 def _rows_with_logits(trainer: Any) -> dict[str, torch.Tensor]:

@@ -39,8 +39,8 @@ class Evaluation(TrainerCallback):
     """
 
     def __init__(self, orders: Orders, heart: Heart, trainer: Any, stop: Stop, events: Events) -> None:
-        asked = orders.micro_batches
-        self._planner = asked and planner_of(asked, asked.val, orders.processes)
+        batches = orders.micro_batches
+        self._planner = batches and planner_of(batches, batches.val, orders.processes)
         self._heart = heart
         self._trainer = trainer
         self._stop = stop

@@ -166,10 +166,10 @@ class Faults(TrainerCallback):
         step = state.global_step + 1
         losses: list[StepLoss] = [*logged(recent, "loss"), (step, loss)]
         warmup = args.get_warmup_steps(state.max_steps)
-        found = fault_of(losses, all(finite for _, finite in measured), warmup)
-        if found is None:
+        verdict = fault_of(losses, all(finite for _, finite in measured), warmup)
+        if verdict is None:
             return
-        fault, first = found
+        fault, first = verdict
         rows = self._culprits(gather(self._suspects(fault)), fault)
         if args.process_index == 0:
             of_steps = [f"{loss:.4g}" for step, loss in losses if step >= first]
@@ -198,8 +198,8 @@ class Faults(TrainerCallback):
         mine = rows_of_ranks[self._trainer.args.process_index]
         most = max(map(len, rows_of_ranks))
         bad = [row for row in [*mine, *[0] * (most - len(mine))] if not math.isfinite(self._loss_of(row))]
-        found = sorted({row for rows in gather([row for row in bad if row in mine]) for row in rows})
-        return found or everybody
+        culprits = sorted({row for rows in gather([row for row in bad if row in mine]) for row in rows})
+        return culprits or everybody
 
     def _loss_of(self, row: int) -> float:
         """Return the loss of a row alone, with the present weights."""

@@ -194,19 +194,19 @@ def _local(value: torch.Tensor) -> torch.Tensor:
     return local.detach().cpu().clone()
 
 
-def _same_shape(tensor: torch.Tensor, shard: torch.Tensor, what: str) -> torch.Tensor:
+def _same_shape(tensor: torch.Tensor, shard: torch.Tensor, label: str) -> torch.Tensor:
     """Return this rank's part of a tensor; raises RuntimeError if a shard has another shape."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if local.shape != shard.shape:
-        raise RuntimeError(f"{what}: a shard of shape {list(shard.shape)}, this training has {list(local.shape)}")
+        raise RuntimeError(f"{label}: a shard of shape {list(shard.shape)}, this training has {list(local.shape)}")
     return local.detach()
 
 
-def _sharded_like(parameter: Parameter, value: Any, what: str) -> Any:
+def _sharded_like(parameter: Parameter, value: Any, label: str) -> Any:
     """Return an optimizer's state of a parameter, sharded as the parameter is; see `_local_state`."""
     if not isinstance(value, torch.Tensor) or value.ndim == 0 or not isinstance(parameter.data, DTensor):
         return value
-    local = _same_shape(parameter, value, what)
+    local = _same_shape(parameter, value, label)
     weight = parameter.data
     return DTensor.from_local(
         value.to(local.device),

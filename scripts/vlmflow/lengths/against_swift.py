@@ -48,12 +48,12 @@ def refuse_other_architecture(folder: Path, model_type: str) -> None:
     ms-swift would load it with another model's code and fail, or train it in another model's chat form.
     folder: the model's files; weights are not needed.
     """
-    found, allowed = architectures_in(folder), model_types()[model_type].architectures
-    if not found or not allowed or set(found) & set(allowed):
+    given, allowed = architectures_in(folder), model_types()[model_type].architectures
+    if not given or not allowed or set(given) & set(allowed):
         return
-    fitting = model_types_for(found)
+    fitting = model_types_for(given)
     raise VlmflowError(
-        f"{folder / CONFIG}: the model is a {', '.join(map(shown, found))}; model_type {model_type} is for "
+        f"{folder / CONFIG}: the model is a {', '.join(map(shown, given))}; model_type {model_type} is for "
         f"{', '.join(allowed)}",
         f"set models.NAME.model_type: {' or '.join(fitting)}" if fitting else "use a model that ms-swift knows",
     )
@@ -91,42 +91,42 @@ def _some(names: list[str]) -> str:
 
 
 def accepted_difference(
-    found: Mapping[str, Any], folder: Path, text_args: Mapping[str, Any], template_differs: bool
+    first: Mapping[str, Any], folder: Path, text_args: Mapping[str, Any], template_differs: bool
 ) -> str | None:
     """Return the first difference between training and chat template in words; None if there is none.
 
-    found: the result of `encoded_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
+    first: the result of `encoded_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
     template_differs: whether the configuration accepts a difference.
 
     Raises VlmflowError for a difference that it does not accept, and for a template that fails or knows no tools, with
     the row.
     """
-    if "failed" in found:
-        at = f" at row {found['row']}" if "row" in found else ""
+    if "failed" in first:
+        at = f" at row {first['row']}" if "row" in first else ""
         raise VlmflowError(
-            f"{folder}: the model's chat template fails{at}: {found['failed']!r}; so does every server that uses it",
+            f"{folder}: the model's chat template fails{at}: {first['failed']!r}; so does every server that uses it",
             "put a template that renders such rows into a local copy of the model, and use that; if it refuses system "
             "turns, do without them (datasets.NAME.system_prompt)",
         )
-    if "no_tools" in found:
+    if "no_tools" in first:
         raise VlmflowError(
-            f"{folder}: row {found['row']} has tools, and the model's chat template writes none, so every server would "
+            f"{folder}: row {first['row']} has tools, and the model's chat template writes none, so every server would "
             "leave them out without a word",
             "put a chat template that writes tools into a local copy of the model, and use that; or choose a model "
             "whose template does",
         )
-    if not found:
+    if not first:
         return None
-    dated = f" on {found['day']} (it writes the date)" if found["day"] else ""
-    where = f"after {found['before']!r}" if found["before"] else "at the beginning"
+    dated = f" on {first['day']} (it writes the date)" if first["day"] else ""
+    where = f"after {first['before']!r}" if first["before"] else "at the beginning"
     difference = (
-        f"row {found['row']}: {where} the training has {found['trained']!r}, the model's chat template "
-        f"{found['served']!r}{dated}"
+        f"row {first['row']}: {where} the training has {first['trained']!r}, the model's chat template "
+        f"{first['served']!r}{dated}"
     )
     if not template_differs:
         raise VlmflowError(
             f"{folder}: servers would not give the model what it is trained on: {difference}",
-            f"{_what_makes_them_equal(found, text_args)}; or accept the difference, which the model card then tells: "
+            f"{_what_makes_them_equal(first, text_args)}; or accept the difference, which the model card then tells: "
             f"{KEY}: true",
         )
     return difference
@@ -159,8 +159,8 @@ class CheckedRows:
         self._seen += 1
         if len(self._drawn) < DRAWN:
             self._drawn.append(row)
-        elif (place := self._random.randrange(self._seen)) < DRAWN:
-            self._drawn[place] = row
+        elif (index := self._random.randrange(self._seen)) < DRAWN:
+            self._drawn[index] = row
         self._extremes.setdefault(f"system turn: {row.system_turn}, tools: {row.tools}", row)
         self._extremes.setdefault(f"several pictures: {row.pictures is not UNSET}", row)
         for kind in ("text_tokens", "picture_tokens"):
@@ -244,11 +244,11 @@ def check_lengths(
     refuse_incomplete_base(result["tensors"], str(model.folder))
     theirs = result["lengths"]
     differences = []
-    for quantity, name, place in (
+    for quantity, name, index in (
         ("have a different length", "tokens", 0),
         ("train other tokens", "trained_tokens", 2),
     ):
-        both = [(row, getattr(row, name), counts[place]) for row, counts in zip(ours, theirs, strict=True)]
+        both = [(row, getattr(row, name), counts[index]) for row, counts in zip(ours, theirs, strict=True)]
         if differ := [(row, own, tokens) for row, own, tokens in both if own != tokens]:
             named = ", ".join(f"{row.id} ({own}, ms-swift {tokens})" for row, own, tokens in differ[:NAMED])
             differences.append(

@@ -104,21 +104,21 @@ class ChatForm:
     def _parts(self, row: ShareGptRow) -> Iterator[tuple[str, bool | None]]:
         """Yield the parts of a row's text, and whether each is trained; None for what is not of the assistant."""
         turns = row.conversations
-        asked = dialogue_start(turns)
-        system = turns[0].value if asked else self.system
+        start = dialogue_start(turns)
+        system = turns[0].value if start else self.system
         if row.tools:  # as Qwen's chat templates write the system prompt
             declared = "\n".join(map(json_text, declarations_of(row.tools) or []))
             system = (f"{system}\n\n" if system else "") + TOOLS_BEFORE + declared + TOOLS_BEHIND
         if system:
             yield f"<|im_start|>system\n{system}{END}", None
         for first, end in places_answered(turns):
-            texts = [turn.value.replace(IMAGE_TAG, PICTURE) for turn in turns[asked:first]]
-            if turns[asked].speaker == "observation":
+            texts = [turn.value.replace(IMAGE_TAG, PICTURE) for turn in turns[start:first]]
+            if turns[start].speaker == "observation":
                 texts = [f"<tool_response>\n{text}\n</tool_response>" for text in texts]
             text = "\n".join(texts)
             yield f"<|im_start|>user\n{text}{END}<|im_start|>{ROLES['gpt']}\n", None
             yield from self._spoken(turns[first:end], end == len(turns))
-            asked = end
+            start = end
 
     def _spoken(self, turns: Sequence[Turn], is_last: bool) -> Iterator[tuple[str, bool]]:
         """Yield what the assistant says at one time, with its end, in parts."""

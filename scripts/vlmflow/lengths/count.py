@@ -188,9 +188,9 @@ def measure_rows(
     with JsonRows(rows) as lines, Progress(f"token lengths of {rows.name}", len(lines), "rows") as progress:
         measure_shard = partial(_measure_shard, lines, counter, special)
         shards = list(lines.shards(SHARD_BYTES))
-        for lengths, found in ordered_map(measure_shard, shards, min(processes, max(1, len(shards)))):
+        for lengths, texts in ordered_map(measure_shard, shards, min(processes, max(1, len(shards)))):
             yield from lengths
-            marked += found
+            marked += texts
             progress.advance(len(lengths))
     if marked:
         raise VlmflowError(
@@ -208,9 +208,9 @@ def _measure_shard(
     rows = [decoder.decode(lines[number]) for number in shard]
     marked = []
     for row in rows:
-        for place, turn in enumerate(row.conversations):
-            if found := special.search(turn.value.replace(IMAGE_TAG, "") if row.images else turn.value):
-                marked.append(f"row {row.id}, turn {place}: {found[0]!r}")
+        for index, turn in enumerate(row.conversations):
+            if match := special.search(turn.value.replace(IMAGE_TAG, "") if row.images else turn.value):
+                marked.append(f"row {row.id}, turn {index}: {match[0]!r}")
     lengths = [
         RowLength(
             *(row.id, lines.starts[number], lines.ends[number], *tokens),

@@ -248,8 +248,8 @@ def without_oldest(row: ShareGptRow, count: int) -> ShareGptRow:
 
     System turn and question stay; the other attempts keep their numbers.
     """
-    asked = dialogue_start(row.conversations) + 1
-    return row.without(asked, asked + 2 * count)
+    start = dialogue_start(row.conversations) + 1
+    return row.without(start, start + 2 * count)
 
 
 def _describe(split: str, fitted: Fitted, max_length: int) -> FittedSplit:

@@ -153,17 +153,17 @@ def measure_lengths(
         log.info("a sample of the rows, in ms-swift's own template and in the model's")
         chosen = {rows[split]: checked[split].rows() for split in rows}
         how = image_max_tokens, text_args, processes, template_differs, tensors
-        found = check_lengths(chosen, data, model, *how)
-        if found.differs:
-            log.info("all rows are counted with ms-swift's own template: %s", found.differs)
+        result = check_lengths(chosen, data, model, *how)
+        if result.differs:
+            log.info("all rows are counted with ms-swift's own template: %s", result.differs)
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="vlmflow-lengths-")))
             run = model, data, image_max_tokens, text_args, scratch
-            accounts = measure(TemplateCounter.of_run(*run, whole=not found.by_size))
+            accounts = measure(TemplateCounter.of_run(*run, whole=not result.by_size))
     largest = max(each.most_of_picture for each in accounts.values())
     if exceeded := PictureBudget.of(model.folder, image_max_tokens).exceeded(largest):
         log.warning(exceeded)
-    if found.chat_template:
-        log.warning("accepted by template_differs: %s", found.chat_template)
+    if result.chat_template:
+        log.warning("accepted by template_differs: %s", result.chat_template)
     compared = sum(map(len, chosen.values()))
     return LengthSummary(
         train=accounts["train"].describe(),
@@ -172,12 +172,12 @@ def measure_lengths(
         image_max_tokens=image_max_tokens,
         text_args=text_args,
         compared_with_ms_swift=compared,
-        chat_template=ChatTemplate(compared, found.chat_template),
-        one_sequence=found.one_sequence,
-        by_template=found.differs is not None,
+        chat_template=ChatTemplate(compared, result.chat_template),
+        one_sequence=result.one_sequence,
+        by_template=result.differs is not None,
         model_type=model.model_type,
-        example=found.example,
-        model=found.model,
+        example=result.example,
+        model=result.model,
         digests=_digests({f"{split}.jsonl": sha256_of(file) for split, file in rows.items()}, files, model.folder),
     )
 

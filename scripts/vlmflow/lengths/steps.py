@@ -117,8 +117,8 @@ def rows_left_over(lengths: Sequence[int], settings: TrainSettings, processes: i
         reached = set(range(count.rows))  # each whole pass takes these, in another order
     else:
         steps = [*[count.per_epoch] * passes, rest]
-        taken = (_taken(lengths, settings, processes, *one) for one in enumerate(steps))
-        reached = {row for one in taken for row in one}
+        taken = (_taken(lengths, settings, processes, *step) for step in enumerate(steps))
+        reached = {row for rows in taken for row in rows}
     return [row for row in range(len(lengths)) if row not in reached]
 
 

@@ -46,7 +46,7 @@ def _expert_layers(base: Path, shapes: Mapping[str, Sequence[int]], targets: Col
     loading = Loading(model, model.state_dict())
     sources: defaultdict[str, list[str]] = defaultdict(list)
     for name in shapes:
-        sources[loading.place(name)].append(name)
+        sources[loading.target(name)].append(name)
     layers = {}
     for path, module in model.named_modules():
         parameters = [name for name, _ in module.named_parameters(recurse=False)]

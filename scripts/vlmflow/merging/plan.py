@@ -122,7 +122,7 @@ def plan_updates(
     for name, update in updates.items():
         _require_fit(trained, name, update, base)
     _require_saved(trained, layers, updates, base)
-    stored = {place: name for name, place in names.items()}
+    stored = {loaded: name for name, loaded in names.items()}
     return {stored.get(name, name): update for name, update in updates.items()}
 
 

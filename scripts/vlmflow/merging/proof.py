@@ -175,15 +175,15 @@ def verified_files(folder: Path, run: str) -> dict[str, ProvenFile]:
     It also records how they look, so that later stages need not read them again.
     """
     began = time.time_ns()
-    found = read_files("writing the digests of the merged files", "files", folder, list(_sizes(folder)))
-    remember(f"verified/{run}", found, began)
-    return {name: ProvenFile(seen.size, seen.sha256) for name, seen in found.items()}
+    files = read_files("writing the digests of the merged files", "files", folder, list(_sizes(folder)))
+    remember(f"verified/{run}", files, began)
+    return {name: ProvenFile(seen.size, seen.sha256) for name, seen in files.items()}
 
 
 def refuse_other_files(folder: Path, files: Mapping[str, ProvenFile], run: str, next_step: str) -> None:
     """Raise VlmflowError with their names if files in `folder` are missing, new or changed. files: its own."""
-    expected, found = {name: file.size for name, file in files.items()}, _sizes(folder)
-    if changed := sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)):
+    expected, sizes = {name: file.size for name, file in files.items()}, _sizes(folder)
+    if changed := sorted(name for name in expected.keys() | sizes.keys() if expected.get(name) != sizes.get(name)):
         names = ", ".join(changed[:5])
         raise VlmflowError(f"{folder}: {len(changed)} files differ from those that were proven: {names}", next_step)
     digests = {name: file.sha256 for name, file in files.items()}

@@ -154,10 +154,10 @@ def _shard_tasks(base: Path, merged: Path, updates: Updates | TrainedWeights) ->
     """Yield the comparison of two shards as tasks; the tensors are views of the mapped files."""
     with safe_open(base, framework="pt") as base_file, safe_open(merged, framework="pt") as merged_file:
         for name in base_file.keys():  # noqa: SIM118 (no mapping)
-            weight, found = base_file.get_tensor(name), merged_file.get_tensor(name)
+            weight, saved = base_file.get_tensor(name), merged_file.get_tensor(name)
             expected = updates.expected(name, weight)
             if expected is None:
-                weight, found = (tensor.reshape(-1).view(torch.uint8) for tensor in (weight, found))
+                weight, saved = (tensor.reshape(-1).view(torch.uint8) for tensor in (weight, saved))
                 compare = partial(_compare_bytes, name, merged)
             else:
                 types = {weight.dtype, expected.start.dtype}
@@ -166,20 +166,20 @@ def _shard_tasks(base: Path, merged: Path, updates: Updates | TrainedWeights) ->
                 if expected.matrices:
                     for expert, matrix in enumerate(expected.matrices):
                         compare = partial(_compare_rows, name, f"{name}[{expert}]", merged, matrix)
-                        yield from _tasks(compare, weight[expert], found[expert])
+                        yield from _tasks(compare, weight[expert], saved[expert])
                     continue
-                weight, found = _matrix(weight), _matrix(found)
+                weight, saved = _matrix(weight), _matrix(saved)
                 compare = partial(_compare_rows, name, name, merged, expected)
-            yield from _tasks(compare, weight, found)
+            yield from _tasks(compare, weight, saved)
 
 
 def _tasks(
-    compare: Callable[[torch.Tensor, torch.Tensor, range], Compared], weight: torch.Tensor, found: torch.Tensor
+    compare: Callable[[torch.Tensor, torch.Tensor, range], Compared], weight: torch.Tensor, saved: torch.Tensor
 ) -> Iterator[Task]:
     rows = max(1, TASK_BYTES // max(1, weight[:1].nbytes))
     # A tensor without numbers is compared too, so that it is counted.
     for first in range(0, max(1, len(weight)), rows):
-        yield partial(compare, weight, found, range(first, min(first + rows, len(weight))))
+        yield partial(compare, weight, saved, range(first, min(first + rows, len(weight))))
 
 
 def _matrix(tensor: torch.Tensor) -> torch.Tensor:
@@ -187,8 +187,8 @@ def _matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, 1) if tensor.ndim < 2 else tensor.flatten(1)
 
 
-def _compare_bytes(name: str, file: Path, weight: torch.Tensor, found: torch.Tensor, part: range) -> Compared:
-    expected, is_ = weight.numpy(), found.numpy()  # torch compares bytes ten times as slowly
+def _compare_bytes(name: str, file: Path, weight: torch.Tensor, saved: torch.Tensor, part: range) -> Compared:
+    expected, is_ = weight.numpy(), saved.numpy()  # torch compares bytes ten times as slowly
     for begin in part[::BLOCK_BYTES]:
         block = slice(begin, min(begin + BLOCK_BYTES, part.stop))
         if not np.array_equal(expected[block], is_[block]):
@@ -199,7 +199,7 @@ def _compare_bytes(name: str, file: Path, weight: torch.Tensor, found: torch.Ten
 
 
 def _compare_rows(
-    name: str, shown: str, file: Path, expected: Expected, weight: torch.Tensor, found: torch.Tensor, part: range
+    name: str, shown: str, file: Path, expected: Expected, weight: torch.Tensor, saved: torch.Tensor, part: range
 ) -> Compared:
     """Compare rows of a touched tensor, block by block. shown: its name for people, with the number of the matrix."""
     start, columns = _matrix(expected.start), weight.shape[1]
@@ -212,17 +212,17 @@ def _compare_rows(
         rows = slice(first, min(first + step, part.stop))
         exact, rounded, wide = (buffer[: rows.stop - first] for buffer in (sums, *buffers))
         errors = _fill_with_sums(exact, expected, start[rows], rows)
-        at = _further_than(worst, weight.dtype, rounded.copy_(exact), wide.copy_(found[rows]), is_sum=bool(errors))
+        at = _further_than(worst, weight.dtype, rounded.copy_(exact), wide.copy_(saved[rows]), is_sum=bool(errors))
         changed += int(rounded.copy_(weight[rows]).ne_(wide).sum())
-        ulps = _ulps_off(exact, found[rows], start[rows], errors, at)
+        ulps = _ulps_off(exact, saved[rows], start[rows], errors, at)
         if not ulps.numel():
             continue
         # In this form NaN fails.
         if not (furthest := ulps.amax().item()) <= 0.5:
-            ulps = _ulps_off(exact, found[rows], start[rows], errors, ALL)
+            ulps = _ulps_off(exact, saved[rows], start[rows], errors, ALL)
             row, column = divmod(int(torch.nan_to_num(ulps, torch.inf).argmax()), columns)
-            unmerged = ", as in the base: not merged" if torch.equal(found[rows], weight[rows]) else ""
-            is_, should_be = found[rows][row, column].item(), exact[row, column].item()
+            unmerged = ", as in the base: not merged" if torch.equal(saved[rows], weight[rows]) else ""
+            is_, should_be = saved[rows][row, column].item(), exact[row, column].item()
             raise VlmflowError(
                 f"{file}: tensor {shown}, row {first + row}, column {column}: is {is_:g}{unmerged}; "
                 f"base + adapter is {should_be:g}, {furthest:.3g} ulps away",
@@ -257,36 +257,36 @@ def _fill_with_sums(exact: torch.Tensor, expected: Expected, start: torch.Tensor
 
 
 def _further_than(
-    ulps: float, dtype: torch.dtype, values: torch.Tensor, found: torch.Tensor, *, is_sum: bool
+    ulps: float, dtype: torch.dtype, values: torch.Tensor, saved: torch.Tensor, *, is_sum: bool
 ) -> Places:
     """Return places with all numbers of a block that are further from the required value than `ulps` of `dtype`.
 
     values: the required ones in float32, which are changed. is_sum: whether they were rounded to it.
-    found: numbers of `dtype` in float32.
+    saved: numbers of `dtype` in float32.
 
     Read as integers, float32's numbers of one sign are counted in their order (IEEE 754), so the difference of two is
     the number of steps between them. It is enough to count steps: only beyond a power of two are they longer than at
-    the value, and there `found` is a whole ulp away from that power. Two signs make the highest bits differ.
+    the value, and there `saved` is a whole ulp away from that power. Two signs make the highest bits differ.
     """
     limit = int(ulps * torch.finfo(dtype).eps / (2 * ROUNDING)) - is_sum  # rounding hides half a step at most
     # The sum is a fast check for NaN and infinity; large finite numbers may also fail it.
-    if limit < 0 or not torch.isfinite(found.sum()):
+    if limit < 0 or not torch.isfinite(saved.sum()):
         return ALL
-    steps = values.view(torch.int32).sub_(found.view(torch.int32)).add_(limit)
+    steps = values.view(torch.int32).sub_(saved.view(torch.int32)).add_(limit)
     far = np.flatnonzero(steps.numpy().view(np.uint32) > 2 * limit)  # unsigned, so that -limit to limit are near
     return tuple(torch.from_numpy(index) for index in np.divmod(far, values.shape[1]))
 
 
 def _ulps_off(
-    exact: torch.Tensor, found: torch.Tensor, start: torch.Tensor, errors: Errors, places: Places
+    exact: torch.Tensor, saved: torch.Tensor, start: torch.Tensor, errors: Errors, places: Places
 ) -> torch.Tensor:
     """Return how many ulps the numbers in `places` are from the required value, beyond the error of float32."""
     sums = exact[places]
-    off = (found[places].double() - sums).abs_()
+    off = (saved[places].double() - sums).abs_()
     if errors:
         own, reach, lengths, relative = (term.expand_as(exact)[places] for term in errors)
         off -= start[places].double().abs_().mul_(own).addcmul_(reach, lengths).addcmul_(sums.abs(), relative)
-    return off.div_(_ulp(sums, found.dtype))
+    return off.div_(_ulp(sums, saved.dtype))
 
 
 def _ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

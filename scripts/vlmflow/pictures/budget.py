@@ -47,12 +47,12 @@ def members_of(file: Path, text: str, start: int) -> Members:
         raise VlmflowError(
             f"{file}: an object must begin at character {start + 1}, not {text[start : start + 9]!r}", ADVICE
         )
-    found: Members = {}
+    members: Members = {}
     for key, begin, end in _pairs(text, start):
-        if key in found:
+        if key in members:
             raise VlmflowError(f"{file}: names the key {key!r} twice, so readers may take different values", ADVICE)
-        found[key] = begin, end
-    return found
+        members[key] = begin, end
+    return members
 
 
 def _pairs(text: str, start: int) -> Iterator[tuple[str, int, int]]:

@@ -144,10 +144,10 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
     if format in CODECS and not features.check(CODECS[format]):
         return Unusable("unknown_format", f"{format}, which this build of Pillow cannot read")
     try:
-        found = _decode(content, format, limits)
-        if isinstance(found, Unusable):
-            return found
-        picture, rgb, turn = found  # the decoder and the file's own pixels are freed
+        decoded = _decode(content, format, limits)
+        if isinstance(decoded, Unusable):
+            return decoded
+        picture, rgb, turn = decoded  # the decoder and the file's own pixels are freed
         if turn is not None and rgb is not None:
             rgb = rgb.transpose(turn)
             picture = msgspec.structs.replace(picture, width=rgb.width, height=rgb.height)
@@ -334,14 +334,14 @@ def _depth(image: Image.Image) -> int:
     """
     if (image.format, image.mode) in SCALED_TO_16_BIT:
         return 16
-    said = 16
+    declared = 16
     if isinstance(image, TiffImageFile):
         bits, greatest = (image.tag_v2.get(tag) for tag in (ExifTags.Base.BitsPerSample, S_MAX_SAMPLE_VALUE))
-        said = _first_number(bits, 16)
-        said = _first_number(greatest, 0).bit_length() if said == 16 else said
+        declared = _first_number(bits, 16)
+        declared = _first_number(greatest, 0).bit_length() if declared == 16 else declared
     held = int(_ends(image)[1]).bit_length()
-    if 8 <= said < 16 and held <= said:
-        return said
+    if 8 <= declared < 16 and held <= declared:
+        return declared
     return next(depth for depth in DEPTHS if held <= depth)
 
 

@@ -114,13 +114,13 @@ def _hash(store: Path, entry: PictureEntry) -> str | None:
             if image.size != (entry.width, entry.height):
                 raise ValueError(f"{image.size[0]} x {image.size[1]} pixels")
             image.draft("L", (2 * SIDE, 2 * SIDE))
-            found = perceptual_hash(image)
+            hashed = perceptual_hash(image)
     except Exception as error:  # hostile bytes make Pillow raise nearly anything
         raise VlmflowError(
             f"{file}: no longer the picture that was checked ({entry.width} x {entry.height} pixels): {error}",
             f"put it back, or resolve the pictures again: make refresh-pictures DATASET={store.name}",
         ) from None
-    return None if found is None else f"{found:016x}"
+    return None if hashed is None else f"{hashed:016x}"
 
 
 COMPARED_AT_ONCE = 1 << 22
@@ -163,8 +163,8 @@ def find_look_alikes(hashes: Mapping[bytes, int], test: Collection[bytes], dista
     with Progress("comparing with the test split's pictures", len(others), "pictures") as progress:
         for first in range(0, len(others), SEARCHED_AT_ONCE):
             nearest, bits = nearest_hashes(wanted[first : first + SEARCHED_AT_ONCE], given, distance)
-            for place in np.flatnonzero(bits >= 0):
-                near[others[first + place]] = LookAlike(by_hash[int(given[nearest[place]])], int(bits[place]))
+            for index in np.flatnonzero(bits >= 0):
+                near[others[first + index]] = LookAlike(by_hash[int(given[nearest[index]])], int(bits[index]))
             progress.advance(len(nearest))
     return near
 
@@ -190,9 +190,9 @@ def nearest_hashes(wanted: Hashes, given: Hashes, distance: int) -> tuple[np.nda
                 near = bits <= distance
                 np.minimum.at(best, left[near], bits[near] * len(given) + right[near])
     best = best[where]
-    bits, place = np.divmod(best, max(1, len(given)))
-    found = best != nowhere
-    return np.where(found, place, 0), np.where(found, bits, -1)
+    bits, index = np.divmod(best, max(1, len(given)))
+    within = best != nowhere
+    return np.where(within, index, 0), np.where(within, bits, -1)
 
 
 def _segment(hashes: Hashes, shift: int) -> np.ndarray:
@@ -203,7 +203,7 @@ def _flips(most: int) -> Iterator[int]:
     """Yield every number of SEGMENT bits with at most `most` ones."""
     for ones in range(most + 1):
         for places in combinations(range(SEGMENT), ones):
-            yield sum(1 << place for place in places)
+            yield sum(1 << bit for bit in places)
 
 
 def _candidates(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -167,9 +167,9 @@ def picture_name(path: str) -> str | Unusable:
         (DRIVE.match(path), "a path with a drive letter"),
         (".." in parts, "a path with '..'"),
     )
-    for found, what in outside:
-        if found:
-            return Unusable("path_outside", f"{what}; pictures are in a root, or named relative to it")
+    for wrong, reason in outside:
+        if wrong:
+            return Unusable("path_outside", f"{reason}; pictures are in a root, or named relative to it")
     invalid = (
         (not name, "no file name"),
         (CONTROL_CHARACTER.search(name), "a control character"),
@@ -182,9 +182,9 @@ def picture_name(path: str) -> str | Unusable:
         (any(part.endswith(REWRITTEN_SUFFIX) for part in parts), f"{REWRITTEN_SUFFIX} is reserved"),
         (name.split("/")[0].casefold() == HOUSEKEEPING, f"{HOUSEKEEPING} is reserved"),
     )
-    for found, what in invalid:
-        if found:
-            return Unusable("path_invalid", what)
+    for wrong, reason in invalid:
+        if wrong:
+            return Unusable("path_invalid", reason)
     return name
 
 
@@ -195,16 +195,16 @@ def spellings(name: str) -> tuple[str, ...]:
     COCO's pictures are searched by number in 2014 and 2017, with and without the prefix of the 2014 files (FIRE and
     Volcano omit it). Some rows of MathVista omit their folder.
     """
-    found = [name]
+    paths = [name]
     if BARE_MATHVISTA.fullmatch(name):
-        found.append(f"mathvista/{name}")
+        paths.append(f"mathvista/{name}")
     if coco := COCO.fullmatch(name):
         number = f"{int(coco['number']):012}.jpg"
         for split in dict.fromkeys((coco["split"].lower(), *COCO_SPLITS)):
-            found.append(f"{coco['before']}{split}/{number}")
+            paths.append(f"{coco['before']}{split}/{number}")
             if split.endswith("2014"):
-                found.append(f"{coco['before']}{split}/COCO_{split}_{number}")
-    return tuple(dict.fromkeys(found))
+                paths.append(f"{coco['before']}{split}/COCO_{split}_{number}")
+    return tuple(dict.fromkeys(paths))
 
 
 def is_text(name: str) -> bool:

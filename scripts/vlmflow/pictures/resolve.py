@@ -77,17 +77,17 @@ def resolve_pictures(
     Returns one entry for each path, in their order, the same for any number of processes. A file of several paths is
     decoded once. Raises VlmflowError if a disk fails.
     """
-    found: Found = {}
+    where: Found = {}
     verdicts: Verdicts = {}
 
     def check(chunk: list[Located]) -> Verdicts:
         return {located.file: _store(store, limits, located) for located in chunk}
 
     with Progress(work, len(paths), "pictures") as progress:
-        for checked in ordered_map(check, _files_to_decode(paths, roots, found, progress), processes):
+        for checked in ordered_map(check, _files_to_decode(paths, roots, where, progress), processes):
             verdicts |= checked
             progress.advance(len(checked))
-    return list(_entries(paths, found, verdicts, store))
+    return list(_entries(paths, where, verdicts, store))
 
 
 def write_picture_manifest(manifest: Path, entries: list[PictureEntry]) -> None:
@@ -148,18 +148,18 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
 
 
 def _files_to_decode(
-    paths: Mapping[str, int], roots: PictureRoots, found: Found, progress: Progress
+    paths: Mapping[str, int], roots: PictureRoots, where: Found, progress: Progress
 ) -> Iterator[list[Located]]:
-    """Fill `found`, and yield the files to decode in chunks, each file once, while workers decode."""
+    """Fill `where`, and yield the files to decode in chunks, each file once, while workers decode."""
     files: set[str] = set()
     chunk: list[Located] = []
     for path in paths:
-        place = found[path] = roots.locate(path)
-        if isinstance(place, Unusable) or place.file in files:
+        located = where[path] = roots.locate(path)
+        if isinstance(located, Unusable) or located.file in files:
             progress.advance()
             continue
-        files.add(place.file)
-        chunk.append(place)
+        files.add(located.file)
+        chunk.append(located)
         if len(chunk) == CHUNK:
             yield chunk
             chunk = []
@@ -179,10 +179,10 @@ def _store(store: PictureStore, limits: PictureLimits, located: Located) -> Pict
     return picture
 
 
-def _entries(paths: Mapping[str, int], found: Found, verdicts: Verdicts, store: PictureStore) -> Iterator[PictureEntry]:
+def _entries(paths: Mapping[str, int], where: Found, verdicts: Verdicts, store: PictureStore) -> Iterator[PictureEntry]:
     first_names: dict[str, str] = {}
     for path, rows in paths.items():
-        located = found[path]
+        located = where[path]
         if isinstance(located, Unusable):
             yield PictureEntry(path=path, rows=rows, **asdict(located))
             continue

@@ -42,7 +42,7 @@ def same_form(name: str) -> str:
     """
     if name.isascii():
         return name
-    spaced = "".join(" " if unicodedata.category(one) == "Zs" else one for one in name)
+    spaced = "".join(" " if unicodedata.category(char) == "Zs" else char for char in name)
     return unicodedata.normalize("NFC", spaced)
 
 
@@ -99,14 +99,14 @@ class PictureRoots:
         name = picture_name(relative)
         if isinstance(name, Unusable):
             return name
-        found = self._find(name, own_root)
-        if isinstance(found, Unusable):
-            return found
-        if own_root and found != self._find(name):
+        match = self._find(name, own_root)
+        if isinstance(match, Unusable):
+            return match
+        if own_root and match != self._find(name):
             return Unusable("name_conflict", f"an earlier root has another file {name!r}")
         if conflict := self._conflict(_parent(name)):
             return Unusable("name_conflict", f"{conflict!r} is a file in one root and a folder in another")
-        return Located(name, *found)
+        return Located(name, *match)
 
     def _below_a_root(self, path: str) -> tuple[str, str | None]:
         """Return an absolute path as a path below the first root that has it, and this root.
@@ -115,11 +115,11 @@ class PictureRoots:
         """
         if not path.startswith("/"):
             return path, None
-        place = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+        absolute = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
         for written, root in zip(self._written, self._roots, strict=True):
             for folder in (written, root):
-                if place.startswith(inside := os.path.join(folder, "")):
-                    return place.removeprefix(inside), root
+                if absolute.startswith(inside := os.path.join(folder, "")):
+                    return absolute.removeprefix(inside), root
         return path, None
 
     def _find(self, name: str, root: str | None = None) -> tuple[str, str | None] | Unusable:
@@ -127,8 +127,8 @@ class PictureRoots:
         roots = [root] if root else self._roots
         for differs in (None, *FOLDS):
             look = partial(self._alike, differs) if differs else self._exact
-            if found := self._first(look, spellings(name), roots):
-                return found if isinstance(found, Unusable) else (found, differs)
+            if file := self._first(look, spellings(name), roots):
+                return file if isinstance(file, Unusable) else (file, differs)
         return Unusable("missing", "no root has a file of this path")
 
     def _first(
@@ -138,10 +138,10 @@ class PictureRoots:
         refused: Unusable | None = None
         for name in names:
             for root in roots:
-                found = look(root, name)
-                if isinstance(found, str) or (found and found.reason == "ambiguous"):
-                    return found
-                refused = refused or found
+                result = look(root, name)
+                if isinstance(result, str) or (result and result.reason == "ambiguous"):
+                    return result
+                refused = refused or result
         return refused
 
     def _exact(self, root: str, name: str) -> str | Unusable | None:
@@ -159,13 +159,13 @@ class PictureRoots:
         # The usual case of a picture that is not here yet, for each of its spellings.
         if not entries:
             return None
-        found = [(os.path.join(folder, entry), self._file(folder, entry)) for folder, entry in entries]
-        files = {file: path for path, file in found if isinstance(file, str)}
+        pairs = [(os.path.join(folder, entry), self._file(folder, entry)) for folder, entry in entries]
+        files = {file: path for path, file in pairs if isinstance(file, str)}
         if len(files) > 1:
             names = sorted(os.path.relpath(path, root) for path in files.values())
             shown = ", ".join(map(ascii, names[:NAMED])) + (f" and {len(names) - NAMED} more" if names[NAMED:] else "")
             return Unusable("ambiguous", f"files that differ from it only in {differs}: {shown}")
-        return next(iter(files)) if files else next((refused for _, refused in found if refused), None)
+        return next(iter(files)) if files else next((refused for _, refused in pairs if refused), None)
 
     def _find_folder(self, root: str, name: str) -> str | Unusable | None:
         """Return the real path of a folder below a root; None if it does not exist."""
@@ -173,10 +173,10 @@ class PictureRoots:
             return root
         parent, _, last = name.rpartition("/")
         above = self._folder(root, parent)
-        found = self._look(above, last) if isinstance(above, str) else above
-        if not isinstance(found, tuple):
-            return found
-        return found[0] if stat.S_ISDIR(found[1]) else None
+        entry = self._look(above, last) if isinstance(above, str) else above
+        if not isinstance(entry, tuple):
+            return entry
+        return entry[0] if stat.S_ISDIR(entry[1]) else None
 
     def _find_folders_like(self, differs: str, root: str, name: str) -> list[str]:
         if not name:
@@ -184,14 +184,14 @@ class PictureRoots:
         above = self._folders_like(differs, root, _parent(name))
         last = FOLDS[differs](name.rpartition("/")[2])
         entries = ((folder, entry) for folder in above for entry in self._listing(folder)[differs].get(last, ()))
-        found = (self._folder(folder, entry) for folder, entry in entries)
-        return sorted({folder for folder in found if isinstance(folder, str)})
+        folders = (self._folder(folder, entry) for folder, entry in entries)
+        return sorted({folder for folder in folders if isinstance(folder, str)})
 
     def _file(self, folder: str, name: str) -> str | Unusable | None:
-        found = self._look(folder, name)
-        if not isinstance(found, tuple):
-            return found
-        file, mode = found
+        entry = self._look(folder, name)
+        if not isinstance(entry, tuple):
+            return entry
+        file, mode = entry
         return file if stat.S_ISREG(mode) else Unusable("not_a_file", "a folder, a pipe or a device")
 
     def _look(self, folder: str, name: str) -> tuple[str, int] | Unusable | None:
@@ -249,12 +249,12 @@ def read_picture(file: str, max_bytes: int) -> bytes | Unusable:
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as opened:
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 return Unusable("not_a_file", "a folder, a pipe or a device")
-            if found.st_size > max_bytes:
-                return Unusable("too_many_bytes", f"{found.st_size} bytes, the limit is {max_bytes}")
-            return opened.read(found.st_size)
+            if status.st_size > max_bytes:
+                return Unusable("too_many_bytes", f"{status.st_size} bytes, the limit is {max_bytes}")
+            return opened.read(status.st_size)
     except FileNotFoundError:
         return Unusable("missing", "it was there when the roots were searched, and is now missing")
     except PermissionError:

@@ -67,18 +67,18 @@ def rights_of(*stated: StatedLicences) -> list[Rights]:
 
     Raises VlmflowError with the licence and the sources if one forbids to pass on the weights.
     """
-    licences = sorted(chain.from_iterable(map(_named, stated)), key=lambda one: one[0])
-    found = [
-        Rights(licence, [what for _, what in listed], _note(licence))
-        for licence, listed in groupby(licences, key=lambda one: one[0])
+    licences = sorted(chain.from_iterable(map(_named, stated)), key=lambda pair: pair[0])
+    rights = [
+        Rights(licence, [source for _, source in listed], _note(licence))
+        for licence, listed in groupby(licences, key=lambda pair: pair[0])
     ]
-    if refused := [one for one in found if FORBIDS.search(_plain(one.licence))]:
+    if refused := [right for right in rights if FORBIDS.search(_plain(right.licence))]:
         raise VlmflowError(
             f"the licence of the training data forbids to pass on what is made from it: {'; '.join(map(str, refused))}",
             "do not publish these weights: train without these rows (datasets.NAME.sources); if the "
             "licence is wrong, correct it (datasets.NAME.licence, .source_licences) and run `merged/RUN` again",
         )
-    return found
+    return rights
 
 
 def _named(stated: StatedLicences) -> Iterator[tuple[str, str]]:
@@ -155,10 +155,10 @@ def merged_package(merged: Path, facts: Provenance) -> Package:
     Raises VlmflowError with the names of files that are missing, new or changed.
     """
     again = f"remove {merged} and make it again from the proven files: .venv/bin/snakemake … -- merged/{merged.name}"
-    found = {
+    present = {
         file.relative_to(merged).as_posix() for file in merged.rglob("*") if file.is_file() and file.name != FOLDER_MARK
     }
-    if new := sorted(found - facts.merged.keys() - WRITTEN_AFTERWARDS):
+    if new := sorted(present - facts.merged.keys() - WRITTEN_AFTERWARDS):
         raise VlmflowError(f"{merged}: nobody verified these files: {', '.join(new[:5])}", again)
     refuse_changed("published files", merged, facts.merged, f"published/{merged.name}", again)
     card = model_card(facts).encode()
@@ -230,7 +230,7 @@ def _paths(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
-        for one in value:
-            yield from _paths(one)
+        for item in value:
+            yield from _paths(item)
     elif isinstance(value, str) and value.startswith(("/", "file://")):
         yield value

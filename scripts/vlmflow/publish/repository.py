@@ -67,18 +67,18 @@ def look_at(name: str) -> Repository | None:
             return None
 
 
-def refuse_unless_fits(name: str, found: Repository | None, package: Package, public: bool) -> None:
+def refuse_unless_fits(name: str, repo: Repository | None, package: Package, public: bool) -> None:
     """Refuse a repository that everybody sees, unless told so, and one whose own files would change what is loaded.
 
     A loader takes whatever lies there: an earlier `model.safetensors` wins over new shards. public: told so.
 
     Raises VlmflowError.
     """
-    if found and not found.private and not public:
+    if repo and not repo.private and not public:
         raise VlmflowError(
             f"{name} exists and is public", "give another repository; or say that everybody may have it: PUBLIC=1"
         )
-    if others := sorted(found.files.keys() - package.files.keys() - {OF_THE_HUB} if found else ()):
+    if others := sorted(repo.files.keys() - package.files.keys() - {OF_THE_HUB} if repo else ()):
         raise VlmflowError(
             f"{name} has {len(others)} files that are not of this run, and nobody verified them with it: "
             f"{printable(', '.join(others[:5]))}",
@@ -106,14 +106,14 @@ def _visibility(private: bool) -> str:
     return "private" if private else "public"
 
 
-def send(found: Repository, package: Package) -> str:
+def send(repo: Repository, package: Package) -> str:
     """Send the files and commit them at once, on top of the commit seen before; return the new commit.
 
     A file that the hub has already is not sent again. If nothing differs, there is no new commit.
 
     Raises VlmflowError if the hub refuses; PassingError if it cannot be reached.
     """
-    api, name = HfApi(), found.name
+    api, name = HfApi(), repo.name
     additions = [CommitOperationAdd(path, file.content) for path, file in package.files.items()]
     with _in_our_words(name):
         for number, addition in enumerate(additions, 1):
@@ -121,7 +121,7 @@ def send(found: Repository, package: Package) -> str:
             print(f"sending {number} of {len(additions)}: {printable(addition.path_in_repo)} ({size})", flush=True)
             api.preupload_lfs_files(name, [addition], free_memory=False)
         commit = api.create_commit(
-            name, additions, commit_message=f"Weights verified by vlmflow ({package.tag})", parent_commit=found.head
+            name, additions, commit_message=f"Weights verified by vlmflow ({package.tag})", parent_commit=repo.head
         )
     return commit.oid
 
@@ -132,9 +132,9 @@ def refuse_other_bytes(name: str, revision: str, files: dict[str, OutgoingFile])
     Raises VlmflowError with the files that are missing, new or different.
     """
     with _in_our_words(name):
-        found = _read(name, revision).files
-    sent = {path: file.git_blob() if len(found.get(path, "")) == 40 else file.sha256 for path, file in files.items()}
-    there = {path: digest for path, digest in found.items() if path != OF_THE_HUB}
+        on_hub = _read(name, revision).files
+    sent = {path: file.git_blob() if len(on_hub.get(path, "")) == 40 else file.sha256 for path, file in files.items()}
+    there = {path: digest for path, digest in on_hub.items() if path != OF_THE_HUB}
     if differ := sorted(path for path in sent.keys() | there.keys() if sent.get(path) != there.get(path)):
         raise VlmflowError(
             f"{name} at {printable(revision)}: {len(differ)} files are not those that were sent: "

@@ -80,15 +80,15 @@ def _refuse_column(path: Path, key: str, name: str, column: str, holds: Any) -> 
     if column == TEXT or (is_list and takes_list) or (column == BYTES and key in PICTURES):
         return
     if key in PICTURES:
-        what = "picture, a path, or a list of these"
+        wanted = "picture, a path, or a list of these"
         advice = "name another column"
     elif holds_list(holds):
-        what = "list of turns"
+        wanted = "list of turns"
         advice = "save the rows as JSON lines, or as parquet with lists there; or name another column"
     else:
-        what = "text"
+        wanted = "text"
         advice = "name another column, or save this one as text"
-    raise VlmflowError(f"{path}: column {name!r} holds {column}, not a {what}", f"{advice} (datasets.NAME.columns)")
+    raise VlmflowError(f"{path}: column {name!r} holds {column}, not a {wanted}", f"{advice} (datasets.NAME.columns)")
 
 
 log = logging.getLogger("vlmflow")
@@ -128,8 +128,8 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
         )
     if choice.samples is not None and choice.samples < candidates:
         drawn = bytearray(candidates)
-        for place in Random(choice.seed).sample(range(candidates), choice.samples):  # noqa: S311
-            drawn[place] = 1
+        for index in Random(choice.seed).sample(range(candidates), choice.samples):  # noqa: S311
+            drawn[index] = 1
         places = iter(drawn)
         not_sampled = LEFT_OUT.index("not_sampled")
         for number, mark in enumerate(marks):
@@ -166,8 +166,8 @@ LABELLED = msgspec.json.Decoder(_Labelled).decode
 def _is_good(row: bytes) -> bool:
     """Return whether a row's label calls its answer good: true or 1, also as texts. A row that is no object is good."""
     try:
-        found = LABELLED(row)
+        labelled = LABELLED(row)
     except (ValueError, RecursionError):  # its error becomes visible
         return True
-    label = found.kto_tag if found.label is None else found.label
+    label = labelled.kto_tag if labelled.label is None else labelled.label
     return str(label).strip().lower() in ("true", "1", "1.0")

@@ -47,7 +47,7 @@ class CsvRows(TableRows):
         self._dialect = CSV_DIALECTS[path.suffix.lower()]
         super().__init__(path)
 
-    def place(self, number: int) -> tuple[int, int]:
+    def span(self, number: int) -> tuple[int, int]:
         """Return a row's first byte in the CSV file and the byte after its last."""
         return self._places[0][number], self._places[1][number]
 

@@ -81,10 +81,10 @@ def refuse_other_kinds(path: Path) -> None:
     except OSError:
         return  # who opens it to read the rows says why
     ending = path.suffix.lower()
-    for pattern, what, next_step in KINDS:
-        if re.match(pattern, begins) and not (what == "parquet" and ending == PARQUET):
+    for pattern, kind, next_step in KINDS:
+        if re.match(pattern, begins) and not (kind == "parquet" and ending == PARQUET):
             raise VlmflowError(
-                f"{path}: {f'its name ends with {path.suffix}, but it' if ending in ENDINGS else 'the file'} is {what}",
+                f"{path}: {f'its name ends with {path.suffix}, but it' if ending in ENDINGS else 'the file'} is {kind}",
                 next_step.replace("{file}", shlex.quote(path.name)),
             )
     if ending != PARQUET:
@@ -95,8 +95,8 @@ def not_a_file(path: Path) -> VlmflowError:
     """Return the error for a data file that is a folder, or missing."""
     if any((path / name).is_file() for name in OF_SAVE_TO_DISK):
         return VlmflowError(f"{path} is a folder of `save_to_disk`", FROM_DISK)
-    what = "is a folder, not a file" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
-    return VlmflowError(f"{path} {what}", FIX_THE_PATH)
+    fault = "is a folder, not a file" if path.is_dir() else "is not a file" if path.exists() else "does not exist"
+    return VlmflowError(f"{path} {fault}", FIX_THE_PATH)
 
 
 def to_utf_8(path: Path, is_western: bool = True) -> str:
@@ -108,10 +108,10 @@ def to_utf_8(path: Path, is_western: bool = True) -> str:
 
 def _refuse_other_encoding(path: Path, begins: bytes) -> None:
     places = []
-    for place in NOT_ASCII.finditer(begins):
-        if _is_utf_8(place[0]):
+    for match in NOT_ASCII.finditer(begins):
+        if _is_utf_8(match[0]):
             return
-        places.append(len(place[0]))
+        places.append(len(match[0]))
     if len(places) >= ENOUGH:
         raise VlmflowError(f"{path}: the file is not in UTF-8", to_utf_8(path, max(places) <= 3))
 
@@ -157,15 +157,15 @@ class DamagedArray:
         """
         with Progress(f"{self._path} is damaged: reading it row by row", 2 * self._end, "bytes") as progress:
             begins = self._begins_of_rows(self._keys_of_rows(progress))
-            place = self._first
-            while place < self._end:
-                number = bisect_left(begins, place)
-                cut = self._end_of_row(place, begins[number] if number < len(begins) else self._end)
-                yield place, without_white(self._content, place, cut)
+            at = self._first
+            while at < self._end:
+                number = bisect_left(begins, at)
+                cut = self._end_of_row(at, begins[number] if number < len(begins) else self._end)
+                yield at, without_white(self._content, at, cut)
                 progress.advance(self._end + cut - progress.count)
                 if cut >= self._end:
                     return
-                place = min(skip_white(self._content, cut + 1), self._end)
+                at = min(skip_white(self._content, cut + 1), self._end)
 
     def _keys_of_rows(self, progress: Progress) -> set[bytes]:
         """Return the first keys of rows, learned from every run of sound values with commas between them.
@@ -177,59 +177,59 @@ class DamagedArray:
         inside: set[bytes] = set()
         doubtful: list[tuple[int, set[bytes]]] = []
         longest = 0
-        place, begin, run, is_first = self._first, self._first, set[bytes](), True
-        while place < self._end:
-            progress.advance(place - progress.count)
-            stop = end_of_value(self._content, place, min(self._end, place + LONGEST))
+        at, begin, run, is_first = self._first, self._first, set[bytes](), True
+        while at < self._end:
+            progress.advance(at - progress.count)
+            stop = end_of_value(self._content, at, min(self._end, at + LONGEST))
             if stop is not None:
-                longest = max(longest, stop - place)
-                if key := FIRST_KEY.match(self._content, place, stop):
+                longest = max(longest, stop - at)
+                if key := FIRST_KEY.match(self._content, at, stop):
                     run.add(key[1])
-                inside.update(found[1] for found in NEXT_OBJECT.finditer(self._content, place, stop))
+                inside.update(match[1] for match in NEXT_OBJECT.finditer(self._content, at, stop))
                 if self._content[stop : stop + 1] == b",":
-                    place = skip_white(self._content, stop + 1)
+                    at = skip_white(self._content, stop + 1)
                     continue
                 if stop == self._end or self._content[stop] in b"]}":
-                    place = stop
-            if is_first or (place == self._end < len(self._content)):
+                    at = stop
+            if is_first or (at == self._end < len(self._content)):
                 of_rows |= run
             elif not run <= of_rows:
-                doubtful.append((place - begin, run))
-            found = NEXT_OBJECT.search(self._content, place, self._end)
-            place = begin = found.end() if found else self._end
+                doubtful.append((at - begin, run))
+            match = NEXT_OBJECT.search(self._content, at, self._end)
+            at = begin = match.end() if match else self._end
             run, is_first = set(), False
         return of_rows.union(*(run for size, run in doubtful if size > longest or not run <= inside))
 
     def _begins_of_rows(self, keys: set[bytes]) -> "array[int]":
         """Return the places of the commas after which a row begins with one of these keys."""
         objects = NEXT_OBJECT.finditer(self._content, self._first, self._end)
-        return array("q", (found.start() for found in objects if found[1] in keys))
+        return array("q", (match.start() for match in objects if match[1] in keys))
 
-    def _end_of_row(self, place: int, cut: int) -> int:
-        """Return the place of the comma or bracket after the row at `place`.
+    def _end_of_row(self, start: int, cut: int) -> int:
+        """Return the place of the comma or bracket after the row at `start`.
 
         cut: the comma before the next guessed row. A broken row ends there at the latest. A sound row may end later, if
         an object inside it begins as rows do.
         """
-        for limit in (cut, min(self._end, place + LONGEST)):
-            stop = end_of_value(self._content, place, limit)
+        for limit in (cut, min(self._end, start + LONGEST)):
+            stop = end_of_value(self._content, start, limit)
             if stop is not None:
                 if stop == self._end or self._content[stop : stop + 1] == b",":
                     return stop
                 self._refuse_more_after(stop)
-        return self._end_by_brackets(place, cut)
+        return self._end_by_brackets(start, cut)
 
-    def _end_by_brackets(self, place: int, cut: int) -> int:
+    def _end_by_brackets(self, start: int, cut: int) -> int:
         """Return the place of the first comma outside all brackets of a broken row; `cut` if there is none."""
         depth = 0
-        for found in STRING_OR_MARK.finditer(self._content, place, min(cut, place + LONGEST)):
-            mark = found[0]
+        for match in STRING_OR_MARK.finditer(self._content, start, min(cut, start + LONGEST)):
+            mark = match[0]
             if mark in b"[{":
                 depth += 1
             elif mark in b"]}":
                 depth -= 1
             elif mark == b"," and depth == 0:
-                return found.start()
+                return match.start()
             if depth < 0 or mark == b'"':  # a string that never ends
                 break
         return cut
@@ -244,14 +244,14 @@ class DamagedArray:
             )
 
 
-def end_of_value(content: mmap, place: int, limit: int) -> int | None:
-    """Return the first byte after the sound value at `place` and white space; None if no value ends by `limit`."""
-    with memoryview(content) as view, view[place:limit] as value:
+def end_of_value(content: mmap, start: int, limit: int) -> int | None:
+    """Return the first byte after the sound value at `start` and white space; None if no value ends by `limit`."""
+    with memoryview(content) as view, view[start:limit] as value:
         try:
             msgspec.json.decode(value, type=msgspec.Raw)
         except msgspec.DecodeError as error:
             trailing = TRAILING.search(str(error))
-            return place + int(trailing[1]) - 1 if trailing else None
+            return start + int(trailing[1]) - 1 if trailing else None
         except RecursionError:
             return None
     return limit

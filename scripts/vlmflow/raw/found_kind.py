@@ -78,10 +78,11 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
         return Found(kind)
     first = list(islice(rows, LOOKED_AT))
     possible = _possible(first, columns, take)
-    named = [one for one in possible if form_of(one.kind).one_prompt or form_of(one.kind).fixed]  # by people alone
-    possible = [one for one in possible if one not in named]
+    # Only people can name these kinds.
+    named = [reading for reading in possible if form_of(reading.kind).one_prompt or form_of(reading.kind).fixed]
+    possible = [reading for reading in possible if reading not in named]
     if len(possible) > 1:
-        names_of = "; ".join(f"{one.kind} ({', '.join(one.needs)})" for one in possible)
+        names_of = "; ".join(f"{reading.kind} ({', '.join(reading.needs)})" for reading in possible)
         raise VlmflowError(
             f"{rows}: kind auto finds more than one kind that reads its rows: {names_of}",
             f"write the one that you mean: datasets.NAME.kind: {possible[0].kind}",
@@ -93,9 +94,9 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
         has = ", ".join(map(repr, keys[:20])) or "no key"
         chosen = [] if take else _possible(first, columns, "chosen")
         advice = f"kind: {chosen[0].kind} and take: chosen; or " if chosen else _of_other_names(keys, first)
-        for one in named:
-            needs = ["prompt: …"] if form_of(one.kind).one_prompt else []
-            advice = f"{', '.join([f'kind: {one.kind}', *needs, *one.drops.values()])}; or "
+        for reading in named:
+            needs = ["prompt: …"] if form_of(reading.kind).one_prompt else []
+            advice = f"{', '.join([f'kind: {reading.kind}', *needs, *reading.drops.values()])}; or "
         raise VlmflowError(
             f"{rows}: kind auto finds no kind for its rows; the first one has {has}",
             f"write {advice}the kind in datasets.NAME.kind, and other names of its keys in columns (docs/data.md)",
@@ -134,21 +135,21 @@ def unread_pictures(rows: RawRows, choice: RowChoice) -> dict[str, str]:
     assert choice.kind, "the kind is settled"
     if form_of(choice.kind).fixed:
         return {}
-    read, own, found = reader(choice), choice.names.values(), dict[str, str]()
+    read, own, advice = reader(choice), choice.names.values(), dict[str, str]()
     for row in islice(rows, LOOKED_AT):
         named = read(row)
         if named and not named.pictures:
             values = {key: _value(raw) for key, raw in OBJECT(row).items() if key not in own}
-            found |= {key: _as_pictures(key, value) for key, value in values.items() if _names_picture(value)}
+            advice |= {key: _as_pictures(key, value) for key, value in values.items() if _names_picture(value)}
     for file in rows.files:
         holds = file.columns or {}
-        found |= {name: _as_pictures(name, "") for name in file.unread_columns if BYTES in holds[name].split()}
-    return found
+        advice |= {name: _as_pictures(name, "") for name in file.unread_columns if BYTES in holds[name].split()}
+    return advice
 
 
 def _as_pictures(key: str, value: Any) -> str:
     """Return how an unread key with pictures becomes a read one."""
-    named = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+    named = isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
     return f"columns: {{image: {key}}}" if named else f"the pictures of {key} under a key image or images"
 
 
@@ -164,11 +165,11 @@ def _possible(rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> 
     forms = {kind: form_of(kind) for kind in kinds()}
     own = [kind for kind, form in forms.items() if kind == form.kinds[0] and (form.read or form.rows)]
     tried = [_tried(kind, rows, columns, take) for kind in own]
-    return [one for one in tried if _fits(one, rows)]
+    return [reading for reading in tried if _fits(reading, rows)]
 
 
-def _fits(one: _Reading, rows: Sequence[bytes]) -> bool:
-    return one.rows >= max(1, FITS * len(rows))
+def _fits(reading: _Reading, rows: Sequence[bytes]) -> bool:
+    return reading.rows >= max(1, FITS * len(rows))
 
 
 def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> _Reading:
@@ -179,8 +180,8 @@ def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: T
     for raw in rows:
         row = rewritten(raw)
         try:
-            found = decode(row)
-            read += 1 if form.read is None else bool(getattr(form.read(found, None), "turns", None))
+            value = decode(row)
+            read += 1 if form.read is None else bool(getattr(form.read(value, None), "turns", None))
             drops |= _dropped(form, OBJECT(row), names, columns, take)
         except (ValueError, RecursionError):
             continue
@@ -219,7 +220,7 @@ def _names_picture(value: Any, depth: int = 3) -> bool:
     """Return whether a value is a picture or the name of one, or holds one; of a list, the first item counts."""
     if isinstance(value, list | dict):
         held = value[:1] if isinstance(value, list) else value.values()
-        return depth > 0 and any(_names_picture(one, depth - 1) for one in held)
+        return depth > 0 and any(_names_picture(item, depth - 1) for item in held)
     return isinstance(value, str) and (PICTURE.fullmatch(value) is not None or is_picture(value))
 
 

@@ -49,17 +49,17 @@ def long_objects(content: mmap.mmap, path: Path, start: int) -> Iterator[tuple[i
     A broken row costs the text up to the next line that begins with a brace.
     """
     with Progress(f"finding the rows of {path}", len(content), "bytes") as progress:
-        place = start
-        while place < len(content):
-            stop = end_of_value(content, place, min(len(content), place + LONGEST))
+        at = start
+        while at < len(content):
+            stop = end_of_value(content, at, min(len(content), at + LONGEST))
             if stop is None:
-                found = NEXT_ROW.search(content, place)
-                cut = found.end() if found else len(content)
-                stop = end_of_value(content, place, cut) if cut > place + LONGEST else None
+                match = NEXT_ROW.search(content, at)
+                cut = match.end() if match else len(content)
+                stop = end_of_value(content, at, cut) if cut > at + LONGEST else None
                 stop = cut if stop is None else stop
-            yield place, without_white(content, place, stop)
-            place = BETWEEN.match(content, stop).end()  # type: ignore[union-attr]  # it also matches the empty string
-            progress.advance(place - progress.count)
+            yield at, without_white(content, at, stop)
+            at = BETWEEN.match(content, stop).end()  # type: ignore[union-attr]  # it also matches the empty string
+            progress.advance(at - progress.count)
 
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -126,13 +126,13 @@ class JsonRows:
     def __iter__(self) -> Iterator[bytes]:
         return map(self.__getitem__, range(len(self)))
 
-    def place(self, number: int) -> tuple[int | None, int | None]:
+    def span(self, number: int) -> tuple[int | None, int | None]:
         """Return a row's first byte in the file and the byte after its last; both None for parquet."""
         return self.starts[number], self.ends[number]
 
     def line(self, number: int) -> int | None:
         """Return the line of the file, counted from 1, on which a row begins; None for parquet."""
-        start, _ = self.place(number)
+        start, _ = self.span(number)
         if start is None:
             return None
         line = 1
@@ -215,10 +215,10 @@ class JsonRows:
     def _sound(self, start: int, lengths: "array[int]") -> Places:
         starts = array("q")
         gap = BETWEEN.match
-        place = skip_white(self._map, start + 1)
+        at = skip_white(self._map, start + 1)
         for length in lengths:
-            starts.append(place)
-            place = gap(self._map, place + length).end()  # type: ignore[union-attr]  # it also matches the empty string
+            starts.append(at)
+            at = gap(self._map, at + length).end()  # type: ignore[union-attr]  # it also matches the empty string
         return starts, array("q", map(add, starts, lengths))
 
     def _split_cut_array(self, start: int) -> NoReturn:
@@ -245,7 +245,7 @@ def _closing_bracket(content: mmap.mmap, within: bool = False) -> int | None:
 def _lines(content: mmap.mmap, start: int) -> Iterator[tuple[int, int]]:
     """Yield where each line begins and ends, as LINE does, which takes ten times as long for long lines."""
     if content.find(b"\r", start) >= 0:
-        yield from (found.span() for found in LINE.finditer(content, start))
+        yield from (match.span() for match in LINE.finditer(content, start))
         return
     size = len(content)
     while start < size:

@@ -111,10 +111,10 @@ def is_picture(text: str) -> bool:
 
 
 def _decoded(text: str) -> bytes:
-    found = DATA_URL.match(text)
-    if found is None and text[:5].lower() == "data:":
+    match = DATA_URL.match(text)
+    if match is None and text[:5].lower() == "data:":
         raise ValueError(f"a picture's data URL begins with {text[:40]!r}, not with data:TYPE;base64,")
-    encoded = text[found.end() :] if found else text
+    encoded = text[match.end() :] if match else text
     try:
         return BASE64_DECODER(f'"{encoded}"')
     except msgspec.MsgspecError:
@@ -158,7 +158,7 @@ def _paths(cell: PictureNames) -> list[str]:
     if isinstance(cell, str) and cell.startswith('["'):  # the cell of a text column
         cell = msgspec.json.decode(cell, type=list[str | PictureCell | None])
     pictures = cell if isinstance(cell, list) else [cell]
-    named = [(one.bytes or one.path) if isinstance(one, PictureCell) else one for one in pictures]
+    named = [(item.bytes or item.path) if isinstance(item, PictureCell) else item for item in pictures]
     if None in named or (any(named) and not all(named)):
         empty = next(number for number, name in enumerate(named) if not name)
         raise ValueError(f"picture {empty} of {len(named)} is empty")
@@ -203,16 +203,16 @@ def reader(choice: RowChoice) -> Callable[[bytes], Named | None]:
     def named(row: bytes) -> Named | None:
         try:
             row = with_frames(row) if with_frames else row
-            found = decode(row)
-            pictures = pictures_of(found.image, found.images)
+            fields = decode(row)
+            pictures = pictures_of(fields.image, fields.images)
             if not written.issuperset(in_any_case(row)):
-                found = decode(with_own_keys(row, own))
-                pictures = pictures_of(found.image, found.images)
-            said = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING
-            pictures = pictures or said.pictures
+                fields = decode(with_own_keys(row, own))
+                pictures = pictures_of(fields.image, fields.images)
+            of_turns = in_turns(row) if in_turns and (has_source or not pictures) else NOTHING
+            pictures = pictures or of_turns.pictures
         except (ValueError, RecursionError):
             return None
-        return Named(pictures, source_of(said.source or found.source, pictures))
+        return Named(pictures, source_of(of_turns.source or fields.source, pictures))
 
     return named
 
@@ -223,18 +223,18 @@ def _in_turns(form: RawForm, names: Mapping[str, str], take: Take) -> Callable[[
     rewritten = rewriter(form, names, take)
     assert read is not None, "only a form with `read` has pictures in turns"
 
-    def said(row: bytes) -> Named:
+    def read_turns(row: bytes) -> Named:
         if take:
             row = rewritten(row)
         try:
-            found = read(decode(row), None)
+            parsed = read(decode(row), None)
         except msgspec.ValidationError:
             if (again := rewritten(row)) is row:
                 raise
-            found = read(decode(again), None)
-        return Named(list(getattr(found, "pictures", ())), getattr(found, "source", None) or "")  # a Reject has none
+            parsed = read(decode(again), None)
+        return Named(list(getattr(parsed, "pictures", ())), getattr(parsed, "source", None) or "")  # a Reject has none
 
-    return said
+    return read_turns
 
 
 def raw_type(keys: Mapping[str, Any], names: Mapping[str, str]) -> type[msgspec.Struct]:

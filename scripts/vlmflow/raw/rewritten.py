@@ -144,9 +144,9 @@ def _with_chosen(keys: Row, turns: str, joins: list[str], answer: str) -> bool:
         return True
     chosen = _listed(keys.pop("chosen"))
     before = next((key for key in (turns, *joins[:1]) if _is_list(keys.get(key))), None)
-    asked = LIST(keys.pop(before)) if before else []
-    same = [bytes(one) for one in chosen[: len(asked)]] == [bytes(one) for one in asked]
-    keys[turns] = Raw(msgspec.json.encode(chosen if same else asked + chosen))
+    prompt = LIST(keys.pop(before)) if before else []
+    same = [bytes(turn) for turn in chosen[: len(prompt)]] == [bytes(turn) for turn in prompt]
+    keys[turns] = Raw(msgspec.json.encode(chosen if same else prompt + chosen))
     return True
 
 
@@ -154,7 +154,7 @@ def _with_joined(keys: Row, turns: str, joins: list[str]) -> bool:
     """Join the lists that are the turns of a row without them."""
     if not joins or turns in keys or not all(_is_list(keys.get(key)) for key in joins):
         return False
-    keys[turns] = Raw(msgspec.json.encode([one for key in joins for one in LIST(keys.pop(key))]))
+    keys[turns] = Raw(msgspec.json.encode([turn for key in joins for turn in LIST(keys.pop(key))]))
     return True
 
 
@@ -197,7 +197,7 @@ def _evenly(frames: list[str], most: int) -> list[str]:
     """Return at most so many frames, evenly drawn, the first and the last among them."""
     if len(frames) <= most:
         return frames
-    return [frames[round(place * (len(frames) - 1) / max(most - 1, 1))] for place in range(most)]
+    return [frames[round(index * (len(frames) - 1) / max(most - 1, 1))] for index in range(most)]
 
 
 def _given(keys: Row, key: str) -> bool:

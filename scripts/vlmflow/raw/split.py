@@ -112,10 +112,10 @@ class RawRows:
         if fault:
             self.faults[number] = fault
 
-    def place(self, number: int) -> Place:
+    def locate(self, number: int) -> Place:
         """Return where a raw row stands. number: from 0, across all files of the split."""
         first, file = self._file_of(number)
-        return Place(file.path, number - first, *file.place(number - first))
+        return Place(file.path, number - first, *file.span(number - first))
 
     def named(self, number: int) -> str:
         """Describe a row for messages: its number from 0, its file if there are several, its line and its first byte.
@@ -125,7 +125,7 @@ class RawRows:
         first, file = self._file_of(number)
         where = [file.path.name] if len(self.files) > 1 else []
         if (line := file.line(number - first)) is not None:
-            where += [f"line {line}", f"byte {file.place(number - first)[0]}"]
+            where += [f"line {line}", f"byte {file.span(number - first)[0]}"]
         return f"row {number} ({', '.join(where)})" if where else f"row {number}"
 
     def checksum(self, number: int) -> str:
@@ -146,8 +146,8 @@ class RawRows:
         return zip([0, *self._ends], self.files, strict=False)
 
     def _file_of(self, number: int) -> tuple[int, JsonRows]:
-        place = bisect_right(self._ends, number)
-        return (self._ends[place - 1] if place else 0), self.files[place]
+        index = bisect_right(self._ends, number)
+        return (self._ends[index - 1] if index else 0), self.files[index]
 
 
 def open_rows(
@@ -184,10 +184,10 @@ def _open(raw: Path, columns: Collection[str] | None) -> JsonRows:
 def _same_values(row: bytes, raw: bytes) -> bool:
     """Return whether two rows are JSON of the same values; 1, 1.0 and true differ, and a raw row with a key twice."""
     try:
-        one, other = (msgspec.json.encode(msgspec.json.decode(text), order="deterministic") for text in (row, raw))
+        first, other = (msgspec.json.encode(msgspec.json.decode(text), order="deterministic") for text in (row, raw))
     except (ValueError, OverflowError, RecursionError):
         return False
-    return one == other and not key_fault(raw)
+    return first == other and not key_fault(raw)
 
 
 def _fix(rows: RawRows, file: Path, split: str) -> None:
@@ -235,7 +235,7 @@ def _refuse_another(row: _FixedRow, rows: RawRows, where: str) -> None:
             "quarantine of another data set or file",
             "name a copy of this data set's own quarantine (datasets.NAME.fixed_rows)",
         )
-    if not 0 <= row.row < len(rows) or Path(row.file).name != rows.place(row.row).file.name:
+    if not 0 <= row.row < len(rows) or Path(row.file).name != rows.locate(row.row).file.name:
         raise VlmflowError(
             f"{where}: row {row.row} (counted from 0) of {row.file} is not in {rows}, which has {len(rows)} rows",
             "name a copy of this data set's own quarantine, made from these files (datasets.NAME.fixed_rows)",

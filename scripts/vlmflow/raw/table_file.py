@@ -103,7 +103,7 @@ class ParquetRows(TableRows):
         self._read_columns = read_columns
         super().__init__(path)
 
-    def place(self, number: int) -> tuple[None, None]:
+    def span(self, number: int) -> tuple[None, None]:
         """Return no bytes: in parquet, a row is in as many places as there are columns."""
         return None, None
 
@@ -190,13 +190,13 @@ def _is_picture(kind: Any) -> bool:
         fields = {field.name: field.type for field in kind}
         return fields.keys() <= {"bytes", "path"} and "bytes" in fields and _is_picture(fields["bytes"])
     kinds = types.is_null, types.is_binary, types.is_large_binary, types.is_binary_view
-    return any(one(kind) for one in kinds)
+    return any(test(kind) for test in kinds)
 
 
 def _named(cell: Any) -> Any:
     """Return the name of a picture, or a list of names; null stays null, as does a picture without bytes and path."""
     if isinstance(cell, list):
-        return [_named(one) for one in cell]
+        return [_named(item) for item in cell]
     if isinstance(cell, dict):
         return (cell.get("path") or cell) if cell["bytes"] is None else name_of(cell["bytes"])
     return None if cell is None else name_of(cell)

@@ -145,9 +145,9 @@ def as_line(finding: Finding, colours: bool) -> str:
     """Format one finding for people, with its next step on a separate line. colours: use ANSI codes."""
     word, code = MARKS[finding.state]
     mark = f"\x1b[{code}m{word:<5}\x1b[0m" if colours else f"{word:<5}"
-    found = finding.found.replace("\n", "\n" + " " * 27)
+    detail = finding.found.replace("\n", "\n" + " " * 27)
     step = f"\n{'':<27}what to do: {finding.next_step}" if finding.next_step else ""
-    return f"{mark} {finding.what:<20} {found}{step}"
+    return f"{mark} {finding.what:<20} {detail}{step}"
 
 
 TRIALS: dict[str, tuple[Literal["warn", "fail"], str, str]] = {

@@ -37,11 +37,11 @@ TENSORS = "tensors: base + training = weights"
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not as recorded. found: its SHA-256, or what is wrong with it."""
+    """A file that is not as recorded. actual: its SHA-256, or what is wrong with it."""
 
     file: str
     expected: str
-    found: str
+    actual: str
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ def _compared(name: str, folder: Path, digests: Mapping[str, str]) -> Link:
     return Link(name, detail, bool(files), differences, missing)
 
 
-def _differs(name: str, file: Path | str, expected: str, found: str) -> Link:
-    return Link(name, "", True, [Difference(str(file), expected, found)])
+def _differs(name: str, file: Path | str, expected: str, actual: str) -> Link:
+    return Link(name, "", True, [Difference(str(file), expected, actual)])
 
 
 def _edited(directory: Path, files: list[RecordedFile]) -> Link:

@@ -22,7 +22,7 @@ from vlmflow.pictures.roots import read_picture
 from vlmflow.reports.charts import Chart, Histogram, integer_chart, wide_chart
 from vlmflow.reports.counts_page import ranked, row_account
 from vlmflow.reports.page import render
-from vlmflow.rows.chat import answers, said
+from vlmflow.rows.chat import answers, turn_texts
 from vlmflow.rows.near_duplicates import NearDuplicate
 from vlmflow.rows.sharegpt import ShareGptRow, in_words, lines_of
 from vlmflow.rows.stats import QuarantinedRow, Stats
@@ -102,7 +102,7 @@ def row_facts(file: Path, samples: int) -> RowFacts:
     facts = RowFacts()
     drawn: dict[str, list[tuple[str, ShareGptRow]]] = {}
     for row in lines_of(file, ShareGptRow):
-        facts.turns.add(len(said(row.conversations)))
+        facts.turns.add(len(turn_texts(row.conversations)))
         facts.characters.add(sum(len(turn.value) for turn in row.conversations))
         for answer in answers(row.conversations):
             facts.answers.add(len(answer))

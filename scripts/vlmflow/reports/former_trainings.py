@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.run_blocks import asked, differing, own_settings
+from vlmflow.config.run_blocks import differing, flattened, own_settings
 from vlmflow.config.run_settings import RunSettings
 from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account
@@ -31,7 +31,7 @@ def to_train(model: str, dataset: str, run: PartOf[RunSettings]) -> MadeOf:
     """Return what a run will be trained from."""
     of_run = run.model_dump(mode="json", include={"device", "tuner", "strategy", "deepspeed"})
     train = run.train.model_dump(mode="json")
-    return MadeOf(model, dataset, own_settings(asked(train, of_run | {"processes": run.nodes * run.processes}, 0)))
+    return MadeOf(model, dataset, own_settings(flattened(train, of_run | {"processes": run.nodes * run.processes}, 0)))
 
 
 def trained(model: str, dataset: str, report: TrainingReport) -> MadeOf:
@@ -40,10 +40,10 @@ def trained(model: str, dataset: str, report: TrainingReport) -> MadeOf:
 
 
 def settings_of(report: TrainingReport) -> dict[str, Any]:
-    """Return the settings of a finished training by dotted key (`asked`)."""
+    """Return the settings of a finished training by dotted key (`flattened`)."""
     device = "cpu" if report.device == "cpu" else "cuda"  # the report may have a GPU's name
     of_run = {"tuner": report.tuner, "strategy": report.strategy, "deepspeed": report.deepspeed}
-    return asked(report.settings, {"device": device, **of_run, "processes": report.world_size}, report.target)
+    return flattened(report.settings, {"device": device, **of_run, "processes": report.world_size}, report.target)
 
 
 RUN_FOLDER = re.compile(r"[0-9a-f]{16}(\.refused-\d+)?")
@@ -117,11 +117,11 @@ def _former(folder: Path, present: Callable[[], Mapping[str, Any]]) -> FormerTra
 
 
 def _made_with(folder: Path) -> dict[str, Any]:
-    """Return a training's settings by dotted key (`asked`), with the digests of its inputs; raises VlmflowError."""
+    """Return a training's settings by dotted key (`flattened`), with the digests of its inputs; raises VlmflowError."""
     job = read_account(folder / JOB, _Job)
     of_run = {key: getattr(job, key) for key in ("device", "tuner", "strategy", "deepspeed")}
     ranks, target = {"processes": job.nodes * job.processes}, newest_of(RunFolder(folder)).target
-    return asked(job.settings, of_run | ranks, target) | {ROWS: job.data.digest, BASE: job.model.digest}
+    return flattened(job.settings, of_run | ranks, target) | {ROWS: job.data.digest, BASE: job.model.digest}
 
 
 def _came_to(newest: Newest) -> str:

@@ -49,7 +49,7 @@ def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, M
     links are relative to it. configured: what each run of the configuration is made of; runs found in `folder` are
     added. now: date and time for people.
     """
-    parents = [place for place in (*(folder / name for name in PER_RUN), store) if place.is_dir()]
+    parents = [path for path in (*(folder / name for name in PER_RUN), store) if path.is_dir()]
     there = (path.name for parent in parents for path in parent.iterdir() if is_name(path.name) and path.is_dir())
     names = sorted({*configured, *there})
     rows = [_row(Run(name, folder, store / name, page.parent, configured.get(name))) for name in names]

@@ -17,7 +17,7 @@ from vlmflow.lengths.steps import schedule_in_words
 from vlmflow.lengths.summary import LengthSummary
 from vlmflow.reports.charts import Histogram, wide_chart
 from vlmflow.reports.page import render
-from vlmflow.rows.chat import said, without_tags
+from vlmflow.rows.chat import turn_texts, without_tags
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 
 
@@ -100,7 +100,7 @@ def _look(file: Path, start: int, end: int) -> dict[str, str | int]:
         row = msgspec.json.decode(line, type=ShareGptRow)
     except ValueError as error:
         raise VlmflowError(f"{file}, bytes {start:,} to {end:,}: {error}", MAKE_AGAIN) from None
-    texts = said(row.conversations)
+    texts = turn_texts(row.conversations)
     question = " ".join(without_tags(texts[0]).split()) if texts else ""
     return {"question": question, "turns": len(texts), "source": row.source}
 

@@ -159,7 +159,7 @@ def dialogue_start(turns: Sequence[Turn]) -> int:
     return 1 if turns[0].speaker == "system" else 0
 
 
-def said(turns: Sequence[Turn]) -> list[str]:
+def turn_texts(turns: Sequence[Turn]) -> list[str]:
     """Return the texts of all turns but that of system, in order."""
     return [turn.value for turn in turns if turn.speaker != "system"]
 
@@ -296,7 +296,7 @@ def tool_fault(tools: str, turns: Sequence[Turn]) -> Reject | None:
     declared: set[str] = set()
     if tools:
         try:
-            declared = {one.function.name for one in DECLARATIONS.decode(tools.encode())}
+            declared = {tool.function.name for tool in DECLARATIONS.decode(tools.encode())}
             written = tools_text(json.loads(tools))
         except (ValueError, RecursionError) as error:
             return Reject("bad_tools", str(error))
@@ -328,7 +328,7 @@ def tool_fault(tools: str, turns: Sequence[Turn]) -> Reject | None:
 def _first_difference(read: str, written: str) -> str:
     """Return a part of a text as it is read, and as a row has it, from their first difference on."""
     pairs = enumerate(zip(read, written, strict=False))
-    at = next((place for place, (one, other) in pairs if one != other), min(len(read), len(written)))
+    at = next((index for index, (own, other) in pairs if own != other), min(len(read), len(written)))
     return f"{read[at : at + 20]!r}, not {written[at : at + 20]!r}, at character {at}"
 
 
@@ -346,8 +346,8 @@ def messages_of(turns: Sequence[Turn], pictures: Sequence[dict[str, Any]] = ()) 
     """
     tags = tags_in(turns)
     if tags != len(pictures):
-        found, given = counted(tags, "picture tag"), counted(len(pictures), "picture")
-        raise VlmflowError(f"{found} ({IMAGE_TAG}) but {given}", "give one picture for each tag")
+        wanted, given = counted(tags, "picture tag"), counted(len(pictures), "picture")
+        raise VlmflowError(f"{wanted} ({IMAGE_TAG}) but {given}", "give one picture for each tag")
     parts = iter(pictures)
     messages: list[dict[str, Any]] = []
     for turn in turns:

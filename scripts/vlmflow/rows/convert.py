@@ -126,7 +126,7 @@ def convert(
     Raises VlmflowError if a key that is not read changes what rows mean.
     """
     unread = make.unread
-    found = Found()
+    account = Found()
     of_good, of_bad = hashlib.sha256(), hashlib.sha256()
     with (
         whole_file(converted) as good,
@@ -139,11 +139,11 @@ def convert(
             bad.write(rejected)
             of_good.update(lines)
             of_bad.update(rejected)
-            found.add(of_shard)
+            account.add(of_shard)
             progress.advance(len(shard))
-        found.refuse(str(rows), converted.parent.name, unread.meanings, unread.ignored)
+        account.refuse(str(rows), converted.parent.name, unread.meanings, unread.ignored)
     digests = {converted.name: of_good.hexdigest(), rejects.name: of_bad.hexdigest()}
-    return Conversion(**msgspec.structs.asdict(found.counts(unread.ignored)), digests=digests)
+    return Conversion(**msgspec.structs.asdict(account.counts(unread.ignored)), digests=digests)
 
 
 def _convert_shard(
@@ -171,5 +171,5 @@ def _convert_shard(
         else:
             good.extend(made)
     encoder = msgspec.json.Encoder()
-    found = make.unread.take(rows.unread_columns(shard), shard.start)
-    return shard, encoder.encode_lines(good), encoder.encode_lines(bad), found
+    account = make.unread.take(rows.unread_columns(shard), shard.start)
+    return shard, encoder.encode_lines(good), encoder.encode_lines(bad), account

@@ -112,20 +112,20 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
 
     def rows_of(identity: str, number: int, raw: Any, size: int) -> list[ConvertedRow] | Reject:
         try:
-            images, found = pictures_of(raw.image, raw.images), read(raw, prompt)
+            images, reading = pictures_of(raw.image, raw.images), read(raw, prompt)
         except ValueError as error:
             return Reject("bad_picture", str(error))
         if form.pictures_in_turns:
-            if type(found) is Reject:
-                return found
-            if images and found.pictures:
+            if type(reading) is Reject:
+                return reading
+            if images and reading.pictures:
                 return Reject("bad_shape", "pictures are named in the turns and beside them")
-            images = images or list(found.pictures)
+            images = images or list(reading.pictures)
         if modality and bool(images) != (modality == "image"):
             return Reject(OF_ANOTHER_MODALITY[modality], "")
-        if type(found) is Reject:
-            return found
-        turns = found.turns
+        if type(reading) is Reject:
+            return reading
+        turns = reading.turns
         texts, changes = cleaned([turn.value for turn in turns])
         if "" in texts:
             return Reject("empty_turn", f"turn {texts.index('')} holds no text")
@@ -164,20 +164,20 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
             images = images[: len(images) - tags_in(turns[end:])]
             del turns[end:]
         if not answered:
-            unread.found.last_turns += 1
+            unread.account.last_turns += 1
         if changes:
             unread.changed(changes)
-        if found.unread:
-            unread.in_turns(number, holder, found.unread)
+        if reading.unread:
+            unread.in_turns(number, holder, reading.unread)
         return [
             ConvertedRow(
                 identity,
-                source_of(found.source or raw.source, images),
+                source_of(reading.source or raw.source, images),
                 images,
                 list(range(1, 1 + answers)),
                 [],
                 turns if first else system + turns,
-                found.tools,
+                reading.tools,
                 raw_row=number,
                 score_field_differs=False,
             )

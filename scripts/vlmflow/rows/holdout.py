@@ -35,8 +35,8 @@ def group_of(row: ShareGptRow, pictures: Mapping[str, str], one_prompt: bool = F
     first answer belongs to it.
     """
     start = dialogue_start(row.conversations)
-    asked = " ".join(turn.value for turn in row.conversations[start : start + 1 + one_prompt])
-    question = " ".join(asked.split()).casefold()
+    prompt = " ".join(turn.value for turn in row.conversations[start : start + 1 + one_prompt])
+    question = " ".join(prompt.split()).casefold()
     content = "\0".join(sorted({pictures[name] for name in row.images})) if row.images else question
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -97,19 +97,19 @@ class HeldOut:
     def near_test(self, verdict: Verdict) -> Reject | None:
         """Return why a row is in no split: it has what a test row has, or nearly. None if it has not."""
         parts = verdict.parts
-        if what := shared(verdict.pictures, parts, self.in_test):
-            return Reject("in_test_split", f"{what} of the test split")
+        if common := shared(verdict.pictures, parts, self.in_test):
+            return Reject("in_test_split", f"{common} of the test split")
         for number, digest in enumerate(parts):
-            if found := self.near.get(digest):
-                like = f"the test split's picture with sha256 {found.sha256.hex()}"
+            if match := self.near.get(digest):
+                like = f"the test split's picture with sha256 {match.sha256.hex()}"
                 return Reject(
-                    "near_test_picture", f"{verdict.pictures[number]} is {found.distance} of 64 bits from {like}"
+                    "near_test_picture", f"{verdict.pictures[number]} is {match.distance} of 64 bits from {like}"
                 )
         if verdict.group in self.asks:
             return Reject("near_test_question", "near_duplicates.jsonl names the test row")
         return None
 
-    def place(self, verdict: Verdict) -> str | Reject:
+    def split_of(self, verdict: Verdict) -> str | Reject:
         """Return the split of a row of the raw train split, or why it is in none."""
         if verdict.group in self.test:
             return "test"
@@ -117,8 +117,8 @@ class HeldOut:
             return rejected
         if verdict.group in self.val:
             return "val"
-        if what := shared(verdict.pictures, verdict.parts, self.in_val):
-            return Reject("in_val_split", f"{what} of the validation split")
+        if common := shared(verdict.pictures, verdict.parts, self.in_val):
+            return Reject("in_val_split", f"{common} of the validation split")
         return "train"
 
 
@@ -152,9 +152,9 @@ def held_out(
     test = hold_out(train.groups, 0.0 if "test" in checked else test_share, f"{seed} test", train.groups_with(raw_val))
     in_test = test_parts | train.parts_of(test)
     near = find_look_alikes(frozenset(in_test))
-    asked = test_questions | {train.questions[group] for group in test & train.questions.keys()}
+    of_test = test_questions | {train.questions[group] for group in test & train.questions.keys()}
     questions = train.questions | (checked["val"].questions if "val" in checked else {})
-    asks = frozenset(group for group, question in questions.items() if question in asked)
+    asks = frozenset(group for group, question in questions.items() if question in of_test)
     taken = train.groups_with(in_test | near.keys()) | asks
     val = hold_out(train.groups, 0.0 if "val" in checked else val_share, str(seed), taken)
     return HeldOut(test, val, frozenset(in_test), raw_val | train.parts_of(val), near, asks)

@@ -48,8 +48,8 @@ def _summed(tables: Iterable[Counter[Key]]) -> dict[Key, int]:
 
 
 def _split_counts(of: Sequence[_Counts]) -> SplitCounts:
-    rejected = _summed(one.rejected for one in of)
-    return SplitCounts(sum(one.rows_in for one in of), sum(one.kept for one in of), rejected)
+    rejected = _summed(part.rejected for part in of)
+    return SplitCounts(sum(part.rows_in for part in of), sum(part.kept for part in of), rejected)
 
 
 def mix_rows(members: Sequence[Member], folder: Path, manifests: Mapping[str, Path], seed: int) -> Stats:
@@ -131,8 +131,8 @@ def _take(
 def _shared(member: Member, row: MixedRow, parts: list[bytes], held: Mapping[str, set[bytes]]) -> Reject | None:
     """Return why a row is in no split: an earlier one has one of its pictures, or its prompt. held: parts, by split."""
     for split, taken in held.items():
-        if what := shared(row.images, parts, taken):
-            return Reject(f"in_{split}_split", f"{member.name}: {what} of the mixture's {split} split")
+        if common := shared(row.images, parts, taken):
+            return Reject(f"in_{split}_split", f"{member.name}: {common} of the mixture's {split} split")
     return None
 
 
@@ -144,17 +144,17 @@ def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callab
     amount = amount_of(member.drawn)
     key = str(seed).encode()
 
-    def place(row: MixedRow) -> int:
+    def rank(row: MixedRow) -> int:
         name = id_in_mixture(member.name, row.id)
         return int.from_bytes(hashlib.blake2b(name.encode(), key=key, digest_size=BITS // 8).digest())
 
     if amount.share is not None:
         whole = int(amount.share)
         below = math.ceil((amount.share - whole) * 2**BITS)
-        return lambda row: whole + (place(row) < below)
+        return lambda row: whole + (rank(row) < below)
     assert amount.rows is not None
     left = (row for row in member.rows("train") if not _shared(member, row, member.parts_of(row), held))
-    smallest = heapq.nsmallest(amount.rows, map(place, left))
+    smallest = heapq.nsmallest(amount.rows, map(rank, left))
     if len(smallest) < amount.rows:
         raise VlmflowError(
             f"datasets.NAME.mix.{member.name}: {member.drawn}, but {member.file('train')} has "
@@ -162,7 +162,7 @@ def _copies(member: Member, held: Mapping[str, set[bytes]], seed: int) -> Callab
             f"write {member.name}: all, or at most {counted(len(smallest), 'row')}; 200% takes each row twice",
         )
     last = smallest[-1]
-    return lambda row: int(place(row) <= last)
+    return lambda row: int(rank(row) <= last)
 
 
 def _stats(
@@ -192,7 +192,7 @@ def _stats(
             val_share=0.0,
             seed=seed,
             max_reject_share=0.0,
-            row_limits={key: max(one[key] for one in limits) for key in limits[0]},
+            row_limits={key: max(limit[key] for limit in limits) for key in limits[0]},
             test_share=0.0,
             train_on="last" if writer.last_answer_only and not timestep else "all",
         ),
@@ -200,9 +200,9 @@ def _stats(
         train=_split_counts(of_all("train")),
         val=_split_counts(of_all("val")),
         test=_split_counts(of_all("test")),
-        examples={split: sum(one.written for one in of_all(split)) for split in SPLITS},
-        kept_by_source={split: _summed(one.sources for one in of_all(split)) for split in SPLITS},
-        kept_by_attempts={split: _summed(one.attempts for one in of_all(split)) for split in SPLITS},
+        examples={split: sum(part.written for part in of_all(split)) for split in SPLITS},
+        kept_by_source={split: _summed(part.sources for part in of_all(split)) for split in SPLITS},
+        kept_by_attempts={split: _summed(part.attempts for part in of_all(split)) for split in SPLITS},
         trained_characters=_summed([writer.trained]),
         mended_rows=dict.fromkeys(SPLITS, 0),
         score_field_differs=dict.fromkeys(SPLITS, 0),

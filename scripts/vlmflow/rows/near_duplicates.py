@@ -10,7 +10,7 @@ import msgspec
 from vlmflow.core.files import whole_file
 from vlmflow.pictures.look_alikes import LookAlike, find_look_alikes, read_hashes
 from vlmflow.pictures.manifest import name_and_digest, read_picture_manifest
-from vlmflow.rows.chat import said
+from vlmflow.rows.chat import turn_texts
 from vlmflow.rows.convert import ConvertedRow
 from vlmflow.rows.row_check import question_key, question_of
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
@@ -80,8 +80,8 @@ def find_near_duplicates(
     alike = find_look_alikes(read_hashes(tables), test_pictures, distance)
     named = (entry for manifest in manifests[:1] for entry in read_picture_manifest(manifest))
     paths = {entry.path: digests[name_and_digest(entry)[0]] for entry in named if entry.reason is None}
-    wanted = {found.sha256 for found in alike.values()}
-    asked, alone, known = _test_questions(test, digests, wanted, one_prompt)
+    wanted = {near.sha256 for near in alike.values()}
+    by_picture, alone, known = _test_questions(test, digests, wanted, one_prompt)
     pictures: dict[bytes, NearDuplicate] = {}
     questions: list[NearDuplicate] = []
     for row in lines_of(train, SearchedRow):
@@ -92,14 +92,14 @@ def find_near_duplicates(
                 questions.append(NearDuplicate("question", row.id, same, 0, 1, 1, question))
         for digest in dict.fromkeys(map(paths.get, row.images)):
             if digest in alike:
-                _count(pictures, digest, alike[digest], names, question, asked)
+                _count(pictures, digest, alike[digest], names, question, by_picture)
     with whole_file(pairs) as file:
         file.write(msgspec.json.Encoder().encode_lines([*pictures.values(), *questions]))
     return Found(len(pictures), len(questions))
 
 
 def _asked(row: ShareGptRow, one_prompt: bool) -> tuple[str, str]:
-    return question_of(said(row.conversations), one_prompt)
+    return question_of(turn_texts(row.conversations), one_prompt)
 
 
 def _pictures(manifests: list[Path]) -> tuple[dict[str, bytes], dict[bytes, str]]:
@@ -125,7 +125,7 @@ def _test_questions(
     Returns three: normalised questions by picture; normalised questions of rows without a picture, with the id of the
     first such row; and the exact questions of these rows.
     """
-    asked: dict[bytes, set[bytes]] = {}
+    by_picture: dict[bytes, set[bytes]] = {}
     alone: dict[bytes, str] = {}
     known: set[bytes] = set()
     for row in lines_of(test, ShareGptRow):
@@ -135,8 +135,8 @@ def _test_questions(
             alone.setdefault(key, row.id)
             known.add(question_key(to_the_letter))
         for digest in wanted.intersection(map(digests.get, row.images)):
-            asked.setdefault(digest, set()).add(key)
-    return asked, alone, known
+            by_picture.setdefault(digest, set()).add(key)
+    return by_picture, alone, known
 
 
 def _count(
@@ -145,12 +145,12 @@ def _count(
     alike: LookAlike,
     names: dict[bytes, str],
     question: str,
-    asked: dict[bytes, set[bytes]],
+    by_picture: dict[bytes, set[bytes]],
 ) -> None:
     pair = pictures.get(digest)
     if pair is None:
         pair = pictures[digest] = NearDuplicate("picture", names[digest], names[alike.sha256], alike.distance, 0)
     pair.rows += 1
-    if question_key(question) in asked[alike.sha256]:
+    if question_key(question) in by_picture[alike.sha256]:
         pair.same_questions += 1
         pair.question = pair.question or question

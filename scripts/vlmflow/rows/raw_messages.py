@@ -64,15 +64,15 @@ LOSS_KEYS = ("loss", "weight", "train", "training", "loss_weight")
 OF_ASSISTANT = (*THOUGHT_KEYS, *CALL_KEYS)
 
 
-def reading_of(key: str, turns: Sequence[Any], who: str, what: str, system: Any, *tools: Any) -> Reading | Reject:
+def reading_of(key: str, turns: Sequence[Any], who: str, content: str, system: Any, *tools: Any) -> Reading | Reject:
     """Return what the turns of a chat say, with a system prompt and tools beside them, or why they cannot be used.
 
-    key: the row's key of the turns, for messages. turns: decoded JSON. who, what: the keys of a turn that name the
+    key: the row's key of the turns, for messages. turns: decoded JSON. who, content: the keys of a turn that name the
     speaker and have the content. system: a text or parts. tools: declarations, each a list or a JSON text. What is
     UNSET or null is absent.
     """
     try:
-        return _Chat(key, who, what).read(turns, system, tools)
+        return _Chat(key, who, content).read(turns, system, tools)
     except BadChat as error:
         return error.reject
     except RecursionError:
@@ -87,8 +87,8 @@ class _Chat:
     how many pictures that are named beside the turns were shown so far.
     """
 
-    def __init__(self, key: str, who: str, what: str) -> None:
-        self.key, self.who, self.what = key, who, what
+    def __init__(self, key: str, who: str, content: str) -> None:
+        self.key, self.who, self.content = key, who, content
         self.number, self.beside = -1, 0
         self.turns: list[Turn] = []
         self.pictures: list[str] = []
@@ -118,7 +118,7 @@ class _Chat:
         if speaker is None:
             shown = repr(named[:40]) if type(named) is str else kind_of(named)
             raise BadChat("wrong_role", f"{self._place}: {shown} is none of {', '.join(SPEAKERS)}")
-        content = turn.get(self.what)
+        content = turn.get(self.content)
         plain = len(turn) == 2
         if plain and type(content) is str and speaker in ("human", "gpt"):  # nearly all
             self._say(speaker, content)
@@ -128,7 +128,7 @@ class _Chat:
             pictures: list[str] = []
             text = self._content(content, pictures=pictures)
             written = _written(WRITTEN_RESPONSE, text) if not pictures else []
-            self.responses += [(turn.get("tool_call_id"), one, pictures) for one in written or [text]]
+            self.responses += [(turn.get("tool_call_id"), response, pictures) for response in written or [text]]
         elif speaker == "function_call":
             for call in calls_in(content, self._place):
                 self._call(call)
@@ -143,11 +143,11 @@ class _Chat:
 
     def _answer(self, turn: Mapping[str, Any], content: Any) -> None:
         """Read a turn of the assistant: its reasoning, its texts and its calls, in this order."""
-        place = self._place
+        where = self._place
         given: list[Any] = [thought for key in THOUGHT_KEYS if is_given(thought := turn.get(key))]
         if len(given) > 1 or any(type(thought) is not str for thought in given):
-            raise BadChat("bad_shape", f"{place}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
-        calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in calls_in(held, place)]
+            raise BadChat("bad_shape", f"{where}: its reasoning is not one text ({', '.join(THOUGHT_KEYS)})")
+        calls = [call for key in CALL_KEYS if is_given(held := turn.get(key)) for call in calls_in(held, where)]
         first = len(self.turns)
         absent = content is None and bool(calls or given)
         text = "" if absent else self._content(content, answers=True)
@@ -167,11 +167,11 @@ class _Chat:
                     if is_trained is None:
                         self.unread.append(UnreadKey(key, value, answers))
                     elif not is_trained:
-                        for one in made:
-                            if one.speaker in ASSISTANT:
-                                one.loss = False
+                        for made_turn in made:
+                            if made_turn.speaker in ASSISTANT:
+                                made_turn.loss = False
             elif not (
-                answers or value is None if key in OF_ASSISTANT else key in (self.who, self.what, "tool_call_id")
+                answers or value is None if key in OF_ASSISTANT else key in (self.who, self.content, "tool_call_id")
             ):
                 self.unread.append(UnreadKey(key, value, answers))
 
@@ -190,19 +190,19 @@ class _Chat:
 
     def _call(self, call: Any) -> None:
         """Add a call. call: {"id", "function": {"name", "arguments"}}, or name and arguments directly."""
-        place = self._place
+        where = self._place
         self._respond()
         held: Any = call.get("function", call) if type(call) is dict else None
         name = held.get("name") if type(held) is dict else None
         if held is None or type(name) is not str:
-            raise BadChat("bad_call", f"{place}: a call names no function")
+            raise BadChat("bad_call", f"{where}: a call names no function")
         arguments = held.get("arguments", held.get("input"))
         if type(arguments) is str:
-            arguments = decoded(arguments, "bad_call", f"{place}: the arguments of {name[:40]!r}") if arguments else {}
+            arguments = decoded(arguments, "bad_call", f"{where}: the arguments of {name[:40]!r}") if arguments else {}
         if arguments is None:
             arguments = {}
         if type(arguments) is not dict:
-            raise BadChat("bad_call", f"{place}: arguments of {name[:40]!r} are {kind_of(arguments)}, not an object")
+            raise BadChat("bad_call", f"{where}: arguments of {name[:40]!r} are {kind_of(arguments)}, not an object")
         self.calls.append(call.get("id"))
         self.turns.append(Turn("function_call", call_text(name, arguments)))
 
@@ -210,12 +210,12 @@ class _Chat:
         """Add the responses to the calls in a row, in the order of the calls."""
         if not self.responses:
             return
-        if any(one[0] is not None for one in self.responses):
-            ids, calls = [str(one[0]) for one in self.responses], list(map(str, self.calls))
-            places = {call: place for place, call in enumerate(calls)}
+        if any(response[0] is not None for response in self.responses):
+            ids, calls = [str(response[0]) for response in self.responses], list(map(str, self.calls))
+            places = {call: index for index, call in enumerate(calls)}
             if len(places) < len(calls) or sorted(ids) != sorted(calls):
                 raise BadChat("bad_call", f"responses to the calls {_listed(ids)}, but calls {_listed(calls)}")
-            ordered = sorted(self.responses, key=lambda one: places[str(one[0])])
+            ordered = sorted(self.responses, key=lambda response: places[str(response[0])])
             if ordered != self.responses and any(IMAGE_TAG in text and not names for _, text, names in ordered):
                 raise BadChat("bad_call", "responses with picture tags are not in the order of their calls")
             self.responses = ordered
@@ -236,55 +236,55 @@ class _Chat:
             return content
         if type(content) is not list:
             held = kind_of(content)
-            raise BadChat("bad_shape", f"{self._place}: its {self.what} is {held}, not a text or a list of parts")
+            raise BadChat("bad_shape", f"{self._place}: its {self.content} is {held}, not a text or a list of parts")
         names = self.pictures if pictures is None else pictures
         texts: list[str] = []
         thoughts: list[str] = []
         for number, part in enumerate(content):
             if type(part) is not dict:
-                raise BadChat("bad_shape", f"{self._place}.{self.what}[{number}] is {kind_of(part)}, not an object")
+                raise BadChat("bad_shape", f"{self._place}.{self.content}[{number}] is {kind_of(part)}, not an object")
             kind = part.get("type")
             if kind == "text" and len(part) == 2 and type(text := part.get("text")) is str:  # nearly all
                 texts.append(text)
                 continue
-            place = f"{self._place}.{self.what}[{number}]"
+            where = f"{self._place}.{self.content}[{number}]"
             if kind is None:
                 kind = next((name for name in ("text", "image", "image_url") if part.get(name) is not None), None)
             keys = PARTS.get(kind) if type(kind) is str else None
             if keys is None:
                 shown = repr(kind[:40]) if type(kind) is str else kind_of(kind)
-                raise BadChat("bad_shape", f"{place} is of type {shown}, none of {', '.join(PARTS)}")
+                raise BadChat("bad_shape", f"{where} is of type {shown}, none of {', '.join(PARTS)}")
             if kind in PICTURE_PARTS:
                 texts.append(IMAGE_TAG)
-                named = pictures_of_part(part, keys, place)
+                named = pictures_of_part(part, keys, where)
                 if not named:
-                    self._beside(part, place)
+                    self._beside(part, where)
                 names += named
             elif kind in TEXT_PARTS:
-                texts.append(text_of(part, keys, place))
+                texts.append(text_of(part, keys, where))
             elif kind in THOUGHT_PARTS and answers and not texts:
-                thoughts.append(text_of(part, keys, place))
+                thoughts.append(text_of(part, keys, where))
             elif kind in CALL_PARTS and answers:
                 if text := _with_thoughts(thoughts, texts):
                     self._say("gpt", text)
                 thoughts, texts = [], []
-                for call in calls_in(part["value"], place) if "value" in part else [part]:
+                for call in calls_in(part["value"], where) if "value" in part else [part]:
                     self._call(call)
             elif kind in RESPONSE_PARTS and responses:
                 shown_in: list[str] = []
                 text = self._content(part.get("content", ""), pictures=shown_in)
                 self.responses.append((part.get("tool_use_id"), text, shown_in))
             else:
-                what = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
-                raise BadChat("wrong_role", f"{place}: a part of type {kind} {what}")
+                fault = "comes behind a text" if kind in THOUGHT_PARTS and answers else "is another speaker's"
+                raise BadChat("wrong_role", f"{where}: a part of type {kind} {fault}")
             self._keys_of_part(part, keys, answers)
         return _with_thoughts(thoughts, texts)
 
-    def _beside(self, part: Mapping[str, Any], place: str) -> None:
+    def _beside(self, part: Mapping[str, Any], where: str) -> None:
         """Count a picture that is named beside the turns; if its part says which one it is, it must be the next."""
         index = part.get("index", self.beside)
         if index is not None and index != self.beside:
-            raise BadChat("bad_shape", f"{place} shows picture {index} of the row, not {self.beside}, the next one")
+            raise BadChat("bad_shape", f"{where} shows picture {index} of the row, not {self.beside}, the next one")
         self.beside += 1
 
     def _keys_of_part(self, part: Mapping[str, Any], keys: Sequence[str], answers: bool) -> None:
@@ -293,11 +293,11 @@ class _Chat:
             if value is None or key == "type":
                 continue
             if key not in keys:
-                self.unread.append(UnreadKey(f"{self.what}.{key}", value, answers))
+                self.unread.append(UnreadKey(f"{self.content}.{key}", value, answers))
             elif type(value) is dict and keys is PICTURE_KEYS:
                 known = (*INNER_KEYS, "type", "media_type")
-                inner = ((name, one) for name, one in value.items() if one is not None and name not in known)
-                self.unread += [UnreadKey(f"{self.what}.{key}.{name}", one, answers) for name, one in inner]
+                inner = ((name, held) for name, held in value.items() if held is not None and name not in known)
+                self.unread += [UnreadKey(f"{self.content}.{key}.{name}", held, answers) for name, held in inner]
 
 
 def _with_thoughts(thoughts: Sequence[str], texts: Sequence[str]) -> str:
@@ -308,12 +308,12 @@ def _with_thoughts(thoughts: Sequence[str], texts: Sequence[str]) -> str:
 
 def _written(mark: str, text: str) -> list[str]:
     """Return what is written out in a text, each between marks; [] if something else is there too."""
-    *found, rest = map(str.strip, text.split(mark.replace("<", "</")))
-    if rest or not all(one.startswith(mark) for one in found):
+    *parts, rest = map(str.strip, text.split(mark.replace("<", "</")))
+    if rest or not all(part.startswith(mark) for part in parts):
         return []
-    return [one.removeprefix(mark) for one in found]
+    return [part.removeprefix(mark) for part in parts]
 
 
 def _listed(ids: Sequence[str]) -> str:
     more = f" and {len(ids) - 10} more" if len(ids) > 10 else ""
-    return (", ".join(one[:40] for one in ids[:10]) or "none") + more
+    return (", ".join(name[:40] for name in ids[:10]) or "none") + more

@@ -126,19 +126,19 @@ def question_and_answer(question: str, answer: str) -> Reading:
 
 
 def rounds(
-    asked: Iterable[tuple[str, str]],
+    pairs: Iterable[tuple[str, str]],
     system: str | UnsetType | None = None,
     history: Sequence[tuple[str, str]] | UnsetType | None = None,
     source: str | UnsetType | None = None,
 ) -> Reading:
     """Return the turns of a row whose questions stand beside their answers.
 
-    asked: each question with its answer. system: the system prompt, if it holds anything (`key_meanings.is_given`).
-    history: the rounds before, like `asked`; blank ones count as none. source: see `Reading`.
+    pairs: each question with its answer. system: the system prompt, if it holds anything (`key_meanings.is_given`).
+    history: the rounds before, like `pairs`; blank ones count as none. source: see `Reading`.
     """
     turns = from_system(system) if system and is_given(system) else []
     before = [pair for pair in history or () if any(map(str.strip, pair))]
-    for question, answer in [*before, *asked]:
+    for question, answer in [*before, *pairs]:
         turns += Turn("human", question), Turn("gpt", answer)
     return Reading(turns, source=source or None)
 
@@ -167,15 +167,15 @@ class BadChat(Exception):
         self.reject = Reject(reason, detail)
 
 
-def text_of(part: Mapping[str, Any], keys: Sequence[str], place: str) -> str:
+def text_of(part: Mapping[str, Any], keys: Sequence[str], where: str) -> str:
     """Return the text of a part, which has just one of these keys."""
     given = [text for key in keys if type(text := part.get(key)) is str]
     if len(given) != 1:
-        raise BadChat("bad_shape", f"{place}: a part of type {part.get('type')} has not one text ({', '.join(keys)})")
+        raise BadChat("bad_shape", f"{where}: a part of type {part.get('type')} has not one text ({', '.join(keys)})")
     return given[0]
 
 
-def pictures_of_part(part: Mapping[str, Any], keys: Sequence[str], place: str) -> list[str]:
+def pictures_of_part(part: Mapping[str, Any], keys: Sequence[str], where: str) -> list[str]:
     """Return the name of a part's picture; [] if it is named beside the turns."""
     given = [(key, held) for key in keys if (held := part.get(key)) is not None]
     if not given:
@@ -184,11 +184,11 @@ def pictures_of_part(part: Mapping[str, Any], keys: Sequence[str], place: str) -
     if type(held) is dict:
         key, held = next(((name, value) for name in INNER_KEYS if (value := held.get(name))), (key, None))
     if others or type(held) is not str or not held:
-        raise BadChat("bad_shape", f"{place}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
+        raise BadChat("bad_shape", f"{where}: not one picture, as a path, an address or base64 ({', '.join(keys)})")
     try:
         return [name_of(held) if key in AS_BASE64 else path_of(held)]
     except ValueError as error:
-        raise BadChat("bad_picture", f"{place}: {error}") from None
+        raise BadChat("bad_picture", f"{where}: {error}") from None
 
 
 def is_path(name: str) -> bool:
@@ -196,10 +196,10 @@ def is_path(name: str) -> bool:
     return 0 < len(name) <= SHORTEST and name[4:5] != ":"
 
 
-def calls_in(held: Any, place: str) -> list[Any]:
+def calls_in(held: Any, where: str) -> list[Any]:
     """Return calls as a list. held: one or a list, maybe as JSON."""
     if type(held) is str:
-        held = decoded(held, "bad_call", f"{place}: the call")
+        held = decoded(held, "bad_call", f"{where}: the call")
     return held if type(held) is list else [held]
 
 
@@ -218,7 +218,7 @@ def _in_form(text: str) -> str:
     """Return declarations in the form of rows. text: as JSON; most rows have those of the row before."""
     tools = decoded(text, "bad_tools", "tools")
     listed = tools if type(tools) is list else [tools]
-    return tools_text([_declaration(number, one) for number, one in enumerate(listed)])
+    return tools_text([_declaration(number, tool) for number, tool in enumerate(listed)])
 
 
 def _declaration(number: int, held: Any) -> dict[str, Any]:
@@ -233,14 +233,14 @@ def _declaration(number: int, held: Any) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def decoded(text: str, reason: str, what: str) -> Any:
-    """Return decoded JSON. reason: that of the reject if it is none, or has a key twice. what: names it, for people."""
+def decoded(text: str, reason: str, label: str) -> Any:
+    """Return decoded JSON. reason: that of the reject if it is none, or has a key twice. label: for people."""
     try:
         value = msgspec.json.decode(text.encode())
     except (ValueError, RecursionError) as error:
-        raise BadChat(reason, f"{what}: {error}") from None
+        raise BadChat(reason, f"{label}: {error}") from None
     if fault := key_fault(text.encode()):
-        raise BadChat(reason, f"{what}: {fault}")
+        raise BadChat(reason, f"{label}: {fault}")
     return value
 
 

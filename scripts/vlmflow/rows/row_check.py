@@ -25,7 +25,7 @@ from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.processes import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.manifest import PictureEntry, name_and_digest
-from vlmflow.rows.chat import IMAGE_TAG, Reject, Turn, said
+from vlmflow.rows.chat import IMAGE_TAG, Reject, Turn, turn_texts
 from vlmflow.rows.convert import OWN_FIELDS, OWN_FIELDS_LENGTH, ConvertedRow, training_line
 from vlmflow.rows.sharegpt import ShareGptRow, conversation_in, first_fault, may_hold_marks, trained_characters
 
@@ -39,8 +39,8 @@ def question_of(texts: Sequence[str], one_prompt: bool) -> tuple[str, str]:
     texts: its turns without system's; the first is the question.
     one_prompt: all rows have the same question, so the first answer is added.
     """
-    asked = texts[: 1 + one_prompt]
-    return "\n".join(asked), "\n".join(map(normalised, asked))
+    prompt = texts[: 1 + one_prompt]
+    return "\n".join(prompt), "\n".join(map(normalised, prompt))
 
 
 def normalised(text: str) -> str:
@@ -184,7 +184,7 @@ class Grouping:
         """Return a key that is equal for near questions; empty for a row with a picture."""
         if row.images or not self.near_questions:
             return b""
-        return question_key(question_of(said(row.conversations), self.one_prompt)[1])
+        return question_key(question_of(turn_texts(row.conversations), self.one_prompt)[1])
 
     def parts_of(self, row: ShareGptRow) -> tuple[list[str], list[bytes]] | Reject:
         """Return names and digests of a row's pictures, or of its prompt if it has none; or why it cannot be used."""
@@ -194,10 +194,10 @@ class Grouping:
             return [], [prompt_digest(row.conversations, self.one_prompt)]
         names, digests = [], []
         for path in row.images:
-            found = self._picture(path)
-            if isinstance(found, Reject):
-                return found
-            name, digest = found
+            picture = self._picture(path)
+            if isinstance(picture, Reject):
+                return picture
+            name, digest = picture
             names.append(name)
             digests.append(digest)
         return names, digests
@@ -217,7 +217,7 @@ class Grouping:
 
 def prompt_digest(turns: Sequence[Turn], one_prompt: bool) -> bytes:
     """Return the SHA-256 of a row's prompt: its first turn, and if all rows have the same one, also the answer."""
-    return hashlib.sha256("\0".join(said(turns)[: 1 + one_prompt]).encode()).digest()
+    return hashlib.sha256("\0".join(turn_texts(turns)[: 1 + one_prompt]).encode()).digest()
 
 
 class _Origin(msgspec.Struct):
@@ -328,14 +328,14 @@ def _shards(content: mmap) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _line_end(content: mmap, place: int) -> int:
-    return content.find(b"\n", min(place, len(content) - 1)) + 1 or len(content)
+def _line_end(content: mmap, start: int) -> int:
+    return content.find(b"\n", min(start, len(content) - 1)) + 1 or len(content)
 
 
 def _own_fields(content: mmap, end: int) -> bytes | None:
     """Return OWN_FIELDS of the line that ends there, which are equal in all lines of a raw row."""
-    found = OWN_FIELDS.search(content, max(0, end - OWN_FIELDS_LENGTH), end)
-    return found[0] if found else None
+    match = OWN_FIELDS.search(content, max(0, end - OWN_FIELDS_LENGTH), end)
+    return match[0] if match else None
 
 
 def _verdicts_of_shard(
@@ -377,10 +377,10 @@ def _verdict(line: bytes, grouping: Grouping, limits: RowLimits, last_answer_onl
         return Verdict(ORIGIN.decode(line).raw_row, Reject("schema", str(error)))
     if fault := first_fault(row, limits, marks=may_hold_marks(line, len(row.images))):
         return Verdict(row.raw_row, fault)
-    found = grouping.parts_of(row)
-    if isinstance(found, Reject):
-        return Verdict(row.raw_row, found)
-    pictures, parts = found
+    grouped = grouping.parts_of(row)
+    if isinstance(grouped, Reject):
+        return Verdict(row.raw_row, grouped)
+    pictures, parts = grouped
     training = training_line(line, row, pictures)
     group = in_order = parts[0]
     if len(parts) > 1:

@@ -265,13 +265,13 @@ def _wrong_loss(turns: Sequence[Turn]) -> Reject | None:
         return Reject("nothing_trained", "loss is false in every answer")
     if not losses[-1]:
         return Reject("schema", "loss: the last answer is not trained, so the row must end before it")
-    if any(one.speaker == other.speaker and one.loss != other.loss for one, other in pairwise(turns)):
+    if any(turn.speaker == other.speaker and turn.loss != other.loss for turn, other in pairwise(turns)):
         return Reject("schema", "loss: calls in a row are trained, or not, together")
     return None
 
 
-def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
-    """Return the rejection of a text that contains one of MARKS. what: names it. with_picture: whether its row has."""
+def _mark(turn: Turn, label: str, with_picture: bool) -> Reject | None:
+    """Return the rejection of a text that contains one of MARKS. label: names it. with_picture: whether its row has."""
     text = turn.value
     patterns = [*(MARKS if with_picture else MARKS_WITHOUT_PICTURE).items()]
     if turn.speaker not in ASSISTANT:
@@ -283,9 +283,9 @@ def _mark(turn: Turn, what: str, with_picture: bool) -> Reject | None:
     if turn.speaker == "gpt" and text.startswith(THOUGHT) and "</think>" in text and thought_first(text) == text:
         text = text.replace(THOUGHT, " " * len(THOUGHT), 1).replace("</think>", " " * len("</think>"), 1)
     for reason, pattern in patterns:
-        if found := pattern.search(text):
-            group = found.lastindex or 0
-            return Reject(reason, f"{what} holds {found[group]!r} at character {found.start(group)}")
+        if match := pattern.search(text):
+            group = match.lastindex or 0
+            return Reject(reason, f"{label} holds {match[group]!r} at character {match.start(group)}")
     return None
 
 

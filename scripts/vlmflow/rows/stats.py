@@ -212,7 +212,7 @@ class Stats(RowStats):
     def scored(self) -> list[str]:
         """The data sets whose answers may have scores: itself, or those of a mixture whose rows have a min_score."""
         scored = raw_forms.kinds_with("min_score")
-        return [name for name, one in self.members.items() if one.kind in scored] or [self.dataset]
+        return [name for name, member in self.members.items() if member.kind in scored] or [self.dataset]
 
     @property
     def one_prompt(self) -> bool:
@@ -228,7 +228,7 @@ class Stats(RowStats):
     def made_of(self) -> str:
         """The form or kind of the rows, or what is mixed, for people."""
         if self.members:
-            made_of = f"mixture of {', '.join(f'{name} ({one.drawn})' for name, one in self.members.items())}"
+            made_of = f"mixture of {', '.join(f'{name} ({member.drawn})' for name, member in self.members.items())}"
         else:
             has_form = "form" in raw_forms.form_of(self.kind).settings
             made_of = f"{self.form} form" if has_form else f"rows of kind {self.kind}"
@@ -307,17 +307,17 @@ class Account:
             if reject.reason == "source_left_out":
                 self.sources_left_out[reject.detail] += 1
             return
-        place = self.rows.place(number)
+        location = self.rows.locate(number)
         detail = _shortened(BYTE_OF_ROW.sub(partial(self._byte_of_file, number), reject.detail))
         row = QuarantinedRow(
             split=self.split,
             row=number,
             reason=reject.reason,
             detail=detail,
-            file=str(place.file),
-            file_row=place.row,
-            start=place.start,
-            end=place.end,
+            file=str(location.file),
+            file_row=location.row,
+            start=location.start,
+            end=location.end,
             checksum=self.rows.checksum(number),
             raw=_as_json(self.rows[number]),
         )
@@ -369,7 +369,7 @@ class Account:
 
     def _byte_of_file(self, number: int, byte: re.Match[str]) -> str:
         """Convert the byte in a decoder's message to the byte of the file; a fixed row and parquet have none."""
-        start = None if number in self.rows.fixed else self.rows.place(number).start
+        start = None if number in self.rows.fixed else self.rows.locate(number).start
         return f"(byte {byte[1]} of the row)" if start is None else f"(byte {start + int(byte[1])} of the file)"
 
 

@@ -141,8 +141,8 @@ class Found:
         lines = []
         for key in stopping:
             number, value = self.first[key]
-            place = f"first in row {number} (counted from 0), with {value}"
-            lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {place}: {meanings[key].says}")
+            example = f"first in row {number} (counted from 0), with {value}"
+            lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {example}: {meanings[key].says}")
         turns = all(meanings[key].turns for key in stopping)
         in_turns = ", or write the keys' content as turns" if turns else ""
         raise VlmflowError(

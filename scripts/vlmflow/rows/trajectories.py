@@ -50,8 +50,8 @@ def gold_answers(
     """
     wanted: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
     for identity in ids:
-        if found := ID.fullmatch(identity):
-            wanted[found[2]].append((int(found[3]), found[1], identity))
+        if match := ID.fullmatch(identity):
+            wanted[match[2]].append((int(match[3]), match[1], identity))
     answers = {}
     for split, rows in wanted.items():
         if not raw.get(split):
@@ -139,10 +139,10 @@ def _single_turn(identity: str, trajectory: Trajectory, settings: "PartOf[Datase
 
 def read_score(feedback: str) -> int | None:
     """Return the score in a feedback's text, 0 to 10; None if there is none, or if it is larger or not out of 10."""
-    found = SCORE.search(feedback)
-    if found is None:
+    match = SCORE.search(feedback)
+    if match is None:
         return None
-    score, of = found.groups()
+    score, of = match.groups()
     if of not in (None, "10") or len(score) > 2 or (number := int(score)) > 10:
         return None
     return number
@@ -239,7 +239,7 @@ def _sentence(attempt: Attempt) -> str | None:
     score = SCORE.search(attempt.feedback)
     assert score is not None, "the attempt's score was read from it"
     before, after = attempt.feedback[: score.start()], attempt.feedback[score.end() :]
-    said = FEEDBACK.match(after)
-    if before.strip("*_# \n") or said is None or not (words := after[said.end() :].strip()):
+    match = FEEDBACK.match(after)
+    if before.strip("*_# \n") or match is None or not (words := after[match.end() :].strip()):
         return None
     return SENTENCE.format(attempt.score, words)

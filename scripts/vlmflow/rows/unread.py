@@ -59,7 +59,7 @@ class Unread:
     nested: by key in the file, the type of the objects under it (one object, or a list).
     meanings: see `RawForm.meanings_of`. ignored: their keys that do not stop the conversion.
     assistants: the speakers who give answers, as in the first field of the nested objects.
-    found: what was found since the last call of `take`.
+    account: what was found since the last call of `take`.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Unread:
         self._assistants = frozenset(assistants)
         self._names = {folded(key): key for key in self.meanings}
         self._types, self._nested = types, nested
-        self._fields = {one.encode_name: one for one in msgspec.structs.fields(types[1])}
+        self._fields = {field.encode_name: field for field in msgspec.structs.fields(types[1])}
         self._nested_keys = {key: _names(held) for key, held in nested.items()}
         self._shapes: dict[KeySet, Shape] = {}
-        self.found = Found()
+        self.account = Found()
         self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
         self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
 
@@ -87,8 +87,8 @@ class Unread:
 
     def in_turns(self, number: int, holder: str, unread: Sequence[UnreadKey]) -> None:
         """Count the unread keys of a usable row's turns, which its form found. holder: the turns' key in the file."""
-        self.found.keys.update({f"{holder}.{one.key}"[:NAME_KEPT] for one in unread})
-        self._weigh(number, ((f"{holder}.{one.key}", one.value, one.answers) for one in unread))
+        self.account.keys.update({f"{holder}.{entry.key}"[:NAME_KEPT] for entry in unread})
+        self._weigh(number, ((f"{holder}.{entry.key}", entry.value, entry.answers) for entry in unread))
 
     def unusable(self, number: int, row: bytes) -> None:
         """Count the keys of a rejected row that change what it means: the whole file may be of another kind.
@@ -102,11 +102,11 @@ class Unread:
         meant = {self._known(key): value for key, value in keys.items() if key not in self._fields}
         weighed = [(key, value, False) for key, value in meant.items() if key and key not in self.ignored]
         self._weigh(number, weighed)
-        self.found.rows += bool(weighed)
+        self.account.rows += bool(weighed)
 
     def count(self, number: int, row: bytes) -> None:
         """Count the unread keys of a usable row that `shape.decode` refused. number: that of the row in the split."""
-        self.found.rows += 1
+        self.account.rows += 1
         try:
             keys, nested = self._keys_of(row)
         except ValueError:  # an unread key that is not UTF-8 (in files of cp1252); the row's decoders skip it
@@ -115,12 +115,12 @@ class Unread:
         paths = set(top)
         inner: list[set[Names]] = []
         for holder, read in self._nested_keys.items():
-            inner.append({tuple(sorted(one.keys() - read)) for one in nested[holder]})
+            inner.append({tuple(sorted(values.keys() - read)) for values in nested[holder]})
             paths.update(f"{holder}.{key}" for names in inner[-1] for key in names)
             if any(inner[-1]):
                 self._weigh(number, self._in_objects(holder, nested[holder]))
         self._weigh(number, ((key, keys[key], False) for key in top))
-        self.found.keys.update({path[:NAME_KEPT] for path in paths})
+        self.account.keys.update({path[:NAME_KEPT] for path in paths})
         if all(len(sets) == 1 for sets in inner):
             self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
 
@@ -130,21 +130,21 @@ class Unread:
         columns: a table's columns that were not read at all, so all rows have them. Their values are not known: a
         column whose key may change what rows mean counts as if it did in every row.
         """
-        found, self.found = self.found, Found()
+        account, self.account = self.account, Found()
         for rules, rows in self._changes.items():
-            found.changed.update(dict.fromkeys(rules, rows))
+            account.changed.update(dict.fromkeys(rules, rows))
         self._changes.clear()
         for shape in self._shapes.values():
             if shape.rows:
-                found.rows += shape.rows
-                found.keys.update(dict.fromkeys(shape.names, shape.rows))
+                account.rows += shape.rows
+                account.keys.update(dict.fromkeys(shape.names, shape.rows))
                 shape.rows = 0
-        for column in columns if found.rows else ():
-            found.keys[column[:NAME_KEPT]] += found.rows
+        for column in columns if account.rows else ():
+            account.keys[column[:NAME_KEPT]] += account.rows
             if path := self._known(column):
-                found.meant[path] += found.rows
-                found.first[path] = (first, "bytes")
-        return found
+                account.meant[path] += account.rows
+                account.first[path] = (first, "bytes")
+        return account
 
     def _known(self, key: str) -> str:
         """Return the key in `meanings` that is the same but for case and underscores; "" if there is none."""
@@ -162,23 +162,23 @@ class Unread:
                 continue
             if _has(self.meanings[path], value):
                 done.add(path)
-                self.found.meant[path] += 1
-                if path not in self.found.first:
+                self.account.meant[path] += 1
+                if path not in self.account.first:
                     written = bytes(value) if isinstance(value, msgspec.Raw) else msgspec.json.encode(value)
-                    self.found.first[path] = (number, shown(written[:NAME_KEPT].decode(errors="replace")))
+                    self.account.first[path] = (number, shown(written[:NAME_KEPT].decode(errors="replace")))
 
     def _keys_of(self, row: bytes) -> tuple[Keys, dict[str, list[Keys]]]:
         """Return the keys of a row with their values, and by nested key the same for each of its objects."""
         keys = OBJECT(row)
         nested = {holder: OF_NESTED(keys[holder]) for holder in self._nested}
-        return keys, {holder: found if isinstance(found, list) else [found] for holder, found in nested.items()}
+        return keys, {holder: value if isinstance(value, list) else [value] for holder, value in nested.items()}
 
     def _in_objects(self, holder: str, objects: list[Keys]) -> Iterator[tuple[str, Any, bool]]:
         """Yield the keys of the objects under a nested key, as `_weigh` takes them."""
         spoken_by = msgspec.structs.fields(self._nested[holder])[0].encode_name
-        for one in objects:
-            answers = msgspec.json.decode(one[spoken_by]) in self._assistants
-            yield from ((f"{holder}.{key}", value, answers) for key, value in one.items())
+        for item in objects:
+            answers = msgspec.json.decode(item[spoken_by]) in self._assistants
+            yield from ((f"{holder}.{key}", value, answers) for key, value in item.items())
 
     def _learn(self, keys: KeySet, paths: set[str]) -> None:
         """Make the shape of this set of keys the current one.
@@ -223,4 +223,4 @@ def _value(raw: msgspec.Raw) -> Any:
 
 
 def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(one.encode_name for one in msgspec.structs.fields(kind))
+    return frozenset(field.encode_name for field in msgspec.structs.fields(kind))

@@ -120,8 +120,8 @@ def validate(
             name: _checked(split, accounts[name], settings, folder, stack, processes) for name, split in files.items()
         }
 
-        def take(name: str, place: Place) -> None:
-            _take(files[name], accounts[name], writer, place, settings, checked[name])
+        def take(name: str, split_of: Place) -> None:
+            _take(files[name], accounts[name], writer, split_of, settings, checked[name])
 
         if "test" in files:
             take("test", lambda verdict: "test")
@@ -129,7 +129,7 @@ def validate(
         drawn = held_out(checked, writer.test_parts, writer.test_questions, *shares, find_look_alikes)
         if "val" in files:
             take("val", lambda verdict: drawn.near_test(verdict) or "val")
-        take("train", drawn.place)
+        take("train", drawn.split_of)
         account = accounts["train"]
         kept, elsewhere = account.kept, sum(account.rejected[reason] for reason in OF_OTHER_SPLITS)
         if not (writer.examples["train"] and writer.examples["val"]) and (shared := _what_all_share(checked["train"])):
@@ -194,7 +194,7 @@ def _take(
     files: SplitFiles,
     account: Account,
     writer: DatasetWriter,
-    place: Place,
+    split_of: Place,
     settings: PartOf[DatasetSettings],
     checked: Iterable[Verdict],
 ) -> None:
@@ -208,7 +208,7 @@ def _take(
     with Progress(f"validate_sharegpt {files.converted}", len(account.rows), "rows") as progress:
         progress.start_at(account.rejected.total())
         for verdict in checked:
-            target = _judge(verdict, seen, place)
+            target = _judge(verdict, seen, split_of)
             if isinstance(target, Reject):
                 account.reject(verdict.raw_row, target)
             else:
@@ -218,17 +218,17 @@ def _take(
     account.close(settings.max_reject_share)
 
 
-def _judge(verdict: Verdict, seen: set[bytes], place: Place) -> str | Reject:
+def _judge(verdict: Verdict, seen: set[bytes], split_of: Place) -> str | Reject:
     """Return the split of a raw row, or why it is rejected.
 
     seen: digests of the contents of earlier rows; that of a row that is kept is added.
     """
-    target = verdict.reject or place(verdict)
+    target = verdict.reject or split_of(verdict)
     if isinstance(target, Reject):
         return target
     if verdict.content_digest in seen:
-        what = ", ".join(verdict.pictures) or "a row"
-        return Reject("duplicate", f"{what} with this conversation is already in an earlier row")
+        label = ", ".join(verdict.pictures) or "a row"
+        return Reject("duplicate", f"{label} with this conversation is already in an earlier row")
     seen.add(verdict.content_digest)
     return target
 

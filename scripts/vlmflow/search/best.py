@@ -85,31 +85,31 @@ def _sentence(objective: Objective, best: int, compared: Compared, chose_nothing
     rows = f"{compared.rows:,} rows of val that chose neither" if chose_nothing else f"{compared.rows:,} rows of val"
     change = compared.difference
     if objective == "eval_loss":
-        what, unit, factor = "the loss of the answers", "nats per token", 1
+        name, unit, factor = "the loss of the answers", "nats per token", 1
     else:
-        what, unit, factor = "the share of rows in which feedback helps", "points", 100
+        name, unit, factor = "the share of rows in which feedback helps", "points", 100
     figure = ".4f" if factor == 1 else ".1f"
     ends = change.ends(lambda end: f"{factor * end:+{figure}}")
-    said = [
+    sentences = [
         f"Trial {best} has the best {NAMES[objective]}, but is not shown to beat the run's own settings (trial {OWN}): "
         "keep them."
         if kept
         else f"Trial {best} beats the run's own settings (trial {OWN}).",
-        f"On {rows}, trial {best} changes {what} by {factor * change.mean:+{figure}}{ends} {unit}.",
+        f"On {rows}, trial {best} changes {name} by {factor * change.mean:+{figure}}{ends} {unit}.",
     ]
     if too_few := missing(compared):
-        said.append(f"Too few rows to show more: {too_few}.")
+        sentences.append(f"Too few rows to show more: {too_few}.")
     if not chose_nothing:
-        said.append("Val also chose these trials and their checkpoints: it has too few pictures to be halved.")
-    return " ".join(said)
+        sentences.append("Val also chose these trials and their checkpoints: it has too few pictures to be halved.")
+    return " ".join(sentences)
 
 
 def read_judged(file: Path, study: Path) -> Judged:
     """Read what became of a search's best trial; raises VlmflowError if it is of another account than `study`."""
-    found = read_account(file, Judged)
-    if found.study != sha256_of(study):
+    account = read_account(file, Judged)
+    if account.study != sha256_of(study):
         raise VlmflowError(f"{file}: it is of another {study}", f"remove {file}, and run the same command again")
-    return found
+    return account
 
 
 def best_of(study: Study, judged: Judged, limits: SearchLimits) -> StudyTrial:
@@ -123,10 +123,10 @@ def best_of(study: Study, judged: Judged, limits: SearchLimits) -> StudyTrial:
         trial.state if trial.within(limits) else f"{trial.state}, above its limits" for trial in study.trials
     )
     reasons = dict.fromkeys(trial.reason for trial in study.trials if trial.state == "failed" and trial.reason)
-    said = f"; why they failed: {'; '.join(map(printable, list(reasons)[:3]))}" if reasons else ""
+    why = f"; why they failed: {'; '.join(map(printable, list(reasons)[:3]))}" if reasons else ""
     counts = ", ".join(f"{count} {state}" for state, count in states.items()) or "none was asked"
     raise VlmflowError(
-        f"search {study.search}: no trial trained to its end within the limits ({counts}){said}",
+        f"search {study.search}: no trial trained to its end within the limits ({counts}){why}",
         f"see reports/search-{study.search}.html; change search.{study.search}.space, or raise its limits: trials that "
         "were stopped, or wait, go on where they ended",
     )
@@ -134,9 +134,9 @@ def best_of(study: Study, judged: Judged, limits: SearchLimits) -> StudyTrial:
 
 def refuse_other_results(study: Study, file: Path, results: Sequence[Path]) -> None:
     """Raise VlmflowError with the results that differ from those that the study learned from. file: its account."""
-    found = {"/".join(result.parts[-3:]): sha256_of(result) for result in results}
+    digests = {"/".join(result.parts[-3:]): sha256_of(result) for result in results}
     if differ := sorted(
-        name for name in found.keys() | study.digests.keys() if found.get(name) != study.digests.get(name)
+        name for name in digests.keys() | study.digests.keys() if digests.get(name) != study.digests.get(name)
     ):
         raise VlmflowError(
             f"search/{study.search}: {file} was made from other results: {', '.join(differ[:3])}",

@@ -69,7 +69,7 @@ def _ask(before: Path | None, journal: Path, search: str, question: dict[str, An
 
 
 def tell(
-    asked: Asked,
+    plan: Asked,
     results: Mapping[Path, TrialResult],
     before: Study | None,
     journals: tuple[Path, Path],
@@ -83,15 +83,15 @@ def tell(
     Raises VlmflowError if a result is not of what was asked, or the study program fails.
     """
     objective, rungs, limits = how
-    step = f"{asked.round}/{asked.rung}"
+    step = f"{plan.round}/{plan.rung}"
     empty = list(before.empty) if before else []
-    if asked.empty is not None:
-        empty.append(EmptySlots(asked.round, asked.rung, asked.trials.count(None), asked.empty))
+    if plan.empty is not None:
+        empty.append(EmptySlots(plan.round, plan.rung, plan.trials.count(None), plan.empty))
     study = Study(
-        search=asked.search,
+        search=plan.search,
         objective=objective,
-        last=(asked.round, asked.rung),
-        trials=with_step(before, asked, list(results.values()), rungs, limits),
+        last=(plan.round, plan.rung),
+        trials=with_step(before, plan, list(results.values()), rungs, limits),
         empty=empty,
         importances=None,
         digests=(before.digests if before else {}) | {f"{step}/{file.name}": sha256_of(file) for file in results},
@@ -108,5 +108,5 @@ def tell(
         for trial in study.trials
         if trial not in known
     ]
-    answer = _ask(*journals, asked.search, {"seed": 0, "tell": new, "ask": None, "importances": True})
+    answer = _ask(*journals, plan.search, {"seed": 0, "tell": new, "ask": None, "importances": True})
     return structs.replace(study, importances=answer["importances"])

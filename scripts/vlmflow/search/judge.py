@@ -95,11 +95,11 @@ def judged(ended: Ended, own: Training, model: Path, objective: Objective, how: 
             of_base = scorer(ScoredModel("the base", base.folder, base.digest), measurement, how.store)
             of_trial = _scorer("the trial's model", ended.trained, own, base, measurement, how)
             uses = decisive(objective, _figures(chosen, of_base, of_trial, how))
-            found = msgspec.structs.replace(ended.result, value=uses.tuned.mean)
+            result = msgspec.structs.replace(ended.result, value=uses.tuned.mean)
         except NotJudgedError as error:
-            found = msgspec.structs.replace(ended.result, state="failed", reason=error.cause, value=None)
+            result = msgspec.structs.replace(ended.result, state="failed", reason=error.cause, value=None)
     hours = starts_of(ended.step).seconds / 3600
-    return msgspec.structs.replace(found, hours=hours, gpu_hours=hours * own.ranks)
+    return msgspec.structs.replace(result, hours=hours, gpu_hours=hours * own.ranks)
 
 
 def compared(
@@ -121,9 +121,9 @@ def compared(
 
 
 def _figures(chosen: ChosenSplit, of_base: Scorer, of_tuned: Scorer, how: Judgement) -> MarginFigures:
-    found, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
-    refuse_none(found, how.val.rows, chosen.out + too_long)
-    return margin_figures(found)
+    rows, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
+    refuse_none(rows, how.val.rows, chosen.out + too_long)
+    return margin_figures(rows)
 
 
 def _scorer(
@@ -132,9 +132,9 @@ def _scorer(
     """Return what merges a trial's best checkpoint, measures it, and removes the merged weights."""
 
     def measure(rows: Sequence[Work]) -> Mapping[str, Measured]:
-        place = trained.folder.path / FOLDER
-        remove(place)
-        full, merged = place / "full", place / "merged"
+        folder = trained.folder.path / FOLDER
+        remove(folder)
+        full, merged = folder / "full", folder / "merged"
         full.mkdir(parents=True)
         try:
             release(trained.best.folder, full, training.tuner)
@@ -146,6 +146,6 @@ def _scorer(
         except ChildFailedError as error:
             raise NotJudgedError(error.cause, error.next_step) from None
         finally:
-            remove(place)
+            remove(folder)
 
     return measure

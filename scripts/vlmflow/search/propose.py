@@ -93,8 +93,8 @@ def hours_of_run(estimate: Path, smoke: Path | None, gpu: str | None) -> tuple[f
     if smoke is not None:
         hours = read_account(smoke / "gate.json", Gate).full_run.seconds / 3600
         return hours, hours
-    found = read_estimate(estimate)
-    on = None if isinstance(found, NoEstimate) else found.on(gpu)
+    account = read_estimate(estimate)
+    on = None if isinstance(account, NoEstimate) else account.on(gpu)
     return (on.fast.hours, on.slow.hours) if on else None
 
 
@@ -156,9 +156,9 @@ class Schedule:
     def fewest_stops(self, search: SearchSettings) -> list[int]:
         """Return the stops of a search's trials with the fewest steps: those with the largest batches."""
         most = {
-            one.key: max(one.choices) if one.high is None else one.high
-            for one in dimensions(search.space)
-            if one.key in BATCH
+            dimension.key: max(dimension.choices) if dimension.high is None else dimension.high
+            for dimension in dimensions(search.space)
+            if dimension.key in BATCH
         }
         return self.stops(most, search.rungs)
 
@@ -196,12 +196,12 @@ def propose(
     elif rung == 0:
         new = new_trials(journal_before, journal, name, search, number, own)
         known = {trial.number for trial in before.trials} if before else set()
-        if twice := [one[0] for one in new if one and one[0] in known]:
+        if twice := [trial[0] for trial in new if trial and trial[0] in known]:
             raise VlmflowError(
                 f"{journal_before}: it is not the journal of its study.json, which has trial {twice[0]}",
                 f"remove search/{name}, and run the same command again: what is trained is kept",
             )
-        chosen = [None if one is None else (*one, 0.0) for one in new]
+        chosen = [None if trial is None else (*trial, 0.0) for trial in new]
         empty = ASKED_BEFORE if None in chosen else None
     else:
         assert before is not None  # for mypy: a later rung has one
@@ -215,16 +215,16 @@ def propose(
         assert journal_before is not None  # for mypy: the first step asks for trials
         with journal_before.open("rb") as source, whole_file(journal) as file:
             shutil.copyfileobj(source, file)
-    sharing = sum(one is not None for one in chosen)
+    sharing = sum(trial is not None for trial in chosen)
     trials = [
         None
-        if one is None
+        if trial is None
         else AskedTrial(
-            number=one[0],
-            settings=one[1],
-            steps=schedule.stops(one[1], search.rungs)[rung],
-            hours=hours_each(search, spent, sharing, ranks, one[2]),
+            number=trial[0],
+            settings=trial[1],
+            steps=schedule.stops(trial[1], search.rungs)[rung],
+            hours=hours_each(search, spent, sharing, ranks, trial[2]),
         )
-        for one in chosen
+        for trial in chosen
     ]
     return Asked(search=name, round=number, rung=rung, trials=[*trials, *[None] * (slots - len(trials))], empty=empty)

@@ -65,16 +65,16 @@ def read_asked(file: Path) -> Asked:
 
     Raises VlmflowError if it is not the account of that step, or asks of one trial twice.
     """
-    found = read_account(file, Asked)
-    numbers = [trial.number for trial in found.trials if trial]
-    here = (found.search, str(found.round), str(found.rung)) == file.parts[-4:-1]
-    if not here or not found.trials or len(set(numbers)) < len(numbers):
+    plan = read_account(file, Asked)
+    numbers = [trial.number for trial in plan.trials if trial]
+    here = (plan.search, str(plan.round), str(plan.rung)) == file.parts[-4:-1]
+    if not here or not plan.trials or len(set(numbers)) < len(numbers):
         raise VlmflowError(
-            f"{file}: it is no account of this step: search {found.search!r}, round {found.round}, rung {found.rung}, "
-            f"trials {numbers} in {counted(len(found.trials), 'slot')}",
+            f"{file}: it is no account of this step: search {plan.search!r}, round {plan.round}, rung {plan.rung}, "
+            f"trials {numbers} in {counted(len(plan.trials), 'slot')}",
             f"remove {file}, and run the same command again",
         )
-    return found
+    return plan
 
 
 class TrialResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,9 +171,9 @@ class StudyTrial(msgspec.Struct, frozen=True, kw_only=True):
 
     def above(self, limits: SearchLimits) -> dict[str, float]:
         """Return by how much it is above each limit that is set, zero or less if it is not; 0 for an unknown figure."""
-        found = {"mem_mb": (self.mem_mb, limits.mem_mb), "hours": (self.hours, limits.hours)}
+        figures = {"mem_mb": (self.mem_mb, limits.mem_mb), "hours": (self.hours, limits.hours)}
         return {
-            name: 0.0 if value is None else value - most for name, (value, most) in found.items() if most is not None
+            name: 0.0 if value is None else value - most for name, (value, most) in figures.items() if most is not None
         }
 
     def within(self, limits: SearchLimits) -> bool:
@@ -232,11 +232,11 @@ def ranked(trials: Sequence[StudyTrial], limits: SearchLimits, objective: Object
     able = [
         (cost(objective, trial.value), trial) for trial in trials if trial.value is not None and trial.within(limits)
     ]
-    return [trial for _, trial in sorted(able, key=lambda one: (one[0], one[1].number))]
+    return [trial for _, trial in sorted(able, key=lambda pair: (pair[0], pair[1].number))]
 
 
 def with_step(
-    before: Study | None, asked: Asked, results: Sequence[TrialResult], rungs: int, limits: SearchLimits
+    before: Study | None, plan: Asked, results: Sequence[TrialResult], rungs: int, limits: SearchLimits
 ) -> list[StudyTrial]:
     """Return all trials of a study after one more step, by number.
 
@@ -245,27 +245,27 @@ def with_step(
     Raises VlmflowError if a result is not of what was asked.
     """
     trials = {trial.number: trial for trial in before.trials} if before else {}
-    for slot, (wanted, result) in enumerate(zip(asked.trials, results, strict=True)):
+    for slot, (wanted, result) in enumerate(zip(plan.trials, results, strict=True)):
         if wanted is None:
             continue
         later = result.steps > wanted.steps  # fewer are no other step's: a training may end early
         if (result.number, result.settings) != (wanted.number, wanted.settings) or later:
             raise VlmflowError(
-                f"search {asked.search}, round {asked.round}, rung {asked.rung}: {slot}.json is the result of trial "
+                f"search {plan.search}, round {plan.round}, rung {plan.rung}: {slot}.json is the result of trial "
                 f"{result.number} at step {result.steps}, but trial {wanted.number} was asked, to step {wanted.steps}",
-                f"remove search/{asked.search}/{asked.round}/{asked.rung}/{slot}.json, and run the same command again",
+                f"remove search/{plan.search}/{plan.round}/{plan.rung}/{slot}.json, and run the same command again",
             )
-        trials[wanted.number] = _after(trials.get(wanted.number), asked, result, last=asked.rung == rungs - 1)
+        trials[wanted.number] = _after(trials.get(wanted.number), plan, result, last=plan.rung == rungs - 1)
     for number, trial in trials.items():
-        if trial.state == "waiting" and (trial.round, trial.rung) != (asked.round, asked.rung):
-            why = "not among the best third of its rung" if any(asked.trials) else asked.empty
+        if trial.state == "waiting" and (trial.round, trial.rung) != (plan.round, plan.rung):
+            why = "not among the best third of its rung" if any(plan.trials) else plan.empty
             if not trial.within(limits):
                 why = "above a limit"
             trials[number] = msgspec.structs.replace(trial, state="left", reason=why)
     return [trials[number] for number in sorted(trials)]
 
 
-def _after(trial: StudyTrial | None, asked: Asked, result: TrialResult, *, last: bool) -> StudyTrial:
+def _after(trial: StudyTrial | None, plan: Asked, result: TrialResult, *, last: bool) -> StudyTrial:
     """Return a trial after one more result. trial: it so far; None if it is new. last: whether it was the last rung."""
     assert result.number is not None
     value = result.value if result.value is not None and math.isfinite(result.value) else None
@@ -281,8 +281,8 @@ def _after(trial: StudyTrial | None, asked: Asked, result: TrialResult, *, last:
     reached = [(result.steps, value)] if value is not None else []
     return StudyTrial(
         number=result.number,
-        round=asked.round,
-        rung=asked.rung,
+        round=plan.round,
+        rung=plan.rung,
         settings=result.settings,
         state=state,
         reason=reason,

@@ -83,19 +83,19 @@ def _tell(study: optuna.Study, result: dict[str, Any]) -> None:
 
 
 def _ask(study: optuna.Study, ask: dict[str, Any], seed: int) -> list[dict[str, Any] | None]:
-    space = {one["key"]: _distribution(one) for one in ask["space"]}
+    space = {dimension["key"]: _distribution(dimension) for dimension in ask["space"]}
     before = [trial.params for trial in study.get_trials(deepcopy=False)]
-    asked: list[dict[str, Any] | None] = []
+    trials: list[dict[str, Any] | None] = []
     if ask["own"] is not None:
         trial = _own(study, space, ask["own"])
         before.append(trial.params)
-        asked.append({"number": trial.number, "settings": ask["own"]})
+        trials.append({"number": trial.number, "settings": ask["own"]})
     for _ in range(ask["count"]):
         trial = _new(study, space, before, seed)
         if trial:
             before.append(trial.params)
-        asked.append({"number": trial.number, "settings": trial.params} if trial else None)
-    return asked
+        trials.append({"number": trial.number, "settings": trial.params} if trial else None)
+    return trials
 
 
 def _own(study: optuna.Study, space: dict[str, BaseDistribution], own: dict[str, Any]) -> optuna.trial.Trial:
@@ -123,8 +123,8 @@ def _new(
     study: optuna.Study, space: dict[str, BaseDistribution], before: list[dict[str, Any]], seed: int
 ) -> optuna.trial.Trial | None:
     """Ask for a trial with settings that none had before; None if there seem to be none."""
-    if all(isinstance(one, CategoricalDistribution) for one in space.values()):
-        left = [one for one in _combinations(space) if one not in before]
+    if all(isinstance(distribution, CategoricalDistribution) for distribution in space.values()):
+        left = [settings for settings in _combinations(space) if settings not in before]
         if not left:
             return None
         if len(left) <= FEW:
@@ -145,16 +145,16 @@ def _new(
 
 
 def _combinations(space: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    values = itertools.product(*(one.choices for one in space.values()))
+    values = itertools.product(*(distribution.choices for distribution in space.values()))
     return itertools.islice((dict(zip(space, each, strict=True)) for each in values), MOST_COMBINATIONS)
 
 
-def _distribution(one: dict[str, Any]) -> BaseDistribution:
-    if one["choices"]:
-        return CategoricalDistribution(one["choices"])
-    if one["whole"]:
-        return IntDistribution(one["low"], one["high"], log=one["log"])
-    return FloatDistribution(one["low"], one["high"], log=one["log"])
+def _distribution(dimension: dict[str, Any]) -> BaseDistribution:
+    if dimension["choices"]:
+        return CategoricalDistribution(dimension["choices"])
+    if dimension["whole"]:
+        return IntDistribution(dimension["low"], dimension["high"], log=dimension["log"])
+    return FloatDistribution(dimension["low"], dimension["high"], log=dimension["log"])
 
 
 def _importances(study: optuna.Study) -> dict[str, float] | None:

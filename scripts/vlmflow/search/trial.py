@@ -74,11 +74,11 @@ def wait_for_others(folder: RunFolder) -> None:
 
     Only then all that they trained, and how long they took, is known.
     """
-    said = False
+    logged = False
     while holder := folder.holder():
-        if not said:
+        if not logged:
             log.info(f"{folder.path}: waiting for {holder} to end its training")
-            said = True
+            logged = True
         time.sleep(0.5)
 
 
@@ -87,11 +87,11 @@ def starts_of(step: Step) -> Starts:
 
     One that ended without a word counts up to its trainers' last sign of life.
     """
-    found = read_account(step.file, Starts) if step.file.is_file() else Starts(0, 0, 0.0, None)
-    if found.since is not None:
-        found = _ended(found, step.folder)
+    starts = read_account(step.file, Starts) if step.file.is_file() else Starts(0, 0, 0.0, None)
+    if starts.since is not None:
+        starts = _ended(starts, step.folder)
     reached = Newest.of(read_events(step.folder.progress)).step
-    return replace_fields(found, tries=0, reached=reached) if reached > found.reached else found
+    return replace_fields(starts, tries=0, reached=reached) if reached > starts.reached else starts
 
 
 @contextmanager
@@ -162,10 +162,10 @@ class KeptResult(msgspec.Struct, frozen=True):
     search: str
     result: TrialResult
 
-    def of(self, search: str, asked: AskedTrial) -> TrialResult:
+    def of(self, search: str, trial: AskedTrial) -> TrialResult:
         """Return it as the answer to what a search asks; what another one trained costs it no hours."""
         hours = {} if search == self.search else {"hours": 0.0, "gpu_hours": 0.0}
-        return replace_fields(self.result, number=asked.number, settings=asked.settings, **hours)
+        return replace_fields(self.result, number=trial.number, settings=trial.settings, **hours)
 
 
 def empty_slot(reason: str | None) -> TrialResult:
@@ -184,9 +184,9 @@ def empty_slot(reason: str | None) -> TrialResult:
     )
 
 
-def of_trial(training: Training, asked: AskedTrial) -> Training:
+def of_trial(training: Training, trial: AskedTrial) -> Training:
     """Return a run's training with a trial's settings, up to the end of its step."""
-    return replace(training, settings=trained_with(training.settings, asked.settings), stop_at=asked.steps)
+    return replace(training, settings=trained_with(training.settings, trial.settings), stop_at=trial.steps)
 
 
 def kept_file(own: Training, runs: Path, judged_by: Mapping[str, Any]) -> Path:
@@ -205,7 +205,7 @@ def went_on(own: Training, runs: Path) -> bool:
     return Newest.of(read_events(RunFolder(runs / own.digest()).progress)).step > own.stop_at
 
 
-def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, search: str) -> Ended:
+def run_trial(trial: AskedTrial, own: Training, runs: Path, threads: int, search: str) -> Ended:
     """Train a trial in its run folder under `runs`, which its later steps go on in.
 
     own: its training. threads: cores for all its trainers. search: whose it is. It waits for whoever trains there.
@@ -213,27 +213,27 @@ def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, search
     Raises PassingError if the training was stopped from outside, VlmflowError if this machine cannot train; a training
     that fails is a result, as is one whose trainers die twice at the same place.
     """
-    step = Step(RunFolder(runs / own.digest()), search, asked.steps)
-    what = f"search {search}, trial {asked.number}"
+    step = Step(RunFolder(runs / own.digest()), search, trial.steps)
+    label = f"search {search}, trial {trial.number}"
     wait_for_others(step.folder)
     try:
-        refuse_bad_step(step.folder, own.data.train, what)
+        refuse_bad_step(step.folder, own.data.train, label)
     except VlmflowError as error:  # it said so before: asked again, it costs no hours, so that its answer is the same
         log.warning(error.cause)
-        return Ended(_result(asked, step, own.ranks, error.cause), None, step)
+        return Ended(_result(trial, step, own.ranks, error.cause), None, step)
     died = None
     while (before := starts_of(step)).tries < TRIES:
-        hours = None if asked.hours is None else max(0.0, asked.hours - before.seconds / 3600)
+        hours = None if trial.hours is None else max(0.0, trial.hours - before.seconds / 3600)
         try:
             with one_start(step):
-                trained = train(replace(own, hours=hours), runs, threads, what)
-            return Ended(_result(asked, step, own.ranks, None), trained, step)
+                trained = train(replace(own, hours=hours), runs, threads, label)
+            return Ended(_result(trial, step, own.ranks, None), trained, step)
         except OutOfHoursError as error:
             log.warning(f"{error.cause} (search.NAME.limits; with more hours it resumes there)")
-            return Ended(_result(asked, step, own.ranks, error.cause, stopped=True), None, step)
+            return Ended(_result(trial, step, own.ranks, error.cause, stopped=True), None, step)
         except TrainingFailedError as error:
             log.warning(f"{error.cause}\n  what to do: {error.next_step}")
-            return Ended(_result(asked, step, own.ranks, error.cause), None, step)
+            return Ended(_result(trial, step, own.ranks, error.cause), None, step)
         except TrainersDiedError as error:
             died = error.cause
             log.warning(f"{died} ({error.next_step})")
@@ -241,17 +241,17 @@ def run_trial(asked: AskedTrial, own: Training, runs: Path, threads: int, search
                 raise  # the other nodes' pods ended with this start: the cluster starts all of them again
     forget_tries(step)
     silent = "it ended without a word, probably because main memory ran out (runs.NAME.resources)"
-    return Ended(_result(asked, step, own.ranks, f"{died or silent}; {TRIES} times in a row"), None, step)
+    return Ended(_result(trial, step, own.ranks, f"{died or silent}; {TRIES} times in a row"), None, step)
 
 
-def _result(asked: AskedTrial, step: Step, ranks: int, failure: str | None, stopped: bool = False) -> TrialResult:
+def _result(trial: AskedTrial, step: Step, ranks: int, failure: str | None, stopped: bool = False) -> TrialResult:
     """Return what the events of a run folder say about a step. failure: why it ended before the step's end.
 
     The value is the lowest validation loss up to that step, as a run keeps its best checkpoint.
     """
     events = read_events(step.folder.progress)
     newest = Newest.of(events)
-    curve = sorted((step, loss) for step, loss in newest.eval_losses.items() if step <= asked.steps)
+    curve = sorted((step, loss) for step, loss in newest.eval_losses.items() if step <= trial.steps)
     finite = [loss for _, loss in curve if math.isfinite(loss)]
     if failure is None and not finite:
         failure = "no evaluation gave a finite validation loss"
@@ -259,11 +259,11 @@ def _result(asked: AskedTrial, step: Step, ranks: int, failure: str | None, stop
     ends = [max(each.peak_memory) for each in events if isinstance(each, End) and each.peak_memory]
     memory = max([*ends, *([newest.memory] if newest.memory else [])], default=None)
     return TrialResult(
-        number=asked.number,
-        settings=asked.settings,
+        number=trial.number,
+        settings=trial.settings,
         state="stopped" if stopped else "failed" if failure else "done",
         reason=failure,
-        steps=min(newest.step, asked.steps),
+        steps=min(newest.step, trial.steps),
         value=None if failure else min(finite),
         mem_mb=None if memory is None else memory / 1e6,
         hours=hours,

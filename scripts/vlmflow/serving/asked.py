@@ -29,7 +29,7 @@ class Asked:
     in a row.
     """
 
-    what: str
+    label: str
     turns: list[Turn]
     pictures: list[Path]
     feedback: str | None = None
@@ -44,14 +44,14 @@ def asked_in_val(rows: Path, picture_store: Path) -> Asked:
     Raises VlmflowError if the rows are missing, or there are none.
     """
     file = rows / "val.jsonl"
-    if not file.is_file() or not (found := first_rows(file, 1)):
+    if not file.is_file() or not (first := first_rows(file, 1)):
         raise VlmflowError(f"{file}: has no row to ask about", "ask about your own picture: PICTURE=… ASK=…")
-    (row,) = found
-    asked = next(number for number, turn in enumerate(row.conversations) if turn.speaker == "human")
-    feedback = next((turn.value for turn in row.conversations[asked + 1 :] if turn.speaker == "human"), None)
+    (row,) = first
+    index = next(number for number, turn in enumerate(row.conversations) if turn.speaker == "human")
+    feedback = next((turn.value for turn in row.conversations[index + 1 :] if turn.speaker == "human"), None)
     if feedback and IMAGE_TAG in feedback:
         feedback = None
-    shown = row.until(asked + 1)
+    shown = row.until(index + 1)
     pictures = [pictures_of(rows, picture_store) / name for name in shown.images]
     return Asked(f"val row {row.id}", shown.conversations, pictures, feedback, row.tools)
 

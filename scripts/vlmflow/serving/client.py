@@ -65,8 +65,8 @@ class Client:
         Raises PassingError if the server does not answer or is overloaded, VlmflowError if it refuses the request, or
         answers too much (`fetch.transport`).
         """
-        asked = {"messages": with_ids(messages)} | ({"tools": declarations_of(tools)} if tools else {})
-        body = {"model": self._model, **asked, "max_tokens": most_tokens, "temperature": 0}
+        request = {"messages": with_ids(messages)} | ({"tools": declarations_of(tools)} if tools else {})
+        body = {"model": self._model, **request, "max_tokens": most_tokens, "temperature": 0}
         try:
             reply = self._http.post(f"{self._url.rstrip('/')}/chat/completions", json=body)
         except httpx.HTTPError as error:  # a timeout, too
@@ -87,8 +87,8 @@ class Client:
                 f"{self._url}: its reply is not a chat completion: {_shown(f'{error}: {_text_of(reply)}')}",
                 "name the address of an OpenAI-compatible API, with /v1",
             ) from None
-        said = [choice.message.content or "", *map(_written, choice.message.tool_calls or [])]
-        text = "\n".join(filter(None, said)).encode(errors="replace").decode()  # half a surrogate pair is no text
+        parts = [choice.message.content or "", *map(_written, choice.message.tool_calls or [])]
+        text = "\n".join(filter(None, parts)).encode(errors="replace").decode()  # half a surrogate pair is no text
         return Answer(text, choice.finish_reason == "length")
 
 
@@ -101,7 +101,7 @@ def with_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if message["role"] == "tool":
             changes["tool_call_id"] = waiting.pop(0)
         elif calls := message.get("tool_calls"):
-            waiting = [f"call-{number}-{place}" for place in range(len(calls))]
+            waiting = [f"call-{number}-{index}" for index in range(len(calls))]
             changes["tool_calls"] = [
                 call
                 | {"id": name, "function": call["function"] | {"arguments": json_text(call["function"]["arguments"])}}

@@ -71,8 +71,8 @@ class FinishedRun:
 
         Raises VlmflowError if no model in the working directory is, or its files have changed.
         """
-        if found := model_with(self.folder / "models", self.base_digest):
-            return read_model_manifest(found[0]).folder
+        if match := model_with(self.folder / "models", self.base_digest):
+            return read_model_manifest(match[0]).folder
         raise VlmflowError(
             f"{self.folder / 'models'}: holds no model with the files of {self.source} that the run was trained on",
             "fetch it: .venv/bin/snakemake … -- models/NAME/manifest.json",
@@ -121,7 +121,7 @@ def published(folder: Path, name: str) -> Path:
     refuse_no_name(name)
     merged = (folder / "merged" / name).absolute()
     if not merged.is_dir():
-        there = sorted(place.name for place in (folder / "merged").glob("*") if place.is_dir())
+        there = sorted(entry.name for entry in (folder / "merged").glob("*") if entry.is_dir())
         raise VlmflowError(
             f"{merged}: the weights of run {name!r} are not there; finished here: {', '.join(there) or 'none'}",
             f'make them: .venv/bin/snakemake … -- merged/{name}; or name the working directory: ARGS="--directory …"',

@@ -141,9 +141,9 @@ def _pixels_of(part: Any) -> int | None:
     match part:
         case {"type": "text", "text": str()}:
             return 0
-        case {"type": "image_url", "image_url": {"url": str(url)}} if found := PICTURE.fullmatch(url):
+        case {"type": "image_url", "image_url": {"url": str(url)}} if match := PICTURE.fullmatch(url):
             try:
-                with Image.open(io.BytesIO(base64.b64decode(found[1])), formats=FORMATS) as picture:
+                with Image.open(io.BytesIO(base64.b64decode(match[1])), formats=FORMATS) as picture:
                     return picture.width * picture.height
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
@@ -157,8 +157,8 @@ def with_texts(read: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[
     """
 
     def reader(messages: list[dict[str, Any]], *others: Any) -> list[dict[str, Any]]:
-        said = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
-        pairs = zip(read(messages, *others), read(said, *others), strict=True)
+        texts = [{key: value for key, value in message.items() if key != "tool_calls"} for message in messages]
+        pairs = zip(read(messages, *others), read(texts, *others), strict=True)
         return [{**made, "content": text["content"]} for made, text in pairs]
 
     return reader

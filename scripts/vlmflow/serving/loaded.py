@@ -45,11 +45,11 @@ class LoadedModel:
         """
         messages = messages_of(turns, [{"type": "image", "image": picture} for picture in pictures])
         given = {"tools": declarations_of(tools), "return_dict": True, "return_tensors": "pt"}
-        asked = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, **given)
-        asked = asked.to(self._model.device)
+        inputs = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, **given)
+        inputs = inputs.to(self._model.device)
         with torch.inference_mode(), _in_memory(self._model.device.type):
-            said = self._model.generate(**asked, max_new_tokens=most_tokens, do_sample=False)
-        tokens = said[0, asked["input_ids"].shape[1] :]
+            output = self._model.generate(**inputs, max_new_tokens=most_tokens, do_sample=False)
+        tokens = output[0, inputs["input_ids"].shape[1] :]
         ends = self._model.generation_config.eos_token_id  # one, several, or None
         cut = len(tokens) == most_tokens and int(tokens[-1]) not in (ends if isinstance(ends, list) else [ends])
         return Answer(self._processor.decode(tokens, skip_special_tokens=True), cut)
@@ -62,10 +62,10 @@ def load_both(run: FinishedRun, scratch: Path) -> tuple[LoadedModel, LoadedModel
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    def loaded(what: str, model: Path) -> LoadedModel:
-        print(f"loading {what} ({device}): {model}", file=sys.stderr, flush=True)
-        link_served(model, scratch / what, run.settings.image_max_tokens)
-        return LoadedModel(scratch / what, device, run.settings.dtype)
+    def loaded(name: str, model: Path) -> LoadedModel:
+        print(f"loading {name} ({device}): {model}", file=sys.stderr, flush=True)
+        link_served(model, scratch / name, run.settings.image_max_tokens)
+        return LoadedModel(scratch / name, device, run.settings.dtype)
 
     return loaded("base", run.base()), loaded("tuned", run.merged)
 

@@ -83,7 +83,7 @@ def serve_with_transformers(
     The thread that calls this must live as long as the block: the server ends with it, however it ends.
     Raises VlmflowError with the end of its output if it ends before it answers, PassingError if it takes too long.
     """
-    model, place = folder.name, folder.absolute().parent
+    model, parent = folder.name, folder.absolute().parent
     if "@" in model:
         raise VlmflowError(f"{model}: transformers takes what follows '@' for a revision", "use a name without '@'")
     how = ["--device", device, "--dtype", dtype, "--host", LOOPBACK]
@@ -92,7 +92,7 @@ def serve_with_transformers(
         at = port or free_port()
         words = [sys.executable, str(guarded.__file__), model, *how, "--port", str(at)]
         try:
-            with running(words, model, at, place, log, env, key=key) as server:
+            with running(words, model, at, parent, log, env, key=key) as server:
                 yield server
                 return
         except PortTakenError:  # somebody took the port between our look and the server's

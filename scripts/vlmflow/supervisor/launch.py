@@ -66,7 +66,7 @@ def start(
     folder: RunFolder,
     resume: Path | None,
     threads: int,
-    place: Place = ALONE,
+    role: Place = ALONE,
     lock: int | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start the trainers of one node; returns torchrun. Their output is appended to the node's log.
@@ -78,13 +78,13 @@ def start(
     """
     if resume is not None and training.strategy.engine == "deepspeed":
         refuse_foreign_code(resume)
-    remove(_cache(folder, place.node) / "datasets")  # who can write there must not decide what is trained
-    with log_of(folder, place.node).open("ab") as output:
+    remove(_cache(folder, role.node) / "datasets")  # who can write there must not decide what is trained
+    with log_of(folder, role.node).open("ab") as output:
         return subprocess.Popen(
-            command(training, folder, resume, place),
+            command(training, folder, resume, role),
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment(training, folder, threads, place.node),
+            env=environment(training, folder, threads, role.node),
             cwd=folder.path,  # ms-swift searches for a picture in the working directory first
             pass_fds=[lock] if lock is not None else [],
             start_new_session=True,  # signals to our group must not reach torchrun: it grants 30 s and kills
@@ -98,13 +98,13 @@ def log_of(folder: RunFolder, node: int) -> Path:
     return log.with_stem(f"{log.stem}-{node}") if node else log
 
 
-def command(training: Training, folder: RunFolder, resume: Path | None, place: Place = ALONE) -> list[str]:
+def command(training: Training, folder: RunFolder, resume: Path | None, role: Place = ALONE) -> list[str]:
     """Return the torchrun command line of a node."""
     meeting = ["--standalone"]
     if training.nodes > 1:  # only the static way gives each node the ranks of its own number
         meeting = [
-            *(f"--nnodes={training.nodes}", f"--node_rank={place.node}", "--rdzv_backend=static"),
-            *(f"--rdzv_endpoint={place.endpoint}", f"--rdzv_id={place.meeting}"),
+            *(f"--nnodes={training.nodes}", f"--node_rank={role.node}", "--rdzv_backend=static"),
+            *(f"--rdzv_endpoint={role.endpoint}", f"--rdzv_id={role.meeting}"),
             f"--rdzv_conf=timeout={JOIN_SECONDS}",
         ]
     torchrun = ["-m", "torch.distributed.run", *meeting, f"--nproc_per_node={training.processes}"]

@@ -251,8 +251,8 @@ class OtherNode:
         if launch.order == "train":
             log.info(f"starting {counted(training.processes, 'trainer')}, session {launch.session} ({folder.path})")
             resume = folder.output / launch.resume if launch.resume else None
-            place = Place(self._node, launch.endpoint, launch.meeting)
-            self._torchrun = start(training, folder, resume, self._threads, place)
+            role = Place(self._node, launch.endpoint, launch.meeting)
+            self._torchrun = start(training, folder, resume, self._threads, role)
             self._told = set()
 
     def _end_trainers(self) -> None:

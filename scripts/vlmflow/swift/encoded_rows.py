@@ -58,8 +58,8 @@ def main() -> None:
 
     dataset, _ = load_dataset([rows], strict=True)
     if task == CHECK:
-        names, found = map(Path, files)
-        found.write_text(json.dumps(_checked(template, Path(rows), dataset, json.loads(names.read_text()))))
+        names, result = map(Path, files)
+        result.write_text(json.dumps(_checked(template, Path(rows), dataset, json.loads(names.read_text()))))
     else:
         _write_inputs(template, dataset, Path(files[0]))
 

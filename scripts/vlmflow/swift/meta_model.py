@@ -59,8 +59,8 @@ def class_of(config: Any) -> Any:
 def experts_of(model: PreTrainedModel) -> dict[str, torch.nn.Parameter]:
     """Return the parameters of a model that have a matrix for each expert, by their names."""
     return {
-        f"{place}.{name}": weight
-        for place, module in model.named_modules()
+        f"{path}.{name}": weight
+        for path, module in model.named_modules()
         if type(module).__name__.endswith("Experts")  # transformers calls all of them so
         for name, weight in module.named_parameters(recurse=False)
         if weight.ndim == 3
@@ -78,7 +78,7 @@ class Loading:
         self._rules: Any = renamings, converters, model.base_model_prefix, weights
         self._converters = {pattern: converter for converter in converters for pattern in converter.source_patterns}
 
-    def place(self, name: str) -> str:
+    def target(self, name: str) -> str:
         """Return the name in memory of a tensor of the files, or of the tensor that it becomes a part of."""
         return str(rename_source_key(name, *self._rules)[0])
 
@@ -113,18 +113,18 @@ def _compare(folder: Path, names: Iterable[str]) -> dict[str, Any]:
         return {}
     weights = model.state_dict()
     loading = Loading(model, weights)
-    needed, found = _places(loading, revert_weight_conversion(model, weights)), _places(loading, names)
+    needed, present = _places(loading, revert_weight_conversion(model, weights)), _places(loading, names)
     missing = {
         name
-        for place in needed.keys() - model.all_tied_weights_keys.keys()
-        for name in needed[place] - found[place]
-        if not found[place] or (len(found[place]) < len(needed[place]) and loading.converts(found[place]))
+        for target in needed.keys() - model.all_tied_weights_keys.keys()
+        for name in needed[target] - present[target]
+        if not present[target] or (len(present[target]) < len(needed[target]) and loading.converts(present[target]))
     }
     ignored = model._keys_to_ignore_on_load_unexpected or ()
     unneeded = {
         name
-        for place in found.keys() - weights.keys()
-        for name in found[place]
+        for target in present.keys() - weights.keys()
+        for name in present[target]
         if not OF_NO_USE.search(name) and not any(re.search(pattern, name) for pattern in ignored)
     }
     described = msgspec.to_builtins(describe(model, loading, experts_of(model).values(), names))
@@ -135,7 +135,7 @@ def _places(loading: Loading, names: Iterable[str]) -> defaultdict[str, set[str]
     """Return the names in files by where they are loaded; several that become one tensor have one place."""
     by_place: defaultdict[str, set[str]] = defaultdict(set)
     for name in names:
-        by_place[loading.place(name)].add(name)
+        by_place[loading.target(name)].add(name)
     return by_place
 
 
@@ -160,9 +160,9 @@ def _loaded_as(base: Path, names: Collection[str]) -> dict[str, Any]:
     if model is None:
         return {}
     loading = Loading(model, model.state_dict())
-    places = {name: loading.place(name) for name in names if not loading.converts([name])}
+    places = {name: loading.target(name) for name in names if not loading.converts([name])}
     filled = Counter(places.values())
-    return {"names": {name: place for name, place in places.items() if filled[place] == 1}}
+    return {"names": {name: target for name, target in places.items() if filled[target] == 1}}
 
 
 def _saved_as(base: Path) -> dict[str, Any]:

@@ -68,13 +68,13 @@ def describe(model: Any, loading: Any, experts: Iterable[Any], stored: Iterable[
     layouts: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
     for each in stored:
         operations = loading.conversion(each)[0]
-        layouts[starred(each), starred(loading.place(each)), tuple(type(one).__name__ for one in operations)] += 1
+        layouts[starred(each), starred(loading.target(each)), tuple(type(step).__name__ for step in operations)] += 1
     inputs = inspect.signature(model.forward).parameters
     return Description(
         architecture=name,
         parts=dict(parts),
         layouts=[Layout(stored, loaded, count, list(how)) for (stored, loaded, how), count in layouts.items()],
-        inputs=[one for one, how in inputs.items() if how.kind is not how.VAR_KEYWORD],
+        inputs=[argument for argument, how in inputs.items() if how.kind is not how.VAR_KEYWORD],
         tied=dict(model.all_tied_weights_keys),
         experts=max(map(len, experts), default=0),
     )
@@ -146,9 +146,9 @@ def share_without_adapter(layers: Sequence[Layers]) -> float:
 def _layer_of(parameter: str) -> tuple[str, bool]:
     """Return the name in the base model of the layer to which a parameter belongs, and whether it is an adapter's."""
     parts = [part for part in parameter.removeprefix("base_model.model.").split(".") if part not in OF_WRAPPERS]
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if OF_PEFT.fullmatch(part):
-            return ".".join(parts[:place]), any(each.startswith("lora_") for each in parts[place:])
+            return ".".join(parts[:index]), any(each.startswith("lora_") for each in parts[index:])
     return ".".join(parts[:-1]), False
 
 

@@ -58,8 +58,8 @@ class RowCounter:
         self._sizes = []
         counts = self.encoded(self._template.encode(row))
         for size in list(self._sizes):
-            for place, (tokens, small) in enumerate(zip(self._of_size(size), self._of_size(SMALL), strict=True)):
-                counts[place] += tokens - small
+            for index, (tokens, small) in enumerate(zip(self._of_size(size), self._of_size(SMALL), strict=True)):
+                counts[index] += tokens - small
         return counts
 
     def encoded(self, row: Mapping[str, Any]) -> list[int]:

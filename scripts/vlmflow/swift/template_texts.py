@@ -53,9 +53,9 @@ def kind_of(folder: Path, model_type: str, template: str | None) -> tuple[str, s
     names = model_types_for(architectures_in(folder)) if model_type == AUTO else [model_type]
     kinds = {name: kind for name in names if not (kind := model_types()[name]).refused}
     if not kinds:
-        found = architectures_shown(folder) or "no architecture"
+        architectures = architectures_shown(folder) or "no architecture"
         raise VlmflowError(
-            f"{folder / CONFIG}: {found}: ms-swift has no kind of model for it that runs train",
+            f"{folder / CONFIG}: {architectures}: ms-swift has no kind of model for it that runs train",
             "choose another model, or write the model_type of one with the same architecture (models.NAME.model_type)",
         )
     if template is not None:
@@ -129,7 +129,7 @@ def _compare(folder: Path, own: str, templates: list[str]) -> dict[str, Any]:
         differing = [each for each in differences if each is not None]
         if differences and not differing:
             same.append(template)
-        nearest = max([nearest, *((at, f"{template}: {what}") for at, what in differing)])
+        nearest = max([nearest, *((at, f"{template}: {fault}") for at, fault in differing)])
     return {"same": same, "difference": nearest[1]}
 
 
@@ -156,7 +156,7 @@ def _differs(trained: str, served: str) -> tuple[int, str] | None:
     if trained.startswith(served):
         return None
     pairs = enumerate(zip(trained, served, strict=False))
-    at = next((n for n, (one, other) in pairs if one != other), min(len(trained), len(served)))
+    at = next((n for n, (own, other) in pairs if own != other), min(len(trained), len(served)))
     return at, (
         f"after {trained[max(0, at - SHOWN) : at]!r} it has {trained[at : at + SHOWN]!r}, the model's "
         f"{served[at : at + SHOWN]!r}"
@@ -167,22 +167,22 @@ def _served(own: str, talk: list[dict[str, str]], ends: dict[str, str]) -> list[
     """Return each prompt with its answer, for messages of texts and of parts, where the template writes such."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    found: list[list[str]] = []
+    result: list[list[str]] = []
     failed = None
     for messages in (talk, [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in talk]):
         try:
             prompts: list[str] = []
-            for place, turn in enumerate(talk):
+            for index, turn in enumerate(talk):
                 if turn["role"] == "assistant":
-                    given: list[Any] = [messages[:place]]
+                    given: list[Any] = [messages[:index]]
                     written, _ = render_jinja_template(given, chat_template=own, add_generation_prompt=True, **ends)
                     prompts.append(written[0] + turn["content"])
-            found.append(prompts)
+            result.append(prompts)
         except Exception as error:  # whatever the template does
             failed = error
-    if failed and not found and talk is ASKED:  # it may refuse a system turn
+    if failed and not result and talk is ASKED:  # it may refuse a system turn
         raise failed
-    return found
+    return result
 
 
 def _ends(folder: Path) -> dict[str, str]:

@@ -23,8 +23,8 @@ def main(files: list[Path], only_yaml: bool) -> None:
         print(line, file=sys.stderr)
     runs = [run for run in read_layers(files).get("runs") or {} if run in settings.runs] or list(settings.runs)
     for name in dict.fromkeys(settings.runs[run].model for run in runs):
-        if said := settings.models[name].untested:
-            print(f"models.{name}.{said}", file=sys.stderr)
+        if note := settings.models[name].untested:
+            print(f"models.{name}.{note}", file=sys.stderr)
     print(f"{', '.join(map(str, files)) or CONFIG}: no errors; runs: {', '.join(runs)}")
 
 

@@ -39,7 +39,10 @@ def lines_of(link: Link) -> list[str]:
     """Return a link as lines for people."""
     verdict = "DIFFERS" if link.differences else "ok" if link.here else "not here"
     lines = [f"{verdict:<8}  {link.name}: {link.detail}"]
-    lines += [f"          {one.file}: expected {one.expected}, found {one.found}" for one in link.differences[:NAMED]]
+    lines += [
+        f"          {difference.file}: expected {difference.expected}, found {difference.actual}"
+        for difference in link.differences[:NAMED]
+    ]
     if len(link.differences) > NAMED:
         lines.append(f"          and {len(link.differences) - NAMED:,} more")
     if link.here and link.missing:

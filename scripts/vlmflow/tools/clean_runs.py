@@ -38,30 +38,30 @@ def main(files: list[Path], folder: Path, yes: bool) -> None:
 
 def _clean(settings: Config, yes: bool, stores: bool) -> None:
     os.environ.setdefault(RECORDS, str(Path(settings.stores.pictures).absolute() / RECORDS_FOLDER))
-    found, notes = find_leftovers(Path(), settings, read_pins(PINS), stores)
-    sizes = {one.path: size_of(one.path) for one in found}
-    for one in found:
-        print(f"{amount(sizes[one.path], 'bytes'):>12}  {one.path}\n{'':>14}{one.why}")
+    leftovers, notes = find_leftovers(Path(), settings, read_pins(PINS), stores)
+    sizes = {leftover.path: size_of(leftover.path) for leftover in leftovers}
+    for leftover in leftovers:
+        print(f"{amount(sizes[leftover.path], 'bytes'):>12}  {leftover.path}\n{'':>14}{leftover.why}")
     for note in notes:
         print(f"not deleted: {note}")
-    if not found:
+    if not leftovers:
         return print("nothing to delete")
-    print(f"total: {len(found)}, {amount(sum(sizes.values()), 'bytes')}")
+    print(f"total: {len(leftovers)}, {amount(sum(sizes.values()), 'bytes')}")
     if not yes and not sys.stdin.isatty():
         print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
     elif yes or agrees("Delete all of it?"):  # the answer may take an hour: that is why the directory stays locked
-        for one in found:
-            _delete(one)
+        for leftover in leftovers:
+            _delete(leftover)
         print("deleted")
     else:
         print("nothing deleted")
 
 
-def _delete(one: Leftover) -> None:
-    if one.is_run_folder:
-        with RunFolder(one.path).held({}, patience=0):
+def _delete(leftover: Leftover) -> None:
+    if leftover.is_run_folder:
+        with RunFolder(leftover.path).held({}, patience=0):
             pass  # no trainer holds it, on this machine or another one
-    remove(one.path)
+    remove(leftover.path)
 
 
 if __name__ == "__main__":

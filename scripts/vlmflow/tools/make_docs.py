@@ -48,28 +48,28 @@ def reference_page() -> str:
     while waiting:
         path, block = waiting.pop(0)
         sections.append(_section(path, block))
-        inner = [(f"{path}{step}", found) for step, found in _blocks(block, schema["$defs"])]
+        inner = [(f"{path}{step}", nested) for step, nested in _blocks(block, schema["$defs"])]
         waiting = inner + waiting
     return HEAD + "\n" + "\n".join(sections)
 
 
 def with_kinds(page: str) -> str:
     """Return the text of `docs/data.md` with the current table of kinds."""
-    return KINDS.sub(lambda found: f"{found[1]}{table()}{found[2]}", page)
+    return KINDS.sub(lambda match: f"{match[1]}{table()}{match[2]}", page)
 
 
 def _blocks(block: dict[str, Any], definitions: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the blocks inside a block, with the keys that lead there: NAME for the first that a block may be."""
-    found: list[tuple[str, dict[str, Any]]] = []
+    blocks: list[tuple[str, dict[str, Any]]] = []
     for key, value in block.get("properties", {}).items():
         named = next(iter(value.get("patternProperties", {}).values()), None)
         step = f"{key}.NAME." if named else f"{key}."
         for branch in [named or value, *value.get("anyOf", []), *(named or {}).get("oneOf", [])]:
             if "$ref" in branch:
                 inner = definitions[branch["$ref"].rsplit("/", 1)[-1]]
-                again = any(step == before for before, _ in found)
-                found.append((f"{key}.{inner['title'].removesuffix('Settings').upper()}." if again else step, inner))
-    return found
+                again = any(step == before for before, _ in blocks)
+                blocks.append((f"{key}.{inner['title'].removesuffix('Settings').upper()}." if again else step, inner))
+    return blocks
 
 
 def _section(path: str, block: dict[str, Any]) -> str:

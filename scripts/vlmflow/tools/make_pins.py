@@ -49,14 +49,14 @@ def _filled(address: str, pin: Pin) -> Pin:
     assert isinstance(source, HubSource), "read_pins refuses what is not on the hub"
     revision, files = _files_of(source, pin.revision)
     sha256 = _sha256_of(files)
-    found = Pin(
+    filled = Pin(
         revision=revision,
         size=sum(file.size for file in files),
         sha256=digest_of({file.path: FileRecord(bytes=file.size, sha256=sha256[file.path]) for file in files})
         if source.path is None
         else sha256[source.path],
     )
-    for key, value in found.model_dump().items():
+    for key, value in filled.model_dump().items():
         pinned = getattr(pin, key)
         # An empty revision means that the pin is being updated; its other values belong to the old revision.
         if pin.revision and pinned not in (None, value):
@@ -65,7 +65,7 @@ def _filled(address: str, pin: Pin) -> Pin:
                 "find out why before you use it; to accept the hub's value, empty its three values in pins.yaml "
                 "and run `make pins` again",
             )
-    return found
+    return filled
 
 
 def _files_of(source: HubSource, revision: str | None) -> tuple[str, list[HubFile]]:

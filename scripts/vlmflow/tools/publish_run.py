@@ -33,21 +33,21 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     refuse_no_name(run)
     merged = folder / "merged" / run
     facts = read_provenance(merged)
-    rights = rights_of(*(one.rights for one in facts.rounds))
-    found = repository.look_at(to)
+    rights = rights_of(*(training.rights for training in facts.rounds))
+    repo = repository.look_at(to)
     if adapter:
         package = adapter_package(merged, folder / "checkpoints" / run / "full", facts)
     else:
         package = merged_package(merged, facts)
-    repository.refuse_unless_fits(to, found, package, public)
-    private = found.private if found else not public
-    _show(to, found is not None, package, rights, facts.rounds[-1].base_model.source, private)
+    repository.refuse_unless_fits(to, repo, package, public)
+    private = repo.private if repo else not public
+    _show(to, repo is not None, package, rights, facts.rounds[-1].base_model.source, private)
     if not yes and not sys.stdin.isatty():
         raise VlmflowError("nothing sent: there is no terminal to ask on", "add YES=1 to send what is listed")
     if not yes and not agrees(f"Send all of it to {to}{'' if private else ', for everybody to see'}?"):
         print("nothing sent")
         return
-    commit = repository.send(found or repository.create(to, private), package)
+    commit = repository.send(repo or repository.create(to, private), package)
     repository.refuse_other_bytes(to, commit, package.files)
     repository.tag(to, package, commit)
     print(f"published: {repository.address(to, package)}\n  every digest on the hub is that of the verified file")
@@ -58,13 +58,13 @@ def _show(to: str, exists: bool, package: Package, rights: list[Rights], base: s
         print(f"{file.size:>16,} bytes  {file.sha256[:12]}  {printable(name)}")
     print(f"{package.size:>16,} bytes  in {len(package.files)} files")
     print("licences:")
-    for one in rights:
-        print(f"  {one}")
+    for right in rights:
+        print(f"  {right}")
     print(f"  its own, which is not recorded here: base model {printable(base)}")
     if package.paths:
         print(f"names of this machine in the files: {printable(', '.join(package.paths))}")
-    place = "exists, is" if exists else "new,"
-    print(f"to: {to} ({place} {'private' if private else 'PUBLIC: everybody may have it'}), tag {package.tag}")
+    state = "exists, is" if exists else "new,"
+    print(f"to: {to} ({state} {'private' if private else 'PUBLIC: everybody may have it'}), tag {package.tag}")
 
 
 if __name__ == "__main__":

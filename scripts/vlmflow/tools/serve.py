@@ -31,19 +31,19 @@ What = Literal["merged", "adapter", "base"]
 """Which weights of a run are served; adapter: the base with the adapter upon it."""
 
 
-def main(name: str, folder: Path, port: int, gpus: int, what: What = "merged") -> None:
+def main(name: str, folder: Path, port: int, gpus: int, weights: What = "merged") -> None:
     """Serve until Ctrl-C or SIGTERM.
 
     name: the run. folder: the working directory. port: on the loopback address; 0: a free one. gpus: those that share
-    the model; 0: as many as trained it. what: the merged weights, the base with the adapter upon it, or the base alone.
+    the model; 0: as many as trained it. weights: merged, the base with the adapter upon it, or the base alone.
 
     Prints the key that requests need, unless VLMFLOW_ANSWER_KEY has it.
 
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
     run, key = finished_run(folder, name), key_of(ANSWER_KEY)
-    model = run.merged if what == "merged" else run.base()
-    adapter = run.adapter() if what == "adapter" else None
+    model = run.merged if weights == "merged" else run.base()
+    adapter = run.adapter() if weights == "adapter" else None
     with tempfile.TemporaryDirectory(prefix="vlmflow-serve-") as made:
         scratch, log = Path(made), (folder / "logs" / "serve" / f"{name}.log").absolute()
         if run.device != "cpu":

@@ -63,7 +63,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
     places = (
         folder / "images" / dataset / f"{split}.jsonl" for dataset in {*datasets.values()} for split in RAW_SPLITS
     )
-    manifests = [place for place in places if place.is_file()]
+    manifests = [path for path in places if path.is_file()]
     traces = partial(all_traces, evaluated, answered, rows, manifests, story.ended)
     send(story, traces, settings, folder / config.stores.trackers)
 
@@ -73,17 +73,17 @@ def _made(folder: Path, stage: str, run: FinishedRun) -> list[Path]:
 
     Raises VlmflowError if a report is damaged.
     """
-    found = []
+    splits = []
     for split in sorted(report.parent for report in (folder / stage / run.name).glob(f"*/{REPORT}")):
         if of_weights(split, run.merged):
-            found.append(split)
+            splits.append(split)
         else:
             log.warning(
                 f"{split}: it is of other weights than those in {run.merged}, so its figures are left out\n  "
                 f"what to do: remove it, make it again (.venv/bin/snakemake … -- {stage}/{run.name}/{split.name}), and "
                 "run the same command again"
             )
-    return found
+    return splits
 
 
 def _trackers(given: dict[str, str]) -> TrackSettings:
@@ -108,5 +108,5 @@ if __name__ == "__main__":
     try:
         main(options.run, options.configfile, options.directory, {key: value for key, value in chosen.items() if value})
     except VlmflowError as error:
-        said = printable(error.cause) + "\n  what to do: " + printable_lines(error.next_step)
-        sys.exit(said.replace("runs.NAME", f"runs.{printable(options.run)}"))
+        text = printable(error.cause) + "\n  what to do: " + printable_lines(error.next_step)
+        sys.exit(text.replace("runs.NAME", f"runs.{printable(options.run)}"))

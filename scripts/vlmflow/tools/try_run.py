@@ -44,41 +44,41 @@ def main(
     stores = settings_of(files).stores
     if picture and not ask:
         raise VlmflowError(f"{picture}: there is no question about it", "ask one: ASK=…")
-    asked = asked_by_person(ask, picture) if ask else asked_in_val(folder / "fitted" / name, folder / stores.pictures)
-    pictures = [opened(file) for file in asked.pictures]
-    console.print(Text(lines("\n".join([asked.what, *map(str, asked.pictures)]))))
-    console.print(Text(f"\nquestion: {lines(without_tags(asked.turns[-1].value))}"))
+    query = asked_by_person(ask, picture) if ask else asked_in_val(folder / "fitted" / name, folder / stores.pictures)
+    pictures = [opened(file) for file in query.pictures]
+    console.print(Text(lines("\n".join([query.label, *map(str, query.pictures)]))))
+    console.print(Text(f"\nquestion: {lines(without_tags(query.turns[-1].value))}"))
     names = [f"base ({run.source})", f"tuned ({name})"]
     with tempfile.TemporaryDirectory(prefix="vlmflow-try-") as scratch:
         with quick_imports():  # takes seconds: only after everything that can be refused without it
             from vlmflow.serving.loaded import load_both
         models = load_both(run, Path(scratch))
-        first = [model.answer(asked.turns, pictures, most_tokens, asked.tools) for model in models]
+        first = [model.answer(query.turns, pictures, most_tokens, query.tools) for model in models]
         show(console, names, first)
-        given = feedback or _feedback(asked)
+        given = feedback or _feedback(query)
         if not given:
             return
         console.print(Text(f"feedback: {lines(given)}"))
         second = [
-            model.answer(_after(asked, answer, given), pictures, most_tokens, asked.tools)
+            model.answer(_after(query, answer, given), pictures, most_tokens, query.tools)
             for model, answer in zip(models, first, strict=True)
         ]
         show(console, names, second)
 
 
-def _feedback(asked: Asked) -> str | None:
+def _feedback(query: Asked) -> str | None:
     """Ask the person; Enter stands for the row's own feedback. Without a terminal it is taken at once."""
     if not sys.stdin.isatty():
-        return asked.feedback
-    own = f" [Enter: {lines(asked.feedback)}]" if asked.feedback else " [Enter: none]"
+        return query.feedback
+    own = f" [Enter: {lines(query.feedback)}]" if query.feedback else " [Enter: none]"
     try:
-        return input(f"feedback{own}\n> ").strip() or asked.feedback
+        return input(f"feedback{own}\n> ").strip() or query.feedback
     except EOFError:
         return None
 
 
-def _after(asked: Asked, answer: Answer, feedback: str) -> list[Turn]:
-    return [*asked.turns, Turn("gpt", answer.text), Turn("human", feedback)]
+def _after(query: Asked, answer: Answer, feedback: str) -> list[Turn]:
+    return [*query.turns, Turn("gpt", answer.text), Turn("human", feedback)]
 
 
 if __name__ == "__main__":

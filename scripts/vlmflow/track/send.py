@@ -107,10 +107,10 @@ def row_traces(
             f"evaluate again: remove {evaluated}, and run the same command again",
         )
     _refuse_other_number(evaluated, report.rows)
-    said = _answers(answered, report) if answered else {}
+    answers = _answers(answered, report) if answered else {}
     digests = dict(map(name_and_digest, entries_named(pictures_in(rows), manifests).values()))
     compared = {row.id: row for row in lines_of(evaluated / ROWS, EvaluatedRow)}
-    told = [row for row in lines_of(rows, ShareGptRow) if row.id in compared or row.id in said]
+    told = [row for row in lines_of(rows, ShareGptRow) if row.id in compared or row.id in answers]
     for row in told:
         if unknown := [name for name in row.images if name not in digests]:
             raise VlmflowError(
@@ -128,7 +128,7 @@ def row_traces(
             model=model,
             pictures=[digests[name] for name in row.images],
             at=at,
-            turns=[*_answered(said.get(row.id), model), *_scored(row, compared.get(row.id), model)],
+            turns=[*_answered(answers.get(row.id), model), *_scored(row, compared.get(row.id), model)],
         )
         for row in told
         for model in MODELS
@@ -156,26 +156,26 @@ def _refuse_other_number(made: Path, rows: int) -> None:
         )
 
 
-def _answered(said: AnsweredRow | None, model: Model) -> Iterator[Turn]:
-    for turn in said.turns if said else ():
+def _answered(row: AnsweredRow | None, model: Model) -> Iterator[Turn]:
+    for turn in row.turns if row else ():
         answer = turn.base if model == "base" else turn.tuned
         scores = {name: float(getattr(answer, name)) for name in SCORES}
         facts = {"gold": turn.gold, "rule": turn.rule, "reference": turn.reference, "cut": str(answer.cut).lower()}
         yield Turn(f"after {counted(turn.rounds, 'round')}", turn.prompt, answer.text, scores, facts)
 
 
-def _scored(row: ShareGptRow, found: EvaluatedRow | None, model: Model) -> Iterator[Turn]:
-    if found is not None:
-        case = with_right_last(Case(row, found.group)) if found.right is not None else None
+def _scored(row: ShareGptRow, scored: EvaluatedRow | None, model: Model) -> Iterator[Turn]:
+    if scored is not None:
+        case = with_right_last(Case(row, scored.group)) if scored.right is not None else None
         *before, last = case.row.conversations if isinstance(case, Case) else row.conversations
         history = "\n\n".join(f"{ROLES[turn.speaker]}: {turn.value}" for turn in before)
-        facts = {"gold": found.right or last.value} | ({} if found.wrong is None else {"wrong": found.wrong})
-        yield Turn("gold answer", history, None, _scores(found, model), facts)
+        facts = {"gold": scored.right or last.value} | ({} if scored.wrong is None else {"wrong": scored.wrong})
+        yield Turn("gold answer", history, None, _scores(scored, model), facts)
 
 
-def _scores(found: EvaluatedRow, model: Model) -> dict[str, float]:
+def _scores(scored: EvaluatedRow, model: Model) -> dict[str, float]:
     """Return the margins of a row, the losses of its right answer, and what it adds to each share: 0, 1 or one half."""
-    margins = found.base if model == "base" else found.tuned
+    margins = scored.base if model == "base" else scored.tuned
     scores = {f"margin_{context}": margin.value for context, margin in margins.items()}
     scores |= {f"loss_{context}": margin.right.per_token for context, margin in margins.items()}
     return scores | row_shares(margins)
@@ -189,11 +189,11 @@ def all_traces(
     at: float,
 ) -> list[RowTrace]:
     """Return the traces of all evaluated splits; `rows` has the data set's file of each. Raises as `row_traces`."""
-    said = {folder.name: folder for folder in answered}
+    answers = {folder.name: folder for folder in answered}
     return [
         trace
         for folder in evaluated
-        for trace in row_traces(folder, said.get(folder.name), rows[folder.name], manifests, at)
+        for trace in row_traces(folder, answers.get(folder.name), rows[folder.name], manifests, at)
     ]
 
 
@@ -237,8 +237,8 @@ def send(story: Story, traces: Callable[[], Sequence[RowTrace]], settings: Track
     failed: dict[str, VlmflowError] = {}
     for name, sender in senders.items():
         try:
-            one = sent[name] = sender()
-            log.info(f"{name}: {one.where} {'got' if one.new else 'had'} run {story.run}, {one.figures:,} figures")
+            run = sent[name] = sender()
+            log.info(f"{name}: {run.where} {'got' if run.new else 'had'} run {story.run}, {run.figures:,} figures")
         except Exception as error:  # whatever it is, the others get their turn
             failed[name] = _explained(error)
     if failed:
@@ -284,9 +284,9 @@ def _to_wandb(project: str, story: Story, told: Any, store: Path) -> Sent:
     with whole_folder(final) as folder:
         question = {"project": project, "folder": str(folder.absolute()), "story": told}
         ask("track", "vlmflow.track.to_wandb", question, {"WANDB_DIR": str(folder.absolute())}, limit=LONGEST)
-        for place in folder.rglob("*"):
-            if place.is_symlink():  # to wandb's logs; they name the folder as it is called until it is whole
-                place.unlink()
+        for path in folder.rglob("*"):
+            if path.is_symlink():  # to wandb's logs; they name the folder as it is called until it is whole
+                path.unlink()
         (folder / CONTENT).write_text(wanted)
     return Sent(str(final), story.run, True, figures)
 

@@ -235,17 +235,17 @@ def _end_of(events: Sequence[Event]) -> float | None:
 
 def _points(events: Sequence[Event]) -> Iterator[Point]:
     """Yield the figures of every step. A step that a resumed training repeated has those of its last time."""
-    found: dict[tuple[str, int], Point] = {}
+    points: dict[tuple[str, int], Point] = {}
     before = session = 0.0
     for event in events:
         if isinstance(event, Begin):
             before, session = before + session, 0.0
-            found = {at: point for at, point in found.items() if point.step <= event.step}
+            points = {at: point for at, point in points.items() if point.step <= event.step}
         if isinstance(event, Log):
             session = max(session, event.time)
             for key, value in _figures(event):
-                found[key, event.step] = Point(key, event.step, value, before + event.time)
-    yield from found.values()
+                points[key, event.step] = Point(key, event.step, value, before + event.time)
+    yield from points.values()
 
 
 def _figures(event: Log) -> Iterator[tuple[str, float]]:
@@ -260,8 +260,10 @@ def _figures(event: Log) -> Iterator[tuple[str, float]]:
 def _of_margins(at: str, figures: MarginFigures) -> Iterator[tuple[str, float]]:
     yield f"{at}/rows", float(figures.rows)
     losses = {f"loss_{context}": compared for context, compared in figures.losses.items()}
-    for name, one in (figures.shares | losses).items():
-        yield from _intervals(f"{at}/{name}", {"base": one.base, "tuned": one.tuned, "difference": one.difference})
+    for name, figure in (figures.shares | losses).items():
+        yield from _intervals(
+            f"{at}/{name}", {"base": figure.base, "tuned": figure.tuned, "difference": figure.difference}
+        )
 
 
 def _of_answers(report: AnswerReport) -> Iterator[tuple[str, float]]:

@@ -93,9 +93,9 @@ def send(question: dict[str, Any]) -> dict[str, Any]:
     client = MlflowClient(tracking_uri=question["to"])
     experiment = experiment_id(client, question["experiment"])
     digest = story["digest"]
-    found = client.search_runs([experiment], f"tags.`vlmflow.digest` = '{digest}'", ViewType.ACTIVE_ONLY, 1)
-    if found:
-        run = found[0]
+    runs = client.search_runs([experiment], f"tags.`vlmflow.digest` = '{digest}'", ViewType.ACTIVE_ONLY, 1)
+    if runs:
+        run = runs[0]
     else:  # with the digest by which it is found again
         start = round(1000 * (story["ended"] - story["seconds"]))
         mark = {"vlmflow.digest": digest}
@@ -163,8 +163,8 @@ def explained(error: MlflowException, address: str) -> VlmflowError:
         return ours
     cause = f"{address}: {shown(str(error), SHOWN_OF_ERROR)}"
     # MLflow takes an unknown status, no answer, and a page in the place of an answer for an error 500.
-    said = re.search(r"failed with error code (\d{3})", cause)
-    status = int(said[1]) if said else error.get_http_status_code()
+    match = re.search(r"failed with error code (\d{3})", cause)
+    status = int(match[1]) if match else error.get_http_status_code()
     if "not in a valid JSON format" in cause:
         status = HTTPStatus.OK
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS:

@@ -142,15 +142,15 @@ def text_of(response: requests.Response) -> str:
 def fault_of(response: requests.Response) -> VlmflowError | None:
     """Return what is wrong with a server's answer; None if it is OTLP's, and the server took all spans."""
     url, status, text = response.url, response.status_code, text_of(response)
-    said = shown(text)
+    reply = shown(text)
     if status >= 500 or status in (408, 429):
-        return PassingError(f"{url}: HTTP {status}: {said or response.reason}", RUNS)
+        return PassingError(f"{url}: HTTP {status}: {reply or response.reason}", RUNS)
     if status >= 400:
         step = KEY if status in (401, 403) else ADDRESS
-        return VlmflowError(f"{url}: HTTP {status}: {said or response.reason}", step)
+        return VlmflowError(f"{url}: HTTP {status}: {reply or response.reason}", step)
     if status >= 300:
-        place = shown(response.headers.get("location", "nowhere"))
-        return VlmflowError(f"{url}: it redirects to {place}, which would get the key, so nothing was sent", ADDRESS)
+        target = shown(response.headers.get("location", "nowhere"))
+        return VlmflowError(f"{url}: it redirects to {target}, which would get the key, so nothing was sent", ADDRESS)
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     answer = ExportTraceServiceResponse()
     try:
@@ -159,9 +159,9 @@ def fault_of(response: requests.Response) -> VlmflowError | None:
         elif kind in ("application/x-protobuf", ""):
             answer.ParseFromString(response.content)
         else:
-            return VlmflowError(f"{url}: its answer is no OTLP but {shown(kind)}: {said}", ADDRESS)
+            return VlmflowError(f"{url}: its answer is no OTLP but {shown(kind)}: {reply}", ADDRESS)
     except (DecodeError, json_format.ParseError, ValueError, TypeError, AttributeError) as error:
-        return VlmflowError(f"{url}: its answer is no OTLP: {shown(str(error))}: {said}", ADDRESS)
+        return VlmflowError(f"{url}: its answer is no OTLP: {shown(str(error))}: {reply}", ADDRESS)
     refused = answer.partial_success
     if refused.rejected_spans:
         return VlmflowError(
@@ -187,8 +187,8 @@ def spans_of(trace: dict[str, Any], resource: Resource) -> list[ReadableSpan]:
         "langfuse.trace.metadata.pictures": trace["pictures"],
     }
     row = SpanContext(identity, int.from_bytes(digest[16:24]), is_remote=False, trace_flags=TraceFlags(1))
-    said = [turn["answer"] for turn in trace["turns"] if turn["answer"] is not None]
-    ends = {"input.value": trace["turns"][0]["prompt"], **({"output.value": said[-1]} if said else {})}
+    answers = [turn["answer"] for turn in trace["turns"] if turn["answer"] is not None]
+    ends = {"input.value": trace["turns"][0]["prompt"], **({"output.value": answers[-1]} if answers else {})}
     scores = {key: value for turn in trace["turns"] for key, value in _scores(turn).items()}
     whole = about | {"openinference.span.kind": "CHAIN"} | ends | scores
     span = partial(ReadableSpan, resource=resource, instrumentation_scope=InstrumentationScope("vlmflow"))
@@ -198,14 +198,14 @@ def spans_of(trace: dict[str, Any], resource: Resource) -> list[ReadableSpan]:
         own = hashlib.sha256(digest + str(number).encode()).digest()
         context = SpanContext(identity, int.from_bytes(own[:8]), is_remote=False, trace_flags=TraceFlags(1))
         at = begin + number * 10**6
-        asked = {
+        call = {
             "openinference.span.kind": "LLM",
             "gen_ai.operation.name": "chat",
             "gen_ai.request.model": f"{trace['run']} {trace['model']}",
             "output.value": turn["answer"],
         }
         attributes = about | {
-            **(asked if turn["answer"] is not None else {"openinference.span.kind": "EVALUATOR"}),
+            **(call if turn["answer"] is not None else {"openinference.span.kind": "EVALUATOR"}),
             "input.value": turn["prompt"],
             **_scores(turn),
             **{f"langfuse.observation.metadata.{key}": value for key, value in turn["facts"].items()},

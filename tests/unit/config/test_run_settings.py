@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from vlmflow.config.model import check_config
-from vlmflow.config.run_blocks import asked, differing, own_settings
+from vlmflow.config.run_blocks import differing, flattened, own_settings
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.search_settings import SEARCHED, Dimension, dimensions, trained_with
 from vlmflow.core.errors import VlmflowError
@@ -134,7 +134,7 @@ def own(steps: int = 8, of_run: dict[str, Any] | None = None, **train: Any) -> d
     """Return what a training of so many steps reports as its own settings."""
     of_run = OF_RUN | (of_run or {})
     settings = TrainSettings(**train).on_device(of_run["device"], of_run["processes"]).scheduled(steps)
-    return dict(own_settings(asked(settings.model_dump(mode="json"), of_run, steps)))
+    return dict(own_settings(flattened(settings.model_dump(mode="json"), of_run, steps)))
 
 
 @pytest.mark.parametrize("steps", [1, 8, 777, 100_000])

@@ -156,9 +156,9 @@ def test_a_hostile_csv_row_is_rejected_alone(tmp_path: Path, bad: bytes, reason:
     path.write_bytes(b"\xef\xbb\xbf" + content[0] + bad + b"\r\nq2" + content[1])
     assert outcome(path) == {0: "", 1: reason, 2: ""}
     with open_rows([path], "train") as rows:
-        _, _, start, end = rows.place(1)
+        _, _, start, end = rows.locate(1)
         assert path.read_bytes()[start:end] == bad
-        assert path.read_bytes()[slice(*rows.place(2)[2:])] == b"q2,a2\r\n"
+        assert path.read_bytes()[slice(*rows.locate(2)[2:])] == b"q2,a2\r\n"
 
 
 def test_a_cut_csv_file_is_refused_with_the_place(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def faults_of(path: Path, content: bytes) -> tuple[int, dict[int, bytes]]:
     """Return the number of rows, and by number the bytes of the unreadable ones."""
     path.write_bytes(content)
     with open_rows([path], "train") as rows:
-        return len(rows), {number: content[slice(*rows.place(number)[2:])] for number in rows.faults}
+        return len(rows), {number: content[slice(*rows.locate(number)[2:])] for number in rows.faults}
 
 
 def test_an_unclosed_quotation_rejects_only_its_own_line(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_every_csv_line_is_in_one_row(tmp_path_factory, content: bytes) -> None:
     path = tmp_path_factory.mktemp("csv") / "rows.csv"
     path.write_bytes(b"a,b\n" + content)
     with suppress(VlmflowError), open_rows([path], "train") as rows:
-        places = [rows.place(number)[2:] for number in range(len(rows))]
+        places = [rows.locate(number)[2:] for number in range(len(rows))]
         ends = [4, *(end for _, end in places)]
         for end, (start, _) in zip(ends, places, strict=False):
             assert path.read_bytes()[end:start].strip(b"\r\n") == b""
@@ -267,7 +267,7 @@ def test_a_first_line_that_names_the_separator_is_no_header(tmp_path: Path, firs
     (tmp_path / "rows.csv").write_bytes(first + table)
     with open_rows([tmp_path / "rows.csv"], "train") as rows:
         assert [json.loads(row) for row in rows] == [{"prompt": "q", "completion": "a"}]
-        assert rows.place(0)[2:] == (len(first) + 19, len(first + table)), "bytes of the file itself"
+        assert rows.locate(0)[2:] == (len(first) + 19, len(first + table)), "bytes of the file itself"
     (tmp_path / "rows.csv").write_bytes(b"sep=;\r\nprompt;completion\r\nq;a\r\n")
     with pytest.raises(VlmflowError, match=r"one field with semicolons; the separator of \.csv is commas"):
         outcome(tmp_path / "rows.csv")

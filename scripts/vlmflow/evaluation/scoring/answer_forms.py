@@ -33,8 +33,8 @@ UNSURE = word_set("cannot cant unable unsure unclear unknown wait actually nope"
 
 def yes_or_no(gold: str) -> str | None:
     """Return the yes or no that a right answer is, or begins with before a comma; None if it is anything else."""
-    found = YES_NO_ALONE.fullmatch(gold)
-    return found["word"].lower() if found else None
+    match = YES_NO_ALONE.fullmatch(gold)
+    return match["word"].lower() if match else None
 
 
 def says(answer: str) -> str | None:
@@ -85,38 +85,38 @@ NAMED = re.compile(
 
 def option_of(gold: str) -> str | None:
     """Return the letter that a right answer is, in capitals; None if it is anything else."""
-    found = OPTION_ALONE.fullmatch(_plain_option(gold))
-    letter = found and (found["letter"] or found["bare"])
+    match = OPTION_ALONE.fullmatch(_plain_option(gold))
+    letter = match and (match["letter"] or match["bare"])
     return letter if letter and letter.isupper() else None
 
 
 def option_in(answer: str) -> str | None:
     """Return the letter that an answer chooses, in capitals; None if it names none, more than one, or denies it."""
     text = _plain_option(answer)
-    if found := OPTION_ALONE.fullmatch(text):
-        return _letter(found)
+    if match := OPTION_ALONE.fullmatch(text):
+        return _letter(match)
     if first := FIRST.match(text):
         rest = text[first.end() :]
         return None if ANOTHER.search(rest) or CORRECTED.search(rest) else _letter(first)
     named = list(NAMED.finditer(text))
     if len(named) > MOST_STATED or len(set(map(_letter, named))) != 1:
         return None
-    beside = [(tokens_of(text[: found.start()]), tokens_of(text[found.end() :])) for found in named]
+    beside = [(tokens_of(text[: match.start()]), tokens_of(text[match.end() :])) for match in named]
     chosen = all(asserted(before, after) and not listed(before, after) for before, after in beside)
     return _letter(named[0]) if chosen else None
 
 
 def options_named(text: str) -> set[str]:
     """Return all letters that a text names as an option or answer, in capitals."""
-    return {_letter(found) for found in NAMED.finditer(_plain_option(text))}
+    return {_letter(match) for match in NAMED.finditer(_plain_option(text))}
 
 
 def _plain_option(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).replace("*", "").split())
 
 
-def _letter(found: re.Match[str]) -> str:
-    return (found["letter"] or found["bare"]).upper()
+def _letter(match: re.Match[str]) -> str:
+    return (match["letter"] or match["bare"]).upper()
 
 
 DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,6}(?![0-9])|[0-9]{1,20})(?:\.[0-9]{1,20})?|\.[0-9]{1,20}"
@@ -187,16 +187,16 @@ class Number:
 def read_number(answer: str) -> Number | None:
     """Return the number that an answer is, with its unit; None if it is anything else, as a sentence or "one way"."""
     text = _plain_number(answer)
-    found = NUMBER_ALONE.fullmatch(NUMBER_WORDS.get(text.rstrip(".").casefold(), text))
-    if not found:
+    match = NUMBER_ALONE.fullmatch(NUMBER_WORDS.get(text.rstrip(".").casefold(), text))
+    if not match:
         return None
-    unit = (found["unit"] or found["symbol"] or "").strip().rstrip(".").strip().casefold()
-    return _number(found, "%" if unit in PER_CENT else unit)
+    unit = (match["unit"] or match["symbol"] or "").strip().rstrip(".").strip().casefold()
+    return _number(match, "%" if unit in PER_CENT else unit)
 
 
 def numbers_in(text: str) -> list[Number]:
     """Return all numbers in a text, without their units but per cent."""
-    return [_inside(found) for found in INSIDE.finditer(_digits(text))]
+    return [_inside(match) for match in INSIDE.finditer(_digits(text))]
 
 
 def is_number(answer: str, right: Number) -> bool:
@@ -212,16 +212,16 @@ def is_number(answer: str, right: Number) -> bool:
     text = _digits(answer)
     stated = list(INSIDE.finditer(text))
     return (
-        len({_inside(found).value for found in stated}) == 1
+        len({_inside(match).value for match in stated}) == 1
         and len(stated) <= MOST_STATED
         and same_number(_inside(stated[0]), right)
-        and all(_is_said(text, found, right) for found in stated)
+        and all(_is_said(text, match, right) for match in stated)
     )
 
 
-def _is_said(text: str, found: re.Match[str], right: Number) -> bool:
+def _is_said(text: str, match: re.Match[str], right: Number) -> bool:
     """Return whether a text says that a number in it is the answer: itself, in the same unit if both have one."""
-    before, after = tokens_of(text[: found.start()]), tokens_of(text[found.end() :])
+    before, after = tokens_of(text[: match.start()]), tokens_of(text[match.end() :])
     last = [word for word in before[-2:] if word != "of"][-1:]
     following = after[:1]
     other_unit = right.unit and following and following[0] in UNITS and _singular(following[0]) != _singular(right.unit)
@@ -230,8 +230,8 @@ def _is_said(text: str, found: re.Match[str], right: Number) -> bool:
         or NOT_ITSELF & {*last}
         or PARTS & {*after[:2]}
         or after[:2] in (["and", "half"], ["is", "too"])
-        or text[found.end() : found.end() + 1] == "+"
-        or COMPARED.search(text[: found.start()])
+        or text[match.end() : match.end() + 1] == "+"
+        or COMPARED.search(text[: match.start()])
     ) and asserted(before, after)
 
 
@@ -254,17 +254,17 @@ def _plain_number(text: str) -> str:
 
 
 def _digits(text: str) -> str:
-    return WORD.sub(lambda found: NUMBER_WORDS[found[0].lower()], _plain_number(text))
+    return WORD.sub(lambda match: NUMBER_WORDS[match[0].lower()], _plain_number(text))
 
 
-def _number(found: re.Match[str], unit: str) -> Number:
-    digits = found["digits"].replace(",", "")
-    scale = SCALES[found["scale"].lower()] if found["scale"] else 1
-    return Number(Decimal(found["sign"] + digits) * scale, "." not in digits, unit)
+def _number(match: re.Match[str], unit: str) -> Number:
+    digits = match["digits"].replace(",", "")
+    scale = SCALES[match["scale"].lower()] if match["scale"] else 1
+    return Number(Decimal(match["sign"] + digits) * scale, "." not in digits, unit)
 
 
-def _inside(found: re.Match[str]) -> Number:
-    return _number(found, "%" if found["percent"] else "")
+def _inside(match: re.Match[str]) -> Number:
+    return _number(match, "%" if match["percent"] else "")
 
 
 def _singular(unit: str) -> str:

@@ -90,7 +90,7 @@ def normalised(answer: str) -> str:
     as it is.
     """
     folded = _folded(answer)
-    words = "".join(_without_mark(folded, place) for place in range(len(folded))).split()
+    words = "".join(_without_mark(folded, index) for index in range(len(folded))).split()
     kept = [word for word in words if word not in ARTICLES] or words
     return unicodedata.normalize("NFKD", " ".join(kept)) or " ".join(folded.split())
 
@@ -101,7 +101,7 @@ def tokens_of(text: str) -> list[str]:
     "&" is "and"; a "." follows each "?"; marks between digits are none.
     """
     folded = _folded(text)
-    parts = [_with_mark(folded, place) for place in range(len(folded))]
+    parts = [_with_mark(folded, index) for index in range(len(folded))]
     words = unicodedata.normalize("NFKD", "".join(parts)).split()
     return [NUMBER_WORDS.get(word, word) for word in words if word not in ARTICLES]
 
@@ -116,22 +116,22 @@ def _folded(text: str) -> str:
     return visible
 
 
-def _without_mark(text: str, place: int) -> str:
+def _without_mark(text: str, index: int) -> str:
     """Return a character, or the space that normalisation puts in the place of punctuation."""
-    character = text[place]
+    character = text[index]
     if character in HYPHENS:
-        after, before = text[place + 1 : place + 2], text[place - 1 : place]
+        after, before = text[index + 1 : index + 2], text[index - 1 : index]
         return "-" if after.isdigit() and not before.isalnum() else " "
-    if character == "." and text[place - 1 : place].isdigit() and text[place + 1 : place + 2].isdigit():
+    if character == "." and text[index - 1 : index].isdigit() and text[index + 1 : index + 2].isdigit():
         return character
     return " " if character not in KEPT_MARKS and unicodedata.category(character)[0] == "P" else character
 
 
-def _with_mark(text: str, place: int) -> str:
+def _with_mark(text: str, index: int) -> str:
     """Return a character, the token of a mark, or the space in the place of other punctuation."""
-    kept = _without_mark(text, place)
-    between_digits = text[place - 1 : place].isdigit() and text[place + 1 : place + 2].isdigit()
-    return MARKS.get(text[place], kept) if kept.isspace() and not between_digits else kept
+    kept = _without_mark(text, index)
+    between_digits = text[index - 1 : index].isdigit() and text[index + 1 : index + 2].isdigit()
+    return MARKS.get(text[index], kept) if kept.isspace() and not between_digits else kept
 
 
 def word_set(words: str) -> frozenset[str]:
@@ -204,18 +204,18 @@ def states(text: str, gold: str) -> bool:
     A text states nothing that it denies, asks, offers as one of several, takes back, or mentions in a clause's subject.
     """
     tokens, wanted = tokens_of(text), _words(tokens_of(gold))
-    places = [place for place, token in enumerate(tokens) if token not in PASSED]
+    places = [index for index, token in enumerate(tokens) if token not in PASSED]
     possible = sum(token in POSSIBLE for token in tokens)
     if not _is_answer(wanted) or possible > 1 or len(tokens) > len(wanted) + MOST_OTHERS or ENUMERATED.search(text):
         return False
-    words, found = _words(tokens), _together(_words(tokens), wanted)
-    if verbs := [place for place, word in enumerate(wanted) if word in VERBS and 0 < place < len(wanted) - 1]:
+    words, spans = _words(tokens), _together(_words(tokens), wanted)
+    if verbs := [index for index, word in enumerate(wanted) if word in VERBS and 0 < index < len(wanted) - 1]:
         if words in (wanted[: verbs[-1]], wanted[verbs[-1] + 1 :]):
             return _is_answer(words)
-        found = found or _in_order(words, wanted)
+        spans = spans or _in_order(words, wanted)
     digits = any(map(_has_digit, wanted))
-    return bool(found) and all(
-        _is_all(tokens[: places[first]], tokens[places[last] + 1 :], digits) for first, last in found
+    return bool(spans) and all(
+        _is_all(tokens[: places[first]], tokens[places[last] + 1 :], digits) for first, last in spans
     )
 
 
@@ -269,13 +269,13 @@ def _together(words: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, in
     """Return the places of the first and last of all words that are those wanted."""
     size = len(wanted)
     return [
-        (place, place + size - 1) for place in range(len(words) - size + 1) if words[place : place + size] == wanted
+        (index, index + size - 1) for index in range(len(words) - size + 1) if words[index : index + size] == wanted
     ]
 
 
 def _in_order(words: Sequence[str], wanted: Sequence[str]) -> list[tuple[int, int]]:
     """Return the last place of the last word, twice, if the others stand before it in their order."""
-    ends = [place for place, word in enumerate(words) if word == wanted[-1]]
+    ends = [index for index, word in enumerate(words) if word == wanted[-1]]
     earlier = iter(words[: ends[-1]] if ends else ())
     return [(ends[-1], ends[-1])] if ends and all(word in earlier for word in wanted[:-1]) else []
 
@@ -308,12 +308,12 @@ def _parts(tokens: Sequence[str], mark: str) -> list[list[str]]:
 def _without_relative_clause(sentence: Sequence[str]) -> list[str]:
     """Return the beginning of a sentence without "that is not little" before its own verb."""
     start = next((at for at, token in enumerate(sentence) if token in RELATIVES), len(sentence))
-    verbs = [place for place, token in enumerate(sentence) if token in VERBS]
+    verbs = [index for index, token in enumerate(sentence) if token in VERBS]
     return [*sentence[:start], *sentence[verbs[-1] :]] if len(verbs) > 1 and start < verbs[-2] else list(sentence)
 
 
 def _clause(after: Sequence[str]) -> list[str]:
-    end = next((place for place, token in enumerate(after) if token in BREAKS), len(after))
+    end = next((index for index, token in enumerate(after) if token in BREAKS), len(after))
     return list(after[:end])
 
 

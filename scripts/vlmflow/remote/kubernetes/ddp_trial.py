@@ -96,12 +96,12 @@ def bandwidth(device: torch.device, ranks: list[int]) -> float:
 
 
 if __name__ == "__main__":
-    place = int(os.environ["RANK"])
+    rank = int(os.environ["RANK"])
     try:
         numbers = (int(os.environ[name]) for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-        said = main(place, *numbers)
+        answer = main(rank, *numbers)
     except Exception as error:
-        said = {"wrong": f"process {place}: {type(error).__name__}: {error}"}
-    if place == 0 or "wrong" in said:
-        print(json.dumps(said), flush=True)
-    sys.exit("wrong" in said)
+        answer = {"wrong": f"process {rank}: {type(error).__name__}: {error}"}
+    if rank == 0 or "wrong" in answer:
+        print(json.dumps(answer), flush=True)
+    sys.exit("wrong" in answer)

@@ -335,11 +335,11 @@ def check_training(answer: Answer[TrialTraining]) -> Finding:
         fault = trial.wrong if trial else answer.fault
         hints = (hint for words, hint in HINTS.items() if words in fault)
         return Finding("training together", "fail", fault, next(hints, "see docs/troubles.md, Training together"))
-    found = (
+    detail = (
         f"{trial.processes} processes on {trial.device} over {trial.backend}: "
         f"{trial.gigabytes_per_second:.1f} GB/s between them, /dev/shm of {trial.shared_memory_mb:,} MB"
     )
     if trial.nodes > 1:
         within = f"{trial.within_node:.1f} GB/s within a node, " if trial.within_node else ""
-        found = f"{trial.nodes} nodes, {found}; {within}{trial.between_nodes:.1f} GB/s between nodes"
-    return Finding("training together", "ok", found)
+        detail = f"{trial.nodes} nodes, {detail}; {within}{trial.between_nodes:.1f} GB/s between nodes"
+    return Finding("training together", "ok", detail)

@@ -100,8 +100,8 @@ def check_nodes(nodes: list[Object], templates: dict[str, Object], needs: list[N
         if not unfit:
             largest, faults = max(looked_at, key=lambda pair: (pair[0].gpus, pair[0].mem_mb, pair[0].nodes))
             rules = f"each of its {len({job.rule for job in need.jobs})} rules fits on a node"
-            found = f"{rules}; {largest.rule} ({_in_words(largest, resource)}) fits on {faults.count(None)}"
-            yield Finding(f"run {need.run}", "ok", found)
+            detail = f"{rules}; {largest.rule} ({_in_words(largest, resource)}) fits on {faults.count(None)}"
+            yield Finding(f"run {need.run}", "ok", detail)
 
 
 def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) -> Finding:
@@ -115,8 +115,8 @@ def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) 
     where = "on one node: it fits on no node"
     if job.nodes > 1:
         where = f"on each of {job.nodes} nodes: it fits on {faults.count(None)}"
-    found = f"{_in_words(job, resource)} {where}. {why}"
-    return Finding(f"rule {job.rule}, run {need.run}", "fail", found, step)
+    detail = f"{_in_words(job, resource)} {where}. {why}"
+    return Finding(f"rule {job.rule}, run {need.run}", "fail", detail, step)
 
 
 def _amounts(job: RuleJob, gpu_resource: str) -> dict[str, int]:

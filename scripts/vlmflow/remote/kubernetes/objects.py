@@ -68,7 +68,7 @@ NODES = Right("", "nodes", "list", "which node lacks what; cluster-wide")
 def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> Finding:
     """Check the executor's rights. who: whose they are, for the table. rights: those that they should have."""
     lacking = missing(api, rights)
-    found = f"all {len(rights)} that the executor uses"
+    detail = f"all {len(rights)} that the executor uses"
     if lacking:
         words = ", ".join(f"{right} ({right.purpose})" for right in lacking)
         step = (
@@ -77,8 +77,8 @@ def check_rights(api: Api, who: str, rights: tuple[Right, ...]) -> Finding:
         )
         return Finding(f"rights, {who}", "fail", f"missing: {words}", step)
     if missing(api, (NODES,)):
-        found += "; no right to list nodes: why a pod waits is shown without amounts (k8s/components/see-nodes)"
-    return Finding(f"rights, {who}", "ok", found)
+        detail += "; no right to list nodes: why a pod waits is shown without amounts (k8s/components/see-nodes)"
+    return Finding(f"rights, {who}", "ok", detail)
 
 
 def check_job_service_account(api: Api) -> Finding:
@@ -86,8 +86,8 @@ def check_job_service_account(api: Api) -> Finding:
     rights = (*EXECUTOR, *STORAGE_KEYS, *(right for rights in GROUPS.values() for right in rights))
     lacking = missing(api, rights)
     if present := [right for right in rights if right not in lacking]:
-        found = "too many: " + ", ".join(map(str, present))
-        return Finding("rights, job pods", "fail", found, "remove the role bindings of service account vlmflow-job")
+        detail = "too many: " + ", ".join(map(str, present))
+        return Finding("rights, job pods", "fail", detail, "remove the role bindings of service account vlmflow-job")
     return Finding("rights, job pods", "ok", "none")
 
 
@@ -147,11 +147,11 @@ def check_claim(claim: Object | None, name: str) -> Finding:
         step = f"kubectl describe pvc {name} says why; storage class and size are set in the overlay"
         return Finding(row, "fail", f"{phase}, storage class: {storage_class}", step)
     modes = claim["status"].get("accessModes") or []
-    found = f"{claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}, {storage_class}"
+    detail = f"{claim['status'].get('capacity', {}).get('storage', '?')}, {', '.join(modes)}, {storage_class}"
     if "ReadWriteMany" not in modes:
         step = "all pods must run on one node: see docs/kubernetes.md, Volumes; or use a class with ReadWriteMany"
-        return Finding(row, "warn", found, step)
-    return Finding(row, "ok", found)
+        return Finding(row, "warn", detail, step)
+    return Finding(row, "ok", detail)
 
 
 def check_templates(templates: dict[str, Object]) -> Finding:
@@ -181,12 +181,12 @@ def check_secret(secret: Object | None, hub_sources: list[str]) -> Finding:
 def check_controller(deployment: Object | None) -> Finding:
     """Check that the controller's pod runs, and that jobs cannot write what it executes."""
     if deployment is None:
-        found = "none: Snakemake runs elsewhere, with targets in S3"
-        return Finding("controller", "warn", found, "see docs/kubernetes.md")
+        detail = "none: Snakemake runs elsewhere, with targets in S3"
+        return Finding("controller", "warn", detail, "see docs/kubernetes.md")
     volumes = deployment["spec"]["template"]["spec"].get("volumes") or []
     if not any(STATE_CLAIM in volume.get("persistentVolumeClaim", {}).get("claimName", "") for volume in volumes):
-        found = f"an older version, without the claim {STATE_CLAIM}: jobs can write what it executes"
-        return Finding("controller", "fail", found, "see docs/kubernetes.md, Upgrade")
+        detail = f"an older version, without the claim {STATE_CLAIM}: jobs can write what it executes"
+        return Finding("controller", "fail", detail, "see docs/kubernetes.md, Upgrade")
     if not deployment["status"].get("availableReplicas"):
         words = [condition["message"] for condition in deployment["status"].get("conditions", [])]
         step = "kubectl describe pod --selector app.kubernetes.io/name=controller"

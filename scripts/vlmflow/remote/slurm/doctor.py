@@ -147,9 +147,9 @@ def check_submission(jobs: Iterable[PlannedJob]) -> Finding:
         except SlurmError as error:
             refusals.setdefault(error.cause, []).append(request.rule)
     if refusals:
-        found = "; ".join(f"{', '.join(rules)}: {message}" for message, rules in refusals.items())
+        detail = "; ".join(f"{', '.join(rules)}: {message}" for message, rules in refusals.items())
         step = "slurm.gpus says how GPUs are asked for; account, qos and constraint are resources in your profile"
-        return Finding("sbatch --test-only", "fail", found, step)
+        return Finding("sbatch --test-only", "fail", detail, step)
     return Finding("sbatch --test-only", "ok", "Slurm would take every job of these runs")
 
 

@@ -133,8 +133,8 @@ def check_nodes(partition: str, first: FirstNode, names: Mapping[Path, str], nod
 
     names: what each folder is, for people. nodes: those that the job had. hub: the address that was asked; "" for none.
     """
-    found = f"{printable(first.node)} sees the checkout and starts its Python {printable(first.python)}"
-    yield Finding(f"jobs in {partition}", "ok", found)
+    detail = f"{printable(first.node)} sees the checkout and starts its Python {printable(first.python)}"
+    yield Finding(f"jobs in {partition}", "ok", detail)
     yield from _check_folders(partition, first, names)
     yield from _check_second(partition, first, names, nodes)
     yield _check_temporary(partition, first)
@@ -153,8 +153,8 @@ def _check_folders(partition: str, first: FirstNode, names: Mapping[Path, str]) 
             step = f"the user of jobs must be able to write there: ls -ld {folder} on {printable(first.node)}"
             findings.append(check_folder(f"{name} in {partition}", errors, first.user, step))
     if not any(finding.state == "fail" for finding in findings):
-        found = f"{', '.join(names.values())}: writable as user {first.user}, with locks and renamed folders"
-        findings.append(Finding(f"folders in {partition}", "ok", found))
+        detail = f"{', '.join(names.values())}: writable as user {first.user}, with locks and renamed folders"
+        findings.append(Finding(f"folders in {partition}", "ok", detail))
     return findings
 
 
@@ -169,8 +169,8 @@ def _check_second(partition: str, first: FirstNode, names: Mapping[Path, str], n
             continue  # its fault has a finding
         for trial, error in second.folders.get(str(folder), UNTRIED).items():
             step = TRIALS["flock"][2] if trial == "flock" else "use a file system that all nodes share"
-            found = f"{name}, from {other}, while {printable(first.node)} uses it: {printable(error)}"
-            findings.append(Finding(row, "fail", found, step))
+            detail = f"{name}, from {other}, while {printable(first.node)} uses it: {printable(error)}"
+            findings.append(Finding(row, "fail", detail, step))
     if nodes == 1:
         findings.append(Finding(row, "warn", "not checked: a job there has one node", "nothing, for runs on one node"))
     elif not findings:
@@ -187,10 +187,10 @@ def _check_temporary(partition: str, first: FirstNode) -> Finding:
     row, folder = f"TMPDIR in {partition}", printable(first.temporary)
     if first.temporary_fault:
         step = "name a folder with a shorter path on the nodes' own disks: export TMPDIR=/tmp before snakemake"
-        found = f"{folder}: no place for trainers' sockets: {printable(first.temporary_fault)}"
-        return Finding(row, "fail", found, step)
-    found = f"{folder} has {first.temporary_mb / 1000:,.0f} GB free, /dev/shm {first.shared_memory_mb / 1000:,.0f} GB"
+        detail = f"{folder}: no place for trainers' sockets: {printable(first.temporary_fault)}"
+        return Finding(row, "fail", detail, step)
+    detail = f"{folder} has {first.temporary_mb / 1000:,.0f} GB free, /dev/shm {first.shared_memory_mb / 1000:,.0f} GB"
     if min(first.temporary_mb, first.shared_memory_mb) < LITTLE_MB:
         step = "trainers pass rows through /dev/shm, and write little into TMPDIR: name another one, if it fills up"
-        return Finding(row, "warn", found, step)
-    return Finding(row, "ok", found)
+        return Finding(row, "warn", detail, step)
+    return Finding(row, "ok", detail)

@@ -66,11 +66,11 @@ def check_partition(partition: Partition) -> Finding:
         for node in partition.nodes
     )
     nodes = "; ".join(f"{counted(number, 'node')} of {sort}" for sort, number in sorts.most_common(5))
-    found = f"{limit}; {nodes or 'no nodes'}"
+    detail = f"{limit}; {nodes or 'no nodes'}"
     closed = why_not(partition, Request("", threads=0))
     if closed is not None:
-        return Finding(f"partition {partition.name}", "fail", f"{closed}; {found}", "name another in your profile")
-    return Finding(f"partition {partition.name}", "ok", found)
+        return Finding(f"partition {partition.name}", "fail", f"{closed}; {detail}", "name another in your profile")
+    return Finding(f"partition {partition.name}", "ok", detail)
 
 
 def check_run(
@@ -84,8 +84,8 @@ def check_run(
         largest = max(requests, key=lambda request: (request.gpus, request.mem_mb, request.nodes))
         words = f"{counted(largest.threads, 'core')}, {largest.mem_mb / 1000:,.0f} GB"
         words += f", {counted(largest.gpus, 'GPU')}" if largest.gpus else ""
-        found = f"each of its {counted(len(requests), 'job')} fits; the largest is {largest.rule} ({words})"
-        yield Finding(f"run {run}", "ok", found)
+        detail = f"each of its {counted(len(requests), 'job')} fits; the largest is {largest.rule} ({words})"
+        yield Finding(f"run {run}", "ok", detail)
 
 
 def check_time(request: Request, partition: Partition) -> Finding:
@@ -96,12 +96,12 @@ def check_time(request: Request, partition: Partition) -> Finding:
         there = "no limit" if limit is None else f"{limit:,}"
         return Finding(row, "ok", f"{run}{counted(wanted, 'minute')}; partition {partition.name} has {there}")
     useful = limit - math.ceil((request.warning + EARLY_SECONDS) / 60)
-    found = f"{run}{counted(wanted, 'minute')}; partition {partition.name} ends jobs after {limit:,}"
+    detail = f"{run}{counted(wanted, 'minute')}; partition {partition.name} ends jobs after {limit:,}"
     if useful < 1:
         step = f"name a partition with a longer limit: jobs are told to save {request.warning} s before it"
-        return Finding(row, "fail", f"{found}, which leaves no time to train", step)
+        return Finding(row, "fail", f"{detail}, which leaves no time to train", step)
     number = counted(math.ceil(wanted / useful), "job")
-    return Finding(row, "ok", f"{found}: {number}, one after the other, each of which resumes the training")
+    return Finding(row, "ok", f"{detail}: {number}, one after the other, each of which resumes the training")
 
 
 def check_preemption(partition: Partition, config: Mapping[str, str], warning: int) -> Finding:
@@ -111,18 +111,18 @@ def check_preemption(partition: Partition, config: Mapping[str, str], warning: i
     if config.get("PreemptType", "").endswith("/none") or mode == "OFF":
         return Finding(row, "ok", f"none; SIGKILL follows SIGTERM after {wait} s (KillWait)")
     grace = partition.grace_seconds or wait
-    found = f"{mode} with GraceTime {partition.grace_seconds} s and KillWait {wait} s"
+    detail = f"{mode} with GraceTime {partition.grace_seconds} s and KillWait {wait} s"
     if "SUSPEND" in mode or "GANG" in mode:
-        return Finding(row, "warn", f"{found}: trainers are stopped, and go on later", "nothing, if GPUs stay theirs")
+        return Finding(row, "warn", f"{detail}: trainers are stopped, and go on later", "nothing, if GPUs stay theirs")
     if "CANCEL" in mode:
-        found = f"{found}: Slurm does not bring a job back; the executor submits it again"
+        detail = f"{detail}: Slurm does not bring a job back; the executor submits it again"
     if grace < warning:
         step = (
             "nothing, if a checkpoint is written faster; else a training resumes from its last one "
             "(train.checkpoint_steps), or ask the site for a longer GraceTime"
         )
-        return Finding(row, "warn", f"{found}: {grace} s to save", step)
-    return Finding(row, "ok", f"{found}: {grace} s to save")
+        return Finding(row, "warn", f"{detail}: {grace} s to save", step)
+    return Finding(row, "ok", f"{detail}: {grace} s to save")
 
 
 def check_settings(config: Mapping[str, str]) -> Iterator[Finding]:

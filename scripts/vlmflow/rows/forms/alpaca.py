@@ -18,8 +18,8 @@ class Row(Protocol):
 
 def read(raw: Row, prompt: str | None) -> Reading:
     """Return the turns of a row; the question is that of ms-swift (AlpacaPreprocessor.concat_inst_input)."""
-    asked = "\n".join(filter(None, (raw.instruction, raw.input)))
-    return rounds([(asked, raw.output)], raw.system, raw.history)
+    question = "\n".join(filter(None, (raw.instruction, raw.input)))
+    return rounds([(question, raw.output)], raw.system, raw.history)
 
 
 FORM = RawForm(

@@ -34,10 +34,10 @@ def read(raw: Row, prompt: str | None) -> Reading | Reject:
         if raw.system is raw.tools is msgspec.UNSET:
             return Reading(turns)
         turns = msgspec.to_builtins(turns)
-    found = reading_of("conversations", turns, "from", "value", raw.system, raw.tools)
-    if isinstance(found, Reading) and found.pictures:  # resolving looks for pictures beside the turns alone
+    reading = reading_of("conversations", turns, "from", "value", raw.system, raw.tools)
+    if isinstance(reading, Reading) and reading.pictures:  # resolving looks for pictures beside the turns alone
         return Reject("bad_shape", "pictures are named in the turns; this kind reads them under `image` or `images`")
-    return found
+    return reading
 
 
 FORM = RawForm(

@@ -141,8 +141,8 @@ def make_rows(how: HowToConvert) -> RowsOf:
             return Reject("too_many_turns", f"{turns} turns, at most {limits.max_turns} are allowed")
         if size > limits.max_turn_chars and (longest := trajectory.longest_turn()) > limits.max_turn_chars:
             return Reject("turn_too_long", f"a turn has {longest} characters, at most {limits.max_turn_chars}")
-        unread.found.whole_answers += whole_answers
-        unread.found.raw_feedback += raw_feedback
+        unread.account.whole_answers += whole_answers
+        unread.account.raw_feedback += raw_feedback
         unread.changed(trajectory.changes)
         return [
             ConvertedRow(

@@ -42,8 +42,8 @@ def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return a row's turns, its tools and the pictures in its turns, or why it is rejected."""
     turns: list[Any] = raw.messages
     if turns and type(turns[0]) is Plain:
-        if raw.system is raw.tools is raw.functions is msgspec.UNSET and (found := _plain(turns)):
-            return found
+        if raw.system is raw.tools is raw.functions is msgspec.UNSET and (reading := _plain(turns)):
+            return reading
         turns = msgspec.to_builtins(turns)
     return reading_of("messages", turns, "role", "content", raw.system, raw.tools, raw.functions)
 

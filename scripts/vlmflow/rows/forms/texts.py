@@ -28,7 +28,7 @@ def read(raw: Row, prompt: str | None) -> Reading | Reject:
     """Return the turns of a row, with the source of the first round."""
     if not raw.texts:
         return Reject("unbalanced_turns", "texts has no turns")
-    return rounds(((one.user, one.assistant) for one in raw.texts), source=raw.texts[0].source)
+    return rounds(((pair.user, pair.assistant) for pair in raw.texts), source=raw.texts[0].source)
 
 
 FORM = RawForm(
