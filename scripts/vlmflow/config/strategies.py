@@ -328,9 +328,9 @@ def tuner_of(name: str) -> Tuner:
 
 def meanings_of(table: Mapping[str, Strategy | Tuner]) -> str:
     """Return what all strategies, or all tuners, do, for docs/config.md."""
-    return " ".join(f"{name}: {one.meaning}." for name, one in table.items())
+    return " ".join(f"{name}: {choice.meaning}." for name, choice in table.items())
 
 
 def arguments_of(table: Mapping[str, Strategy | Tuner]) -> list[str]:
     """Return the names of the arguments of ms-swift that some strategy, or some tuner, sets."""
-    return sorted({name for one in table.values() for name in one.arguments})
+    return sorted({name for choice in table.values() for name in choice.arguments})
