@@ -107,7 +107,7 @@ def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> 
 def refused_by_trainers_that_do_nothing(whole: Training, runs: Path) -> str:
     """Train with trainers that end before a step, and well; return why it is no progress."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vlmflow.supervisor.train.launch", lambda *given: None)
+        patch.setattr("vlmflow.supervisor.train.Launcher.launch", lambda *given: None)
         with pytest.raises(InterruptedTrainingError) as ended:
             train(whole, runs, 2, "train_model r")
     assert not ended.value.saved

@@ -101,7 +101,7 @@ def rename_file(checkout: Checkout) -> None:
 def merge_modules(checkout: Checkout) -> None:
     core = checkout.root / "scripts" / "vlmflow" / "core"
     with (core / "errors.py").open("a") as file:
-        file.write((core / "progress.py").read_text())
+        file.write((core / "progress.py").read_text().replace("from vlmflow.core.errors import log\n", ""))
     (core / "progress.py").unlink()
     rename_module(checkout, "core.progress", "core.errors")
 

@@ -1,6 +1,5 @@
 """Long work: its progress (count, rate and time left), its threads, and a question to the person at the terminal."""
 
-import logging
 import sys
 import threading
 import time
@@ -8,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Self, TypeVar
 
-log = logging.getLogger("vlmflow")
+from vlmflow.core.errors import log
 
 Item = TypeVar("Item")
 
