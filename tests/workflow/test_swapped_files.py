@@ -462,8 +462,7 @@ def test_converted_rows_that_changed_are_not_validated(
     put(tmp_path / "raw.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in [*rows, {"prompt": ""}]))
     what = {"kind": "prompt_completion", "modality": "text"}
     files = {"converted": "c/train.jsonl", "rejects": "c/train.rejects.jsonl", "unread": "c/train.unread.json"}
-    conversion = what | {"columns": {}, "prompt": None, "system_prompt": None, "ignore_keys": []}
-    validated("convert_rows")(raw=["raw.jsonl"], split="train", settings=conversion, **files)
+    validated("convert_rows")(raw=["raw.jsonl"], split="train", settings=what, **files)
     other_file(tmp_path / "c" / name)
     with pytest.raises(VlmflowError, match=rf"c/{name}: c/train\.unread\.json records other digests"):
         validated("validate_sharegpt")(

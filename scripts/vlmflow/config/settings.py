@@ -10,7 +10,7 @@ The settings of rows and pictures, for the stages that check them.
 import json
 import re
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -70,7 +70,13 @@ class MissingSettingError(VlmflowError, AttributeError):
 
 
 class _Part(Settings):
+    declared: ClassVar[type[Settings]]
+
     def __getattr__(self, key: str) -> Any:
+        if (field := self.declared.model_fields.get(key)) and not field.is_required():
+            return field.get_default(call_default_factory=True)
+        if isinstance(computed := getattr(self.declared, key, None), property) and computed.fget:
+            return computed.fget(self)
         raise MissingSettingError(f"settings: {key} is missing", "name it in the rule or the option")
 
 
@@ -78,10 +84,10 @@ AnySettings = TypeVar("AnySettings", bound=Settings)
 
 
 def part_of(model: type[AnySettings], values: Any) -> AnySettings:
-    """Return settings with just the given keys, each checked as `model` declares it.
+    """Return settings with the given keys, each checked as `model` declares it.
 
-    values: by name, of fields or properties. Raises pydantic.ValidationError. Reading another key
-    raises MissingSettingError.
+    values: by name, of fields or properties. Rules name all that their stages read; from a shell, other fields
+    have their defaults. Raises pydantic.ValidationError. Reading what has no default raises MissingSettingError.
     """
     types: dict[str, Any] = {}
     for key in values if isinstance(values, dict) else ():
@@ -90,6 +96,7 @@ def part_of(model: type[AnySettings], values: Any) -> AnySettings:
         elif isinstance(computed := getattr(model, key, None), property):
             types[key] = get_type_hints(computed.fget)["return"], ...
     made = create_model(model.__name__, __base__=_Part, **types)
+    made.declared = model
     return made.model_validate(values)  # type: ignore[return-value]  # its keys are as declared
 
 

@@ -22,7 +22,7 @@ From a shell each parameter is an option: `PYTHONPATH=scripts python -m stages.c
 
 Many settings are one parameter, a block: a rule passes it as a dict (`params.dataset("kind", "seed")`), a shell as
 YAML (`--settings '{kind: fire, seed: 42}'`), and `main` gets it checked, as the model in the parameter's annotation.
-A part of the configuration (`PartOf[DatasetSettings]`) has just the keys that the rule names.
+A part of the configuration (`PartOf[DatasetSettings]`) has the keys that the rule names; others have their defaults.
 """
 
 import argparse

@@ -126,7 +126,8 @@ run_stage(main)
     ("given", "fault"),
     [
         ("{seed: 1e3, one_prompt: true, row_limits: {max_turns: 8}}", ""),
-        ("{seed: 1000, row_limits: {}}", "settings: one_prompt is missing"),
+        ("{seed: 1e3, kind: text, row_limits: {max_turns: 8}}", ""),
+        ("{seed: 1000, row_limits: {}}", "settings: kind is missing"),
         ("{seed: -1}", "settings.seed: -1: Input should be greater than or equal to 0"),
         ("{one_prompt: 7}", "settings.one_prompt: 7: Input should be a valid boolean, unable to interpret input"),
         ("{sede: 1}", "settings.sede: 1: Extra inputs are not permitted"),
