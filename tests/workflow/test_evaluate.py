@@ -182,6 +182,7 @@ def words(folder: Path, store: Path, to: Path) -> list[str]:
     return [sys.executable, str(ROOT / "scripts" / "stages" / "evaluate.py"), *named]
 
 
+@pytest.mark.slow
 def test_a_killed_evaluation_measures_no_row_again(evaluated: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
 

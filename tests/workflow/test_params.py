@@ -122,7 +122,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, se
     return {name: texts(tmp_path_factory.mktemp(name), name, **BASE) for name in BASE["runs"]}
 
 
-@pytest.mark.parametrize("key", CHANGES)
+@pytest.mark.parametrize(
+    "key", [pytest.param(key, marks=[pytest.mark.slow] * (number % 5 > 0)) for number, key in enumerate(CHANGES)]
+)
 def test_a_setting_is_recorded_by_just_the_rules_that_use_it(
     recorded: dict[str, dict[str, set[str]]], key: str, tmp_path: Path
 ) -> None:

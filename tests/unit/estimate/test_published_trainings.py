@@ -99,6 +99,7 @@ def compared() -> list[Compared]:
     return found
 
 
+@pytest.mark.slow
 def test_the_median_is_that_of_what_was_measured(compared: list[Compared]) -> None:
     """Of rows that no constant was fitted to, and that count what the driver shows as used."""
     groups = defaultdict(list)
@@ -110,6 +111,7 @@ def test_the_median_is_that_of_what_was_measured(compared: list[Compared]) -> No
     assert 0.9 <= statistics.median(groups["zero3"]) <= 1.1
 
 
+@pytest.mark.slow
 def test_a_row_that_is_far_off_has_its_reason_and_no_other_row_has_one(compared: list[Compared]) -> None:
     far = [str(one) for one in compared if abs(one.estimated - 1) > CLOSE]
     explained = [str(one) for one in compared if one.row["reason"]]
