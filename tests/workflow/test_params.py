@@ -8,6 +8,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
@@ -300,15 +301,19 @@ def keys_read(code: Code, *modules: str) -> dict[str, set[str]]:
             for one in ast.walk(function) if model else ():
                 if isinstance(one, ast.Attribute) and ast.unparse(one.value) == f"{arg.arg}{field}":
                     read.setdefault(model, set()).add(one.attr)
-    return {model: keys - {"model_dump", "model_copy"} for model, keys in read.items()}
+    return {model: keys - {"model_dump", "model_dump_json", "model_copy"} for model, keys in read.items()}
 
 
 def nodes_of(definition: Definition, code: Code) -> list[Any]:
     """Give the statements of a definition of one statement."""
-    names = code.names(definition) if definition.place is not None else []
+    names = code.names(definition) if definition.number is not None else []
     file = ROOT / "scripts" / f"{definition.module.replace('.', '/')}.py"
-    body = ast.parse(file.read_bytes()).body if names and file.is_file() else []
-    return [node for node in body if getattr(node, "name", None) in names]
+    return [node for node in statements(file) if getattr(node, "name", None) in names] if names else []
+
+
+@cache
+def statements(file: Path) -> list[ast.stmt]:
+    return ast.parse(file.read_bytes()).body if file.is_file() else []
 
 
 def part_in(annotation: ast.expr | None) -> str:
