@@ -265,6 +265,7 @@ READ_UNSEEN = {
 """What a stage reads of a part of the settings where it is not called one: as a whole, or as any settings."""
 
 
+@pytest.mark.slow
 def test_of_a_part_of_the_settings_a_rule_passes_just_the_keys_that_its_code_reads(tmp_path: Path) -> None:
     """No type checker sees which keys a part has: reading another one would only fail when a stage runs."""
     code, looked = Code(ROOT / "scripts"), set()
