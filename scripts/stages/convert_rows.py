@@ -1,11 +1,11 @@
 """Turn raw rows into ShareGPT rows."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import PartOf, RowChoice
 from vlmflow.core.account import write_account
+from vlmflow.core.errors import log
 from vlmflow.fetch.placed import refuse_changed_raw
 from vlmflow.harness.stage import run_stage
 from vlmflow.raw.choice import refuse_columns
@@ -13,8 +13,6 @@ from vlmflow.raw.found_kind import found_kind, of_kind, unread_pictures
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
-
-LOGGER = logging.getLogger("vlmflow")
 
 
 def main(
@@ -46,15 +44,13 @@ def main(
     with open_rows(raw, split, fixed_rows, choice.read_columns) as rows:
         kind, why = found_kind(settings.kind, rows, columns, choice.take)
         if why:
-            LOGGER.info("%s: kind auto finds %s", rows, why)
+            log.info("%s: kind auto finds %s", rows, why)
         make = form_rows(kind, settings, choice.take, choice.frames)
         refuse_columns(rows, kind, modality, columns, choice.take)
         choice = of_kind(choice, kind)
         if choice.kind and modality != "text":
             for key, advice in unread_pictures(rows, choice).items():
-                LOGGER.warning(
-                    "%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice
-                )
+                log.warning("%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice)
         account = convert(rows, converted, rejects, split, make, choice, threads)
     account.found_kind = why
     write_account(unread, account)

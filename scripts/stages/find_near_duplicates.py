@@ -1,13 +1,11 @@
 """Find the near-duplicates between the train and the test split of a data set."""
 
-import logging
 from pathlib import Path
 
 from vlmflow.core.account import refuse_other_rows
+from vlmflow.core.errors import log
 from vlmflow.harness.stage import run_stage
 from vlmflow.rows.near_duplicates import find_near_duplicates
-
-log = logging.getLogger("vlmflow")
 
 
 def main(

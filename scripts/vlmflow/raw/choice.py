@@ -3,7 +3,6 @@
 Decides which rows of a raw split are used, by their pictures and source, and draws some of these.
 """
 
-import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -13,7 +12,7 @@ import msgspec
 
 from vlmflow.config.raw_forms import PICTURES, RawForm, form_of, holds_list, may_be_null
 from vlmflow.config.settings import RowChoice, Take
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.raw.named import reader
 from vlmflow.raw.rewritten import spelled
 from vlmflow.raw.split import RawRows
@@ -90,8 +89,6 @@ def _refuse_column(path: Path, key: str, name: str, column: str, holds: Any) -> 
         advice = "name another column, or save this one as text"
     raise VlmflowError(f"{path}: column {name!r} holds {column}, not a {wanted}", f"{advice} (datasets.NAME.columns)")
 
-
-log = logging.getLogger("vlmflow")
 
 LEFT_OUT = ["", "source_left_out", "not_sampled", "text_only", "has_picture", "not_taken"]
 """What the function from `left_out` returns for a row, by number; the first means that the row is used."""

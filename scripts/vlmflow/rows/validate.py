@@ -1,6 +1,5 @@
 """Assigns converted rows to train, val and test: the checks that need all rows, and the account."""
 
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,7 @@ from typing import IO
 from vlmflow.config.data_settings import DatasetSettings
 from vlmflow.config.settings import PartOf
 from vlmflow.core.account import read_account, read_lines
-from vlmflow.core.errors import VlmflowError, counted
+from vlmflow.core.errors import VlmflowError, counted, log
 from vlmflow.core.files import naming, sha256_of, unfinished, whole_file
 from vlmflow.core.progress import Progress
 from vlmflow.pictures.manifest import NotChecked, contents_digest, picture_counts, read_picture_manifest
@@ -27,8 +26,6 @@ from vlmflow.rows.row_check import CheckedRows, Grouping, Verdict
 from vlmflow.rows.sharegpt import last_answer_only
 from vlmflow.rows.stats import Account, RawFile, RowStats
 from vlmflow.rows.strict_rows import Found, UnreadKeys
-
-log = logging.getLogger("vlmflow")
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,12 @@ from vlmflow.config.after_training import TrackSettings
 from vlmflow.config.data_settings import RAW_SPLITS
 from vlmflow.config.model import settings_of, tool_parser
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError, printable, printable_lines
+from vlmflow.core.errors import VlmflowError, log, printable, printable_lines
 from vlmflow.evaluation.report import EvaluationReport
 from vlmflow.evaluation.verdict import REPORT
 from vlmflow.serving.finished_run import FinishedRun, finished_run
 from vlmflow.track.send import all_traces, send
 from vlmflow.track.story import of_weights, story_of
-
-log = logging.getLogger("vlmflow")
 
 
 def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> None:
