@@ -74,10 +74,11 @@ def kind_of(folder: Path, model_type: str, template: str | None) -> tuple[str, s
 def named(block: Block, folder: Path) -> Block:
     """Return the settings of a stage with the kind of its model and its chat template, as if they were written.
 
-    block: settings with `model_type`, and `text_args` or `train`. folder: the model's files. Raises as `kind_of` does.
+    block: a part of a run's settings: `model_type`, and `train` or `text_args`. folder: the model's files. Raises as
+    `kind_of` does.
     """
     given: Any = block
-    train = getattr(given, "train", None)
+    train = given.train if "train" in type(block).model_fields else None
     args = train.swift_args if train else given.text_args
     model_type, template = kind_of(folder, given.model_type, args.get(TEMPLATE))
     args = args if template is None else {TEMPLATE: template, **args}
