@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -288,6 +289,12 @@ class Config(Settings):
         return self
 
 
+@cache
+def config_schema() -> dict[str, Any]:
+    """Return the JSON schema of the configuration, with the docstrings of its keys."""
+    return Config.model_json_schema()
+
+
 def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
     """Check the merged configuration and fill in the defaults.
 
@@ -299,7 +306,7 @@ def check_config(merged: dict[str, Any], files: list[Path]) -> Config:
     try:
         return Config.model_validate(merged)
     except pydantic.ValidationError as error:
-        lines = say_faults(error, Config.model_json_schema(), merged, files)
+        lines = say_faults(error, config_schema(), merged, files)
         raise VlmflowError(lines, "fix the configuration; docs/config.md lists every key") from None
 
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.model import Config
+from vlmflow.config.model import config_schema
 from vlmflow.config.raw_forms import table
 from vlmflow.config.settings import MOST, allowed
 from vlmflow.core.files import write_json, write_text
@@ -42,7 +42,7 @@ it does not say where. Put targets behind `--`: Snakemake would take them for fu
 
 def reference_page() -> str:
     """Return `docs/config.md`: a table of keys for every block, in the order in which the model nests them."""
-    schema = Config.model_json_schema()
+    schema = config_schema()
     sections: list[str] = []
     waiting = [("", schema)]
     while waiting:
@@ -99,7 +99,7 @@ def main(*, docs: Path = Path("docs")) -> None:
     data = with_kinds((docs / "data.md").read_text())
     write_text(docs / "data.md", data)
     write_text(docs / "config.md", reference_page())
-    write_json(docs / "config.schema.json", Config.model_json_schema())
+    write_json(docs / "config.schema.json", config_schema())
     write_json(docs / "sharegpt-row.schema.json", json_schema())
 
 
