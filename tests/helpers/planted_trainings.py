@@ -20,7 +20,7 @@ from text_run import SWIFT_ARGS
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, FULL
 from vlmflow.core.files import sha256_of
-from vlmflow.demo.tiny_model import FIRST_SPECIAL_ID, write_tokenizer
+from vlmflow.demo.tiny_model import write_tokenizer
 from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.margins import margin_figures
 from vlmflow.evaluation.measure import Measurement, ScoredModel, evaluated_rows, scorer
@@ -148,27 +148,12 @@ def _write_text_model(folder: Path, texts: Iterable[str]) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
     write_base(folder, vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, **heads)
     (folder / "chat_template.jinja").unlink()  # tokenizer_config.json has the template
-    write_tokenizer(folder, [*texts, *["user\n", "assistant\n"] * 1000], MERGES)
-    vocabulary = _without_gap(folder / "tokenizer.json")
+    vocabulary = write_tokenizer(folder, [*texts, *["user\n", "assistant\n"] * 1000], MERGES, gap=False)
     assert max(vocabulary.values()) < VOCABULARY
     assert set(CODES) <= vocabulary.keys()
     config = json.loads((folder / "config.json").read_text())
     config |= {"eos_token_id": vocabulary["<|im_end|>"], "pad_token_id": vocabulary["<|endoftext|>"]}
     (folder / "config.json").write_text(json.dumps(config))
-
-
-def _without_gap(tokenizer: Path) -> dict[str, int]:
-    """Give the added tokens the ids after those of the merges instead of Qwen's, and return the id of every token."""
-    content = json.loads(tokenizer.read_text())
-    vocabulary = content["model"]["vocab"]
-    gap = FIRST_SPECIAL_ID - sum(number < FIRST_SPECIAL_ID for number in vocabulary.values())
-    content["model"]["vocab"] = {
-        token: number - gap if number >= FIRST_SPECIAL_ID else number for token, number in vocabulary.items()
-    }
-    for added in content["added_tokens"]:
-        added["id"] -= gap
-    tokenizer.write_text(json.dumps(content))
-    return content["model"]["vocab"]
 
 
 def figures_of_training(kind: str, folder: Path) -> MarginFigures:

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import gc
 import importlib
+import inspect
 import io
 import json
 import logging
@@ -122,6 +123,7 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
     ours = [name for name in sys.modules if name.partition(".")[0] in ("vlmflow", "harness")]
     assert not ours, f"each program must import these itself: {ours}"
     assert len(list(Path("/proc/self/task").iterdir())) <= 2, "besides this thread only jemalloc's, which forks well"
+    inspect.stack()  # it keeps the files of all modules
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -234,6 +236,8 @@ def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
         setattr(sys, name, text)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     _as_if_imported_here()
+    # Where torchrun notes an event, `inspect.stack` searches all modules for the file of each frame that has none here.
+    inspect.modulesbyfile |= {os.path.abspath(file): "runpy" for file in ("<frozen runpy>", __file__)}
     sys.orig_argv = call["words"]
     code = 0
     try:
@@ -244,7 +248,7 @@ def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
         traceback.print_exc()
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     with contextlib.suppress(KeyboardInterrupt):  # as in Python, this ends the wait
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -8,12 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from made_inputs import changed, some_inputs
-from vlmflow.demo.tiny_model import ID
 from vlmflow.estimate.run import RowLengths
 from vlmflow.estimate.shape import read_shape
 from vlmflow.estimate.times import training
 
-WIDTH, RANK, LAYERS = 256, 16, 3
+WIDTH, RANK, LAYERS, VOCABULARY = 256, 16, 3, 512
+START, PAD, END = 508, 509, 510
+"""The ids of a picture's tokens."""
+
 SIDE = 8
 """Patches of the picture's side; four patches are one token."""
 
@@ -24,7 +26,7 @@ DECODER_LAYERS = r".*language_model.*\.(q|k|v|o|gate|up|down)_proj"
 def small_model(folder):
     config = Qwen3VLConfig(
         text_config={
-            "vocab_size": ID["<|video_pad|>"] + 1,
+            "vocab_size": VOCABULARY,
             "hidden_size": WIDTH,
             "intermediate_size": 512,
             "num_hidden_layers": LAYERS,
@@ -43,6 +45,9 @@ def small_model(folder):
             "deepstack_visual_indexes": [0],
         },
         tie_word_embeddings=True,
+        image_token_id=PAD,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
     )
     config.save_pretrained(folder)
     processor = {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 16}
@@ -56,9 +61,9 @@ def test_the_formula_is_what_pytorch_counts(tmp_path):
     """Compare every multiplication of one training step, forward and backward, with the documented formula."""
     model = small_model(tmp_path)
     pads = SIDE * SIDE // 4
-    ids = torch.tensor([[ID["<|vision_start|>"], *[ID["<|image_pad|>"]] * pads, ID["<|vision_end|>"], *range(60)]])
+    ids = torch.tensor([[START, *[PAD] * pads, END, *range(60)]])
     tokens, trained = ids.numel(), 40
-    is_picture = (ids == ID["<|image_pad|>"]).int()
+    is_picture = (ids == PAD).int()
     with FlopCounterMode(display=False) as counter:
         plain = model.get_base_model()
         states = plain.model(

@@ -7,7 +7,7 @@ Makes a tiny Qwen3-VL (or Qwen3) with random weights, with the files and the lay
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ QWEN_SPLIT = (
 """How Qwen splits text before it merges bytes: contractions, words, single digits, marks, white space."""
 
 FIRST_SPECIAL_ID = 151_643
-"""The id of <|endoftext|> in Qwen3. ms-swift has the ids 151655 (<|image_pad|>) and 151656 hard-coded, so the tiny
-vocabulary has a gap below this id."""
+"""The id of <|endoftext|> in Qwen3. ms-swift has the ids 151655 (<|image_pad|>) and 151656 hard-coded, so a tiny model
+that sees has a gap in its vocabulary below this id, whose logits take most of the time of a step."""
 
 SPECIAL_TOKENS = [
     *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
@@ -42,9 +42,6 @@ OTHER_ADDED_TOKENS = [
 ]
 ADDED_TOKENS = (*SPECIAL_TOKENS, *OTHER_ADDED_TOKENS)
 """In the order of their ids."""
-
-VOCABULARY_SIZE = -(-(FIRST_SPECIAL_ID + len(ADDED_TOKENS)) // 8) * 8
-"""Rows of the embedding: the number of ids, rounded up to a multiple of 8."""
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
@@ -84,12 +81,13 @@ def fire_texts(raw: Iterable[Path]) -> Iterator[str]:
                     yield attempt.feedback
 
 
-def write_tokenizer(folder: Path, texts: Iterable[str], merges: int) -> list[int]:
+def write_tokenizer(folder: Path, texts: Iterable[str], merges: int, gap: bool = True) -> dict[str, int]:
     """Learn up to `merges` merges from the texts and write tokenizer.json and tokenizer_config.json.
 
-    Returns the ids of tokens, ascending: 256 bytes, the merges, and Qwen's added tokens.
+    gap: the added tokens have Qwen's own ids; otherwise they have the ids after those of the merges.
+    Returns the ids by token: 256 bytes, the merges, and Qwen's added tokens.
     """
-    tokenizer = _learn(texts, merges)
+    tokenizer = _learn(texts, merges, gap)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "add_bos_token": False,
@@ -107,10 +105,15 @@ def write_tokenizer(folder: Path, texts: Iterable[str], merges: int) -> list[int
         "unk_token": None,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
-    return sorted(tokenizer.get_vocab().values())
+    return tokenizer.get_vocab()
 
 
-def _learn(texts: Iterable[str], merges: int) -> Tokenizer:
+def embedding_rows(ids: Mapping[str, int]) -> int:
+    """Return the rows of an embedding for the ids of a tokenizer: up to the last one, and a multiple of 8."""
+    return -(-(max(ids.values()) + 1) // 8) * 8
+
+
+def _learn(texts: Iterable[str], merges: int, gap: bool) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(QWEN_SPLIT), behavior="isolated")
@@ -122,7 +125,8 @@ def _learn(texts: Iterable[str], merges: int) -> Tokenizer:
     tokenizer.train_from_iterator(texts, trainer)
     # An added token gets the next free id, unless the model's vocabulary already has it.
     content = json.loads(tokenizer.to_str())
-    content["model"]["vocab"] |= {token: FIRST_SPECIAL_ID + i for i, token in enumerate(ADDED_TOKENS)}
+    first = FIRST_SPECIAL_ID if gap else len(content["model"]["vocab"])
+    content["model"]["vocab"] |= {token: first + i for i, token in enumerate(ADDED_TOKENS)}
     tokenizer = Tokenizer.from_str(json.dumps(content))
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in OTHER_ADDED_TOKENS])
@@ -132,8 +136,6 @@ def _learn(texts: Iterable[str], merges: int) -> Tokenizer:
 with quick_imports():
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
-
-ID = {token: FIRST_SPECIAL_ID + number for number, token in enumerate(SPECIAL_TOKENS)}
 
 PATCH = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2}
 """Qwen3-VL's own: one token for 2 × 2 patches of 16 × 16 pixels."""
@@ -154,7 +156,7 @@ class TinyShape:
     merges: merges of the tokenizer, in addition to 256 bytes.
     """
 
-    hidden_size: int = 128
+    hidden_size: int = 64
     layers: int = 2
     merges: int = 512
 
@@ -168,17 +170,17 @@ def write_tiny_model(folder: Path, texts: Iterable[str], shape: TinyShape, seed:
     The same arguments give the same bytes.
     """
     with whole_folder(folder) as part:
-        ids = write_tokenizer(part, texts, shape.merges)
+        ids = write_tokenizer(part, texts, shape.merges, gap=vision)
         if vision:
             _write_processor(part)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            model = _vision_model(shape) if vision else Qwen3ForCausalLM(Qwen3Config(**_text_config(shape)))
-            _spread_embedding(model, ids)
+            model = _vision_model(shape, ids) if vision else Qwen3ForCausalLM(Qwen3Config(**_text_config(shape, ids)))
+            _spread_embedding(model, sorted(ids.values()))
         model.generation_config.update(
             do_sample=False,
-            pad_token_id=ID["<|endoftext|>"],
-            eos_token_id=[ID["<|im_end|>"], ID["<|endoftext|>"]],
+            pad_token_id=ids["<|endoftext|>"],
+            eos_token_id=[ids["<|im_end|>"], ids["<|endoftext|>"]],
         )
         model.to(torch.bfloat16)
         # Half of the decoder does not fit into the first shard: an adapter touches both.
@@ -192,10 +194,10 @@ def _bytes_of(module: torch.nn.Module) -> int:
     return sum(weight.nbytes for weight in module.parameters())
 
 
-def _vision_model(shape: TinyShape) -> Any:
+def _vision_model(shape: TinyShape, ids: Mapping[str, int]) -> Any:
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(
-            text_config=_text_config(shape, mrope_section=[8, 4, 4], mrope_interleaved=True),
+            text_config=_text_config(shape, ids, mrope_section=[8, 4, 4], mrope_interleaved=True),
             vision_config={
                 "depth": 2,
                 "hidden_size": 32,
@@ -209,18 +211,18 @@ def _vision_model(shape: TinyShape) -> Any:
                 "num_position_embeddings": 64,
                 "deepstack_visual_indexes": [0],
             },
-            image_token_id=ID["<|image_pad|>"],
-            video_token_id=ID["<|video_pad|>"],
-            vision_start_token_id=ID["<|vision_start|>"],
-            vision_end_token_id=ID["<|vision_end|>"],
+            image_token_id=ids["<|image_pad|>"],
+            video_token_id=ids["<|video_pad|>"],
+            vision_start_token_id=ids["<|vision_start|>"],
+            vision_end_token_id=ids["<|vision_end|>"],
             tie_word_embeddings=True,
         )
     )
 
 
-def _text_config(shape: TinyShape, **rope: Any) -> dict[str, Any]:
+def _text_config(shape: TinyShape, ids: Mapping[str, int], **rope: Any) -> dict[str, Any]:
     return {
-        "vocab_size": VOCABULARY_SIZE,
+        "vocab_size": embedding_rows(ids),
         "hidden_size": shape.hidden_size,
         "intermediate_size": 2 * shape.hidden_size,
         "num_hidden_layers": shape.layers,
@@ -232,9 +234,9 @@ def _text_config(shape: TinyShape, **rope: Any) -> dict[str, Any]:
         "initializer_range": shape.hidden_size**-0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": 5_000_000.0, **rope},
         "tie_word_embeddings": True,
-        "bos_token_id": ID["<|endoftext|>"],
-        "eos_token_id": ID["<|im_end|>"],
-        "pad_token_id": ID["<|endoftext|>"],
+        "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
     }
 
 

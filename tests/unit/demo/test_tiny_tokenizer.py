@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from vlmflow.demo.sample import write_sample
-from vlmflow.demo.tiny_model import VOCABULARY_SIZE, fire_texts, write_tokenizer
+from vlmflow.demo.tiny_model import embedding_rows, fire_texts, write_tokenizer
 
 MERGES = 200
 TEXTS = ["The square at the top left is green.", "The square at the top right is red."] * 20
@@ -44,9 +44,16 @@ def test_words_of_the_texts_become_single_tokens(tokenizer):
 
 def test_every_id_in_use_is_given_and_none_other(written, tokenizer):
     ids = written[1]
-    assert ids == sorted(set(tokenizer.get_vocab().values()))
-    assert ids[-1] < VOCABULARY_SIZE
+    assert ids == tokenizer.get_vocab()
+    assert len(set(ids.values())) == len(ids)
+    assert embedding_rows(ids) == 151_672
     assert 256 + 26 < len(ids) <= 256 + MERGES + 26
+
+
+def test_without_a_gap_the_added_tokens_follow_the_merges(tmp_path):
+    ids = write_tokenizer(tmp_path, ["one two three"], MERGES, gap=False)
+    assert sorted(ids.values()) == list(range(len(ids)))
+    assert AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("</think>") == len(ids) - 1
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
