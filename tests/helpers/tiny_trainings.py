@@ -38,7 +38,6 @@ from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.report import release
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import BaseModel, Training
-from warm_programs import fresh
 from workflow_runs import words_of
 
 WORDS = ("red", "green", "blue", "one", "two", "three")
@@ -156,8 +155,7 @@ def train_and_kill(training: Training, runs: Path, step: int) -> None:
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with fresh():
-            train(training, runs, 2, "train_model r")
+        train(training, runs, 2, "train_model r")
     except VlmflowError:
         return
     finally:
