@@ -113,6 +113,16 @@ def fresh() -> Iterator[None]:
         os.environ |= before
 
 
+@contextlib.contextmanager
+def fresh_torchrun() -> Iterator[None]:
+    """Let torchrun start by itself in this block, but not its ranks: its children are those who are told to end."""
+    os.environ["VLMFLOW_FRESH"] = "torch.distributed.run"
+    try:
+        yield
+    finally:
+        del os.environ["VLMFLOW_FRESH"]
+
+
 def _serve(place: Path, owner: int) -> Callable[[], None] | None:
     """Fork for each call until the owner is gone; returns what to run in the fork, None at the end.
 

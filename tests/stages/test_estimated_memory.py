@@ -391,7 +391,7 @@ def with_products(cases: list[Case], products: set[str]) -> list[Any]:
         LANGUAGE_ALONE,
         {
             *("LoRA", "LoRA, ZeRO, checkpointing", "LoRA in float32", "LoRA, checkpointing, large vocabulary"),
-            *("LoRA, checkpointing, no dropout", "LoRA, eager", "full", "full, checkpointing"),
+            *("LoRA, checkpointing, no dropout", "LoRA, eager", "DoRA, checkpointing", "full", "full, checkpointing"),
             "full, ZeRO, checkpointing",
         },
     ),

@@ -26,7 +26,7 @@ from vlmflow.rows.training_data import TrainingData
 from vlmflow.rows.trajectories import Trajectory, timestep_rows, trajectory_row
 from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
-from warm_programs import fresh
+from warm_programs import fresh_torchrun
 from workflow_runs import ROOT, RUN, STEPS, command, copy_folder, snakemake, words_of
 
 TEMPLATE = """
@@ -197,7 +197,7 @@ def test_an_interrupted_training_saves_and_resumes(demo_run: Path, tmp_path: Pat
     shutil.rmtree(folder / "stores" / "runs" / RUN / "full")
     words = command(folder, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full")
     with (
-        fresh(),
+        fresh_torchrun(),
         subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         ) as first,

@@ -22,7 +22,7 @@ from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.report import EndedEarly
 from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import BaseModel, Training
-from warm_programs import fresh
+from warm_programs import fresh_torchrun
 
 WORDS = ["red", "green", "blue", "one", "two", "three"]
 
@@ -95,7 +95,10 @@ def interrupted_in_the_evaluation_of(step: int, whole: Training, runs: Path) -> 
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # if it is too late, it must not end the tests
     try:
         sender.start()
-        with pytest.raises(InterruptedTrainingError, match=f"interrupted, with step {step} of 2") as ended, fresh():
+        with (
+            pytest.raises(InterruptedTrainingError, match=f"interrupted, with step {step} of 2") as ended,
+            fresh_torchrun(),
+        ):
             train(whole, runs, 2, "train_model r")
         assert ended.value.saved
     finally:

@@ -26,7 +26,7 @@ from vlmflow.in_trainer.messages import BAD_STEP, Log, read_events, rows_of_step
 from vlmflow.supervisor import launch, watch
 from vlmflow.supervisor.train import Trained, report, train
 from vlmflow.swift.arguments import Training
-from warm_programs import fresh
+from warm_programs import fresh_torchrun
 
 STEPS = 6
 HANG_SECONDS = 10
@@ -64,7 +64,7 @@ class Hung:
 @pytest.fixture(scope="module")
 def hung(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Hung:
     folder, training, said = tmp_path_factory.mktemp("hung"), short(tiny), Said()
-    with fresh(), pytest.MonkeyPatch.context() as patch:
+    with fresh_torchrun(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "GRACE", 1.0)
         make_fault(patch, folder, "hang", "step", 4, rank=1)
         logging.getLogger("vlmflow").addHandler(said)

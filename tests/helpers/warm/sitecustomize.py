@@ -16,7 +16,7 @@ HANDED_OVER = re.compile(
     r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
     r"|.*\b(check_provenance|samplers|trainer_inputs)\.py"
-    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.encoded_rows) import.*)"
+    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift)[.\w]* import.*)"
 )
 """The programs: modules, scripts, and code (`-c`)."""
 
@@ -65,7 +65,8 @@ def hand_over(folder):
     os._exit(code)
 
 
-if "VLMFLOW_WARM" in os.environ and HANDED_OVER.fullmatch((program(sys.orig_argv) or [""])[0]):
+NAME = (program(sys.orig_argv) or [""])[0]
+if "VLMFLOW_WARM" in os.environ and HANDED_OVER.fullmatch(NAME) and NAME not in os.environ.get("VLMFLOW_FRESH", ""):
     try:
         hand_over(os.environ["VLMFLOW_WARM"])
     except BaseException as error:  # the program may run already: not once more here
