@@ -127,8 +127,12 @@ def _one_conversation(form: RawForm, how: HowToConvert, holder: str, moves_tag: 
             return reading
         turns = reading.turns
         texts, changes = cleaned([turn.value for turn in turns])
-        if "" in texts:
-            return Reject("empty_turn", f"turn {texts.index('')} holds no text")
+        if "" in texts:  # an empty system turn says nothing, as an empty system prompt beside the turns
+            held = [number for number, turn in enumerate(turns) if texts[number] or turn.speaker != "system"]
+            empty = next((number for number in held or [0] if not texts[number]), None)
+            if empty is not None:
+                return Reject("empty_turn", f"turn {empty} holds no text")
+            turns, texts = [turns[number] for number in held], [texts[number] for number in held]
         if changes:
             for turn, text in zip(turns, texts, strict=True):
                 turn.value = text

@@ -271,6 +271,19 @@ def test_the_system_prompt_of_every_maker() -> None:
     assert fault(user(), answer(), twice, user(), answer())[0] == "alternation"
 
 
+@pytest.mark.parametrize("empty", ["", " \n", [text("")], []], ids=repr)
+def test_an_empty_system_turn_says_nothing(empty: Any) -> None:
+    plain = [("human", "Q"), ("gpt", "A")]
+    assert spoken({"role": "system", "content": empty}, user(), answer()) == plain
+    assert spoken({"role": "system", "content": empty}, user(), answer(), system="Be brief.")[1:] == plain
+    assert spoken(user(), answer(), {"role": "system", "content": empty}) == plain
+    if type(empty) is str:
+        turns = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
+        assert spoken({"from": "system", "value": empty}, *turns, kind="sharegpt") == plain
+    assert fault({"role": "system", "content": "Be brief."}, user(), answer(empty))[0] == "empty_turn"
+    assert fault({"role": "system", "content": empty})[0] == "empty_turn"
+
+
 @pytest.mark.parametrize("key", ["loss", "weight", "train", "training", "loss_weight"])
 @pytest.mark.parametrize("value", [0, 0.0, False, "false", "no"])
 def test_an_answer_that_is_not_trained_is_history(key: str, value: Any) -> None:
