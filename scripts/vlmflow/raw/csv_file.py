@@ -92,7 +92,7 @@ class CsvRows(TableRows):
                             "close the quotation mark there; or, if the file is cut, fetch it again",
                         ) from None
                 if fields and not fault:
-                    fault = self._wrong_count(fields)
+                    fault = self._wrong_count(fields) or self._swallows(lines.record)
                 if fault and len(lines.record) > 1:
                     again = lines.end
                     lines.give_back()
@@ -134,6 +134,16 @@ class CsvRows(TableRows):
         """Return the fault of a row whose number of fields differs from the header's; "" if it is the same."""
         same = len(fields) == len(self.columns)
         return "" if same else f"{len(fields)} fields, the header has {len(self.columns)}"
+
+    def _swallows(self, record: list[bytes]) -> str:
+        """Return the fault of a row of several lines between tabs, each with as many fields as the header.
+
+        Most programs that write tabs quote nothing: a mark that begins a text would hold all up to one that ends one.
+        """
+        tabs = len(self.columns) - 1 if self._dialect == "excel-tab" else 0
+        if not tabs or len(record) == 1 or any(line.count(b"\t") != tabs for line in record):
+            return ""
+        return f"a quotation mark holds {len(record)} lines, each with {tabs + 1} fields"
 
     def _object(self, fields: list[str]) -> bytes:
         return ENCODER.encode(dict(zip(self.columns, fields, strict=False)))

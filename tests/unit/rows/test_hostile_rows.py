@@ -185,6 +185,19 @@ def test_an_unclosed_quotation_rejects_only_its_own_line(tmp_path: Path) -> None
     assert faults == {500: lines[500]}
 
 
+@pytest.mark.parametrize("swallowed", [0, 1, 2])
+def test_quotation_marks_in_texts_between_tabs_hold_no_other_rows(tmp_path: Path, swallowed: int) -> None:
+    """Programs that write tabs often quote nothing. A quoted text of several lines is one, also there."""
+    lines = [b'q1\t"Hello\n', *(b"q2\ta2\n",) * swallowed, b'q3\tworld"\n', b'q4\t"of two\nlines"\n', b"q5\ta5\n"]
+    rows, faults = faults_of(tmp_path / "rows.tsv", b"".join([b"prompt\tcompletion\n", *lines]))
+    assert faults == {0: lines[0]}
+    assert rows == len(lines)
+    with open_rows([tmp_path / "rows.tsv"], "train") as found:
+        assert found.faults[0] == f"a quotation mark holds {2 + swallowed} lines, each with 2 fields"
+        assert json.loads(found[1 + swallowed])["completion"] == 'world"'
+        assert json.loads(found[2 + swallowed])["completion"] == "of two\nlines"
+
+
 @pytest.mark.parametrize("bad", [b'"oops,a\n', b'q,"oops\n', b'"a\nb,"\n', b'x,y,"a\nb"\n', b'"a"b,"c\n'])
 @pytest.mark.parametrize("last", [b'q,"fine"\n', b"q,fine\n", b'"two\nlines","fine"\n'])
 def test_a_broken_quotation_rejects_no_valid_row(tmp_path: Path, bad: bytes, last: bytes) -> None:
