@@ -28,12 +28,24 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 KEY = "VLMFLOW_ANSWER_KEY"
 
 KEYS = {
-    *("model", "messages", "stream", "stream_options", "n", "user", "metadata", "store", "response_format"),
-    *("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop", "logit_bias"),
-    *("frequency_penalty", "presence_penalty", "logprobs", "top_logprobs"),
-    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("model", "messages", "stream", "stream_options", "user", "metadata", "store", "tools"),
+    *("max_tokens", "temperature", "top_p", "seed", "logit_bias"),
 }
-"""What a request may have: OpenAI's own. Others would set the chat template, or how the model generates."""
+"""What a request may have: OpenAI's keys that are applied, or change no answer. Others would set the chat template, or
+how the model generates."""
+
+NEUTRAL: dict[str, Any] = {
+    "n": 1,
+    "stop": [],
+    "response_format": {"type": "text"},
+    "frequency_penalty": 0,
+    "presence_penalty": 0,
+    "logprobs": False,
+    "top_logprobs": 0,
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+}
+"""OpenAI's keys that transformers ignores or applies otherwise, with the value that asks for nothing, as null does."""
 
 LARGEST_REQUEST = 64_000_000
 """Bytes of a request: some pictures in base64."""
@@ -79,7 +91,8 @@ def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) ->
         _refuse_other_pictures(body)
         try:
             return await handle(body, str(uuid.uuid4()))
-        except (TypeError, ValueError) as error:  # pydantic's own too: a value of another type than OpenAI's
+        # pydantic's own too: a value of another type than OpenAI's; and one so deep that nothing writes it.
+        except (TypeError, ValueError, RecursionError) as error:
             raise HTTPException(400, f"the request cannot be answered: {str(error)[:500]}") from None
 
     return app
@@ -103,6 +116,14 @@ async def _body_of(request: Request) -> dict[str, Any]:
         raise HTTPException(400, "the request is no JSON") from None
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         raise HTTPException(400, "the request is no chat: it has no list `messages`")
+    if not body["messages"]:
+        raise HTTPException(400, "the request is no chat: `messages` is empty")
+    most = body.pop("max_completion_tokens", None)  # the present name of max_tokens
+    if most is not None and body.setdefault("max_tokens", most) != most:
+        raise HTTPException(400, "max_tokens and max_completion_tokens differ: leave one out")
+    for key in NEUTRAL.keys() & body.keys():
+        if (value := body.pop(key)) is not None and value != NEUTRAL[key]:
+            raise HTTPException(400, f"this server does not apply {key}: leave it out")
     if others := sorted(body.keys() - KEYS):
         raise HTTPException(400, f"this server does not take {', '.join(others)[:200]}")
     return body
@@ -115,6 +136,8 @@ def _refuse_other_pictures(body: dict[str, Any]) -> None:
     """
     pixels = 0
     for number, message in enumerate(body["messages"], 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise HTTPException(400, f"message {number}: it has no role")
         match message:
             case {"content": list(parts)}:
                 for part in parts:
@@ -134,7 +157,7 @@ def _refuse_other_pictures(body: dict[str, Any]) -> None:
 
 
 def _pixels_of(part: Any) -> int | None:
-    """Return the pixels of a part's picture, as its header tells; 0 for a text, None for a part of another kind.
+    """Return the pixels of all frames of a part's picture; 0 for a text, None for a part of another kind.
 
     Raises HTTPException if the data are no picture.
     """
@@ -144,7 +167,7 @@ def _pixels_of(part: Any) -> int | None:
         case {"type": "image_url", "image_url": {"url": str(url)}} if match := PICTURE.fullmatch(url):
             try:
                 with Image.open(io.BytesIO(base64.b64decode(match[1])), formats=FORMATS) as picture:
-                    return picture.width * picture.height
+                    return picture.width * picture.height * getattr(picture, "n_frames", 1)
             except (OSError, ValueError, Image.DecompressionBombError) as error:
                 raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
     return None

@@ -176,9 +176,10 @@ KEY = "open sesame"
 MODEL = "mine"
 
 
-def data(size: tuple[int, int], cut: int | None = None, format: str = "PNG") -> str:
+def data(size: tuple[int, int], cut: int | None = None, format: str = "PNG", frames: int = 1) -> str:
     file = io.BytesIO()
-    Image.new("1", size).save(file, format)
+    others = [Image.new("1", size, number % 2) for number in range(1, frames)]
+    Image.new("1", size).save(file, format, **({"save_all": True, "append_images": others} if others else {}))
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()[:cut]).decode()}"
 
 
@@ -231,6 +232,7 @@ def test_texts_and_pictures_in_the_request_are_answered(client: TestClient) -> N
         ([picture(data((64, 64), format="ICO"))], 400, "cannot be read"),
         ([picture(data((4, 3), format="PPM"))], 400, "cannot be read"),
         ([picture("data:image/png;base64,AAAA")], 400, "cannot be read"),
+        ([picture(data((2_000, 2_000), format="GIF", frames=51))], 413, "more than 200,000,000 pixels"),
     ],
 )
 def test_pictures_that_would_fill_the_memory_or_are_none(
@@ -239,6 +241,32 @@ def test_pictures_that_would_fill_the_memory_or_are_none(
     answer = client.post(PATH, json=chat(parts))
     assert (answer.status_code, said in answer.json()["detail"]) == (status, True)
     assert not asked
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("n", 2), ("stop", ["e"]), ("stop", "e"), ("response_format", {"type": "json_object"}), ("logprobs", True)),
+        *(("frequency_penalty", 0.5), ("presence_penalty", -1), ("top_logprobs", 3), ("tool_choice", "required")),
+        *(("tool_choice", "none"), ("parallel_tool_calls", False)),
+    ],
+)
+def test_what_it_does_not_apply_is_refused_by_name(client: TestClient, key: str, value: Any) -> None:
+    """Clients send many keys with the values that ask for nothing."""
+    neutral = guarded.NEUTRAL | {key: value}
+    answer = client.post(PATH, json=chat("?") | neutral)
+    assert (answer.status_code, answer.json()["detail"]) == (400, f"this server does not apply {key}: leave it out")
+    assert client.post(PATH, json=chat("?") | guarded.NEUTRAL).status_code == 200
+    assert client.post(PATH, json=chat("?") | dict.fromkeys(guarded.NEUTRAL)).status_code == 200
+    assert asked == [chat("?")] * 2
+
+
+def test_the_present_name_of_max_tokens_is_applied(client: TestClient) -> None:
+    for given in ({"max_tokens": 4}, {"max_completion_tokens": 4}, {"max_tokens": 4, "max_completion_tokens": 4}):
+        assert client.post(PATH, json=chat("?") | given).status_code == 200
+    assert asked == [chat("?") | {"max_tokens": 4}] * 3
+    answer = client.post(PATH, json=chat("?") | {"max_tokens": 4, "max_completion_tokens": 5})
+    assert (answer.status_code, "max_tokens and max_completion_tokens differ" in answer.text) == (400, True)
 
 
 @pytest.mark.parametrize("value", ["hot", [], None])
@@ -282,7 +310,9 @@ def test_what_a_server_would_fetch_or_open_is_refused(client: TestClient, part: 
         b"[]",
         b'{"messages": {}}',
         b'{"messages": [7]}',
-        b'{"messages": [{"content": {}}]}',
+        b'{"messages": []}',
+        b'{"messages": [{"content": "?"}]}',
+        b'{"messages": [{"role": "user", "content": {}}]}',
         b"[" * 9999,
         b'{"messages": [], "chat_template_kwargs": {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}}',
     ],
