@@ -14,8 +14,7 @@ from vlmflow.config.strategies import DDP, LORA, STRATEGIES, TUNERS, meanings_of
 from vlmflow.config.swift_args import check_argument, check_init_weights, check_template, check_value
 
 TEXT_ARGS = (
-    *("template", "template_backend", "use_chat_template", "agent_template", "system"),
-    *("response_prefix", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),
+    *("template", "agent_template", "system", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),
     *("disable_ignore_empty_think", "max_pixels", "norm_bbox"),
 )
 """ms-swift's arguments (4.6, TemplateArguments) that change what a row's text and pictures become."""

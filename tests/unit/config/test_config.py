@@ -252,7 +252,9 @@ REFUSED: dict[str, list[Any]] = {
     "runs.r.train.swift_args.packing": [False],
     "runs.r.train.swift_args.padding_free": [True],
     "runs.r.train.swift_args.system": [[1]],
+    "runs.r.train.swift_args.template_backend": ["jinja"],
     "runs.r.train.swift_args.tuner_type": ["full"],
+    "runs.r.train.swift_args.use_chat_template": [False],
     "runs.r.train.swift_args.zzzz": [1],
 }
 """The values that a key refuses."""
