@@ -18,7 +18,7 @@ from swift.arguments.base_args.template_args import TemplateArguments
 from seeing_families import SEEING
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
-from vlmflow.config.swift_args import names
+from vlmflow.config.swift_args import REFUSED, names
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths, template_arguments
 from vlmflow.lengths.count import (
@@ -159,10 +159,13 @@ def test_ms_swifts_refusal_is_reported(demo_run: Path, model: Path, tmp_path: Pa
 
 
 def test_swift_args_that_change_the_text_are_known() -> None:
-    """All of ms-swift's template arguments, except those that the workflow sets and those that change no length."""
+    """All of ms-swift's template arguments, but for those that the workflow sets or refuses, and those that change none."""
     ours = {"max_length", "loss_scale"}
     others = {"truncation_strategy", "padding_side", "padding_free", "sequence_parallel_size", "is_binary_loss_scale"}
-    assert set(TEXT_ARGS) == {field.name for field in dataclasses.fields(TemplateArguments)} - ours - others
+    assert (
+        set(TEXT_ARGS)
+        == {field.name for field in dataclasses.fields(TemplateArguments)} - ours - others - REFUSED.keys()
+    )
     settings = TrainSettings(swift_args={"add_non_thinking_prefix": False, "template": "qwen3", "use_cache": True})
     assert settings.text_args == {"add_non_thinking_prefix": False, "template": "qwen3"}
 

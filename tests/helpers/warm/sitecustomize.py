@@ -16,7 +16,7 @@ HANDED_OVER = re.compile(
     r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
     r"|.*\b(check_provenance|samplers|trainer_inputs)\.py"
-    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift)[.\w]* import.*)"
+    r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.encoded_rows) import.*)"
 )
 """The programs: modules, scripts, and code (`-c`)."""
 
