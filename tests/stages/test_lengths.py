@@ -159,7 +159,7 @@ def test_ms_swifts_refusal_is_reported(demo_run: Path, model: Path, tmp_path: Pa
 
 
 def test_swift_args_that_change_the_text_are_known() -> None:
-    """All of ms-swift's template arguments, but for those that the workflow sets or refuses, and those that change none."""
+    """All of ms-swift's template arguments, but for those that are set or refused, and those that change no length."""
     ours = {"max_length", "loss_scale"}
     others = {"truncation_strategy", "padding_side", "padding_free", "sequence_parallel_size", "is_binary_loss_scale"}
     assert (
