@@ -14,6 +14,7 @@ from cluster.shell import wait_for
 from trainer_faults import before_trainers
 from vlmflow.core.account import read_account
 from vlmflow.search.study import Asked, Judged, TrialResult
+from warm_programs import fresh
 from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 
 QUICK, LONG = 1, 32
@@ -76,7 +77,7 @@ def searched(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured = json.loads(gate.read_text())
     measured["full_run"]["seconds"] = 1  # beside other tests it may have been so slow that the budget is refused
     gate.write_text(json.dumps(measured))
-    with (folder / "killed.txt").open("wb") as said:
+    with fresh(), (folder / "killed.txt").open("wb") as said:
         first = subprocess.Popen(command(folder, *words(folder), *TARGETS), stdout=said, stderr=subprocess.STDOUT)
     results = [folder / "search" / "rates" / "0" / "0" / f"{slot}.json" for slot in range(FIRST)]
     one_is_done = lambda: any(file.is_file() for file in results)  # noqa: E731
