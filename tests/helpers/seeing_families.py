@@ -43,23 +43,18 @@ from vlmflow.demo.tiny_model import CHAT_TEMPLATE, embedding_rows, write_tokeniz
 TINY_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
 
-QWEN_TOKENS = {"image": "image_pad", "video": "video_pad", "vision_start": "vision_start", "vision_end": "vision_end"}
-"""Qwen's tokens of pictures, by the key of the configuration that has their id."""
-
 
 def write_qwen2_5_vl(folder: Path) -> Path:
     """Write a Qwen2.5-VL, whose picture limits are `min_pixels` and `max_pixels`, and return its folder."""
     torch.manual_seed(1)
     folder.mkdir(parents=True)
     ids = write_tokenizer(folder, ["What colour is the square? It is red, and so is the other one."], 40)
-    named = {f"{key}_token_id": ids[f"<|{token}|>"] for key, token in QWEN_TOKENS.items()}
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]}
-    text = (
-        TINY_TEXT | HEADS | {"vocab_size": embedding_rows(ids), "rope_parameters": rope, "tie_word_embeddings": False}
-    )
+    text = TINY_TEXT | HEADS | {"vocab_size": embedding_rows(ids), "rope_parameters": rope}
+    text |= {"tie_word_embeddings": False}
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
     vision |= {"window_size": 56, "fullatt_block_indexes": [1]}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **named)
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
     _save(AutoModelForImageTextToText.from_config(config), folder)
     limits = {"min_pixels": 3136, "max_pixels": 12_845_056}
     _write_qwen_processor(folder, "Qwen2_5_VLProcessor", 14, limits)
@@ -74,13 +69,12 @@ def write_qwen3_vl_moe(folder: Path, inner: int = 40) -> Path:
     torch.manual_seed(1)
     folder.mkdir(parents=True)
     ids = write_tokenizer(folder, ["What colour is the square? It is red, and so is the other one."], 40)
-    named = {f"{key}_token_id": ids[f"<|{token}|>"] for key, token in QWEN_TOKENS.items()}
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 2, 2]}
     text = TINY_TEXT | HEADS | {"vocab_size": embedding_rows(ids), "rope_parameters": rope, "head_dim": 12}
     text |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": inner, "tie_word_embeddings": False}
     vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 48}
     vision |= {"deepstack_visual_indexes": [0], "num_position_embeddings": 16}
-    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **named)
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, tie_word_embeddings=False)
     _save(AutoModelForImageTextToText.from_config(config), folder)
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)

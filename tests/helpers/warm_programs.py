@@ -258,7 +258,7 @@ def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
         traceback.print_exc()
         code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     with contextlib.suppress(KeyboardInterrupt):  # as in Python, this ends the wait
-        threading._shutdown()
+        threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

@@ -66,7 +66,7 @@ def hand_over(folder):
 
 
 NAME = (program(sys.orig_argv) or [""])[0]
-if "VLMFLOW_WARM" in os.environ and HANDED_OVER.fullmatch(NAME) and NAME not in os.environ.get("VLMFLOW_FRESH", ""):
+if "VLMFLOW_WARM" in os.environ and HANDED_OVER.fullmatch(NAME) and os.environ.get("VLMFLOW_FRESH") != NAME:
     try:
         hand_over(os.environ["VLMFLOW_WARM"])
     except BaseException as error:  # the program may run already: not once more here

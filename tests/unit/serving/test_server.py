@@ -314,12 +314,27 @@ def test_what_a_server_would_fetch_or_open_is_refused(client: TestClient, part: 
         b'{"messages": [{"content": "?"}]}',
         b'{"messages": [{"role": "user", "content": {}}]}',
         b"[" * 9999,
-        b'{"messages": [], "chat_template_kwargs": {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}}',
     ],
 )
 def test_a_request_of_another_form_is_refused(client: TestClient, body: bytes) -> None:
     assert client.post(PATH, content=body).status_code == 400
     assert not asked
+
+
+def test_a_key_that_is_not_openais_is_refused_by_name(client: TestClient) -> None:
+    template = {"chat_template": "{% for i in range(10**9) %}{% endfor %}"}
+    answer = client.post(PATH, json=chat("?") | {"chat_template_kwargs": template})
+    assert (answer.status_code, answer.json()["detail"]) == (400, "this server does not take chat_template_kwargs")
+    assert not asked
+
+
+def test_a_request_that_is_too_deep_for_its_reader_is_the_callers_fault() -> None:
+    async def too_deep(body: dict[str, Any], number: str) -> Response:
+        return await too_deep(body, number)
+
+    app = guarded.app_of(MODEL, too_deep, KEY)
+    with TestClient(app, base_url="http://127.0.0.1:8000", headers={"Authorization": f"Bearer {KEY}"}) as client:
+        assert client.post(PATH, json=chat("?")).status_code == 400
 
 
 def test_a_request_has_a_largest_size(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:

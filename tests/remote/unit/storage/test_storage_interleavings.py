@@ -107,9 +107,7 @@ class Scene:
 @pytest.mark.parametrize(
     ("kind", "step", "before", "exchange"),
     [
-        pytest.param(
-            *case, exchange, marks=[pytest.mark.slow] * ("folder" in case and ("copy" in case or not exchange))
-        )
+        pytest.param(*case, exchange, marks=pytest.mark.slow if "folder" in case and not exchange else [])
         for case in [
             *((kind, "move", before) for kind in ("file", "folder") for before in (None, "file", "folder")),
             ("file", "copy", None),
