@@ -27,6 +27,7 @@ rule fetch_model:
         store=lookup(dpath="stores/models", within=config),
         chat_template=lookup(dpath="models/{model}/chat_template", within=config),
         date=lookup(dpath="models/{model}/date", within=config),
+        stop_tokens=lookup(dpath="models/{model}/stop_tokens", within=config),
         dequantize=lookup(dpath="models/{model}/dequantize", within=config),
     threads: 4
     resources:

@@ -29,6 +29,7 @@ def main(
     merged: list[Path] | None = None,
     chat_template: BaseChat | None = None,
     date: Day | None = None,
+    stop_tokens: list[str] | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch one model.
@@ -38,7 +39,8 @@ def main(
     store: the folder for files from the hub, by repository and revision, and for links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
     dequantize: whether the model is in FP8, and becomes bfloat16, in the store too.
-    merged: the folder merged/RUN, if that is the source. chat_template, date: see ModelSettings.
+    merged: the folder merged/RUN, if that is the source. chat_template, date, stop_tokens:
+    see ModelSettings.
     threads: files that are fetched and read at a time.
     """
     origin = parse_source(source)
@@ -65,7 +67,7 @@ def main(
     if dequantize:
         in_fp8 = InFp8(folder.resolve(), dict(sorted(files.items())), digest_of(files))
         folder, files = dequantised(store, folder, files, threads)
-    own = own_files(folder, files, chat_template, date)
+    own = own_files(folder, files, chat_template, date, stop_tokens or ())
     view, files = placed.link_files(store, model.name, folder, files, own, of_target=bool(merged))
     with whole_folder(model) as unfinished_folder:
         if merged:

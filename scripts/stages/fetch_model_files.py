@@ -25,6 +25,7 @@ def main(
     base: list[Path] | None = None,
     chat_template: BaseChat | None = None,
     date: Day | None = None,
+    stop_tokens: list[str] | None = None,
     threads: int = 1,
 ) -> None:
     """Fetch them.
@@ -34,8 +35,8 @@ def main(
     store: the folder for files from the hub, by repository and revision. pins: the table with revisions of hub sources.
     dequantize: whether the model is in FP8, and what is written is of the bfloat16 base that `fetch_model` makes of it.
     base: the small files of RUN's own model (model_files/MODEL), if the source is merged/RUN: it has the same, but for
-    the limits of pictures' sizes, which each run sets. chat_template, date: see ModelSettings. threads: files that are
-    fetched at a time.
+    the limits of pictures' sizes, which each run sets. chat_template, date, stop_tokens: see ModelSettings.
+    threads: files that are fetched at a time.
     """
     origin = parse_source(source)
     revision: str | None = None
@@ -57,7 +58,7 @@ def main(
         written = written_small_files(folder, names)
         tensors = None if tensors is None else without_scales(tensors)
     with whole_folder(files) as unfinished_folder:
-        own = written | own_files(folder, names, chat_template, date)
+        own = written | own_files(folder, names, chat_template, date, stop_tokens or ())
         write_small_files(unfinished_folder, folder, small_names(names), source, revision, tensors, own)
 
 

@@ -17,8 +17,8 @@ from swift.arguments.base_args.template_args import TemplateArguments
 
 from seeing_families import SEEING
 from vlmflow.config.model_types import model_types
-from vlmflow.config.run_settings import TEXT_ARGS, TrainSettings
-from vlmflow.config.swift_args import REFUSED, names
+from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.swift_args import ALLOWED, REFUSED, TEXT_ARGS, names
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths, template_arguments
 from vlmflow.lengths.count import (
@@ -150,6 +150,19 @@ def test_a_length_that_ms_swift_does_not_give_is_seen(demo_run: Path, model: Pat
     assert f"({off[2].tokens}, ms-swift {right[2].tokens})" in str(differs)
 
 
+def test_an_answer_at_whose_end_the_model_would_not_stop_is_refused(
+    demo_run: Path, model: Path, tmp_path: Path
+) -> None:
+    val = demo_run / "data" / "fire" / "val.jsonl"
+    right = list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:1]
+    data = TrainingData(val, val, demo_run / "stores" / "pictures" / "fire", "digest", False)
+    base = copy_folder(model, tmp_path / "base")
+    (base / "generation_config.json").write_text('{"eos_token_id": 151643}')  # as Qwen3-8B-Base
+    with pytest.raises(VlmflowError, match=r"ends the answer with '<\|im_end\|>', at which the model does not") as caught:
+        check_lengths({val: right}, data, BaseModel(base, "qwen3_vl", "digest"), 64, {}, 2)
+    assert 'add ["<|im_end|>"] to models.NAME.stop_tokens' in str(caught.value.next_step)
+
+
 def test_ms_swifts_refusal_is_reported(demo_run: Path, model: Path, tmp_path: Path) -> None:
     val = demo_run / "data" / "fire" / "val.jsonl"
     right = list(read_lengths(demo_run / "lengths" / RUN / "val.jsonl"))[:1]
@@ -162,8 +175,9 @@ def test_swift_args_that_change_the_text_are_known() -> None:
     """All of ms-swift's template arguments, but for those that are set or refused, and those that change no length."""
     ours = {"max_length", "loss_scale"}
     others = {"truncation_strategy", "padding_side", "padding_free", "sequence_parallel_size", "is_binary_loss_scale"}
+    of_objects = {"norm_bbox"}  # which rows do not have
     known = {field.name for field in dataclasses.fields(TemplateArguments)}
-    assert set(TEXT_ARGS) == known - ours - others - REFUSED.keys()
+    assert set(TEXT_ARGS) == known - ours - others - of_objects - REFUSED.keys()
     settings = TrainSettings(swift_args={"add_non_thinking_prefix": False, "template": "qwen3", "use_cache": True})
     assert settings.text_args == {"add_non_thinking_prefix": False, "template": "qwen3"}
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET, UnsetType
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
 from made_rows import made_row
@@ -19,7 +20,7 @@ from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import BaseModel
-from vlmflow.swift.encoded_rows import first_difference
+from vlmflow.swift.encoded_rows import first_difference, first_endless
 from workflow_runs import RUN
 
 TURNS = [("human", "red"), ("gpt", "one two"), ("human", "blue"), ("gpt", "three")]
@@ -48,6 +49,26 @@ def found(folder: Path, template: str, *dialogues: list[tuple[str, str]], form: 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, pieces: list[str]) -> list[int]:
     return [token for piece in pieces for token in tokenizer(piece)["input_ids"]]
+
+
+@pytest.mark.parametrize(
+    ("labels", "loss", "stops", "end"),
+    [
+        ([-100, 5, 9, 6], UNSET, [9], None),
+        ([-100, 5, 9, 6], UNSET, [8], "six"),
+        ([5, 9, -100, 5, 6, 7], UNSET, [9], "six"),  # token 7 is white space
+        ([5, 9, 6, -100], True, [8], "six"),
+        ([5, 6, -100], False, [8], None),
+    ],
+)
+def test_the_last_trained_answer_ends_where_the_model_stops(
+    labels: list[int], loss: bool | UnsetType, stops: list[int], end: str | None
+) -> None:
+    class Tokens:
+        decode = staticmethod({5: "five", 6: "six", 7: "\n", 9: "nine"}.get)
+
+    row = made_row("row-1", [Turn("human", "red"), Turn("gpt", "one", loss=loss)])
+    assert first_endless(Tokens, [row], [labels], stops) == ({"row": "row-1", "end": end} if end else {})
 
 
 def test_the_same_tokens_are_no_difference(tokenizer_folder: Path) -> None:

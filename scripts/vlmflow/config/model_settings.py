@@ -67,6 +67,11 @@ class ModelSettings(Settings):
     folder's template. By default the one that the template has for programs without a clock, or 2025-01-01. It is
     refused if the template writes no date."""
 
+    stop_tokens: list[str] = []
+    """Tokens at which the model stops, in addition to those of its own `generation_config.json`: a base model stops at
+    the end of a text, and the training ends answers with another token (Qwen3-8B-Base: <|im_end|>). `measure_lengths`
+    stops with the token if it is missing. The merged folder has them too."""
+
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
     training. `measure_lengths` compares some rows of every run; the model card tells the difference."""

@@ -11,13 +11,7 @@ from vlmflow.config.gpus import GPUS
 from vlmflow.config.model_types import ModelPart
 from vlmflow.config.settings import EXPONENT_FORM, MOST, Count, Name, Number, Positive, Seed, Settings, Share
 from vlmflow.config.strategies import DDP, LORA, STRATEGIES, TUNERS, meanings_of, names_on, strategy_of, tuner_of
-from vlmflow.config.swift_args import check_argument, check_init_weights, check_template, check_value
-
-TEXT_ARGS = (
-    *("template", "agent_template", "system", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),
-    *("disable_ignore_empty_think", "max_pixels", "norm_bbox"),
-)
-"""ms-swift's arguments (4.6, TemplateArguments) that change what a row's text and pictures become."""
+from vlmflow.config.swift_args import TEXT_ARGS, check_argument, check_init_weights, check_template, check_value
 
 FLASH_ATTENTION = ("flash_attention_2", "flash_attention_3")
 
@@ -184,8 +178,9 @@ class TrainSettings(Settings):
     quantisation: QuantisationSettings = QuantisationSettings()
 
     swift_args: dict[Annotated[str, AfterValidator(check_argument)], str | int | float | bool] = {}
-    """Further arguments of `swift sft`, with their whole names; one that the workflow sets itself, that would break the
-    run, or that ms-swift does not know is refused."""
+    """Further arguments of `swift sft`, with their whole names; allowed are those that change neither what the model reads
+    nor which tokens are trained, and those of the chat template, which is compared with the model's own
+    ([training.md](training.md))."""
 
     @field_validator("swift_args")
     @classmethod

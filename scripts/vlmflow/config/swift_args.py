@@ -133,6 +133,7 @@ REFUSED: dict[str, str] = {
     "response_prefix": "the published chat template would not write it; write it into the rows' answers",
     "init_strategy": "weights that the base lacks would be trained, which the merge does not know; remove it",
     "device_map": "each process trains on its own device; set runs.NAME.processes and runs.NAME.strategy",
+    "max_pixels": "the published processor would not scale pictures so; set train.image_max_tokens",
     "rope_scaling": "the merged folder gets the base's config.json, without this change; set it in the base's",
     "hub_token": SECRETS,
     "swanlab_token": SECRETS,
@@ -165,6 +166,29 @@ REFUSED: dict[str, str] = {
 }
 """Arguments that would break a run, each with the reason, and what to do instead."""
 
+TEXT_ARGS = (
+    *("template", "agent_template", "system", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),
+    "disable_ignore_empty_think",
+)
+"""ms-swift's arguments (4.6, TemplateArguments) that change what a row's text becomes. `measure_lengths` compares it with
+what the model's own chat template writes."""
+
+ALLOWED = frozenset(
+    (
+        *("adam_beta1", "adam_beta2", "adam_epsilon", "aligner_lr", "vit_lr", "lorap_lr_ratio", "lr_scheduler_kwargs"),
+        *("max_grad_norm", "neftune_noise_alpha", "optim", "optim_args", "init_weights", "lora_bias", "modules_to_save"),
+        *("target_regex", "freeze_parameters", "freeze_parameters_ratio", "freeze_parameters_regex"),
+        *("trainable_parameters", "trainable_parameters_regex", "bnb_4bit_quant_storage", "experts_impl", "tf32"),
+        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataset_num_proc", "lazy_tokenize"),
+        *("load_from_cache_file", "ddp_broadcast_buffers", "ddp_bucket_cap_mb", "ddp_find_unused_parameters"),
+        *("ddp_static_graph", "full_determinism", "gradient_checkpointing_kwargs", "vit_gradient_checkpointing"),
+        *("torch_compile", "torch_compile_backend", "torch_compile_mode", "torch_empty_cache_steps", "use_cache"),
+        *("use_logits_to_keep", "disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "run_name"),
+        *("logging_first_step", "logging_nan_inf_filter", "skip_memory_metrics"),
+    )
+)
+"""Arguments that change neither what the model reads nor which tokens are trained: a test encodes rows with each."""
+
 NOT_IN_ARGUMENTS = re.compile(r"[\0\ud800-\udfff]")
 """What no argument of a command may contain: it ends at the first, and half of a surrogate pair is not text."""
 
@@ -176,8 +200,8 @@ subtract the first update from the base, so their adapter fits another base than
 def check_argument(name: str) -> str:
     """Return the name of an argument, if a run may set it.
 
-    Raises ValueError with the reason if it may not: ms-swift does not know it, the workflow sets it, or it would break
-    the run.
+    Raises ValueError with the reason if it may not: ms-swift does not know it, the workflow sets it, it would break the
+    run, or nothing shows that the model is trained on what servers give it.
     """
     if name in SET_BY_THE_WORKFLOW:
         raise ValueError(f"the workflow sets this argument itself ({SET_BY_THE_WORKFLOW[name]}); remove it")
@@ -185,6 +209,11 @@ def check_argument(name: str) -> str:
         raise ValueError(REFUSED[name])
     if name not in names()["arguments"]:
         raise ValueError(f"`swift sft` has no such argument{_nearest(name, 'arguments')}")
+    if name not in ALLOWED and name not in TEXT_ARGS:
+        raise ValueError(
+            "no test shows that it changes neither what the model reads nor what is trained; remove it "
+            "(docs/training.md lists those that are allowed)"
+        )
     return name
 
 

@@ -50,7 +50,8 @@ PLAIN = """\
 FORMS: dict[BaseChat, str] = {"chatml": CHATML, "plain": PLAIN}
 
 GENERATION = "generation_config.json"
-"""Where transformers looks for the tokens at which a model stops (generation_config.eos_token_id)."""
+STOPS = "eos_token_id"
+"""Where transformers looks for the tokens at which a model stops; without it, in config.json."""
 
 TODAY = "strftime_now"
 """The function that transformers gives to chat templates: today's date in a form of strftime."""
@@ -122,14 +123,59 @@ def date_in(template: str, *, alone: bool) -> date | None:
     return None
 
 
-def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: date | None) -> dict[str, bytes]:
+def stops_of(folder: Path) -> list[int]:
+    """Return the tokens at which a model stops, as transformers reads them. folder: the model's files.
+
+    Raises VlmflowError if a file cannot be read.
+    """
+    config = read_object(folder / "config.json")
+    text = config.get("text_config")
+    inner = text if isinstance(text, dict) else {}
+    generation = read_object(folder / GENERATION) if (folder / GENERATION).is_file() else {}
+    stops = next((each[STOPS] for each in (generation, config, inner) if each.get(STOPS) is not None), [])
+    return [stop for stop in (stops if isinstance(stops, list) else [stops]) if type(stop) is int]
+
+
+def own_files(
+    folder: Path,
+    names: Collection[str],
+    form: BaseChat | None = None,
+    day: date | None = None,
+    stop_tokens: Collection[str] = (),
+) -> dict[str, bytes]:
     """Return the files that stages see in place of a model's own, by name.
 
-    folder, names: the model's files, those in JSON at least. form, day: the model's settings `chat_template`, `date`.
+    folder, names: the model's files, those in JSON at least. form, day, stop_tokens: the model's settings
+    `chat_template`, `date`, `stop_tokens`.
 
-    Raises VlmflowError if a model with a chat template is to get another, a date has no place in the template, or a
-    file cannot be read.
+    Raises VlmflowError if a model with a chat template is to get another, a date has no place in the template, the
+    tokenizer has no such token, or a file cannot be read.
     """
+    tokens = {} if form is None and not stop_tokens else _added_tokens(folder, names)
+    if unknown := [token for token in stop_tokens if token not in tokens]:
+        raise VlmflowError(
+            f"{folder}: models.NAME.stop_tokens: the tokenizer has no token {unknown[0]!r}",
+            "write one of the added_tokens in tokenizer.json",
+        )
+    files = _own_template(folder, names, form, day)
+    ends = [tokens[token] for token in (*stop_tokens, *([CHATML_END] if form == "chatml" else [])) if token in tokens]
+    if ends and set(ends) - set(stops := stops_of(folder)):
+        config = read_object(folder / GENERATION) if GENERATION in names else {}
+        all_stops = list(dict.fromkeys([*ends, *stops]))
+        files[GENERATION] = json.dumps(config | {STOPS: all_stops}, indent=2).encode()
+    return files
+
+
+def _added_tokens(folder: Path, names: Collection[str]) -> dict[str, int]:
+    """Return the numbers of the tokens that a tokenizer takes as wholes, by their texts."""
+    added = read_object(folder / "tokenizer.json").get("added_tokens") if "tokenizer.json" in names else None
+    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
+    return {str(token.get("content")): token["id"] for token in tokens if type(token.get("id")) is int}
+
+
+def _own_template(
+    folder: Path, names: Collection[str], form: BaseChat | None, day: date | None
+) -> dict[str, bytes]:
     text = chat_template_of(folder) or ""
     dated = _with_date(text, day) if TODAY in text else text
     if day and not ONE_DATE.match(dated):
@@ -144,18 +190,7 @@ def own_files(folder: Path, names: Collection[str], form: BaseChat | None, day: 
             f"{folder}: the model has a chat template of its own", "remove models.NAME.chat_template: it is used"
         )
     tokenizer = read_object(folder / "tokenizer.json") if "tokenizer.json" in names else {}
-    files = {TEMPLATE: utf8(_first_token(tokenizer) + FORMS[form], folder / "tokenizer.json")}
-    added = tokenizer.get("added_tokens")
-    tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
-    end = next((token.get("id") for token in tokens if token.get("content") == CHATML_END), None)
-    if form == "chatml" and type(end) is int:
-        # Servers stop at the end of a sequence, which this form does not have.
-        config = read_object(folder / GENERATION) if GENERATION in names else {}
-        ends = config.get("eos_token_id", read_object(folder / "config.json").get("eos_token_id"))
-        stops = ends if isinstance(ends, list) else [ends]
-        others = [other for other in stops if type(other) is int and other != end]
-        files[GENERATION] = json.dumps(config | {"eos_token_id": [end, *others]}, indent=2).encode()
-    return files
+    return {TEMPLATE: utf8(_first_token(tokenizer) + FORMS[form], folder / "tokenizer.json")}
 
 
 def _first_token(tokenizer: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from msgspec import UNSET
 from vlmflow.config.model_types import architectures_in, model_types, model_types_for
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress, lines_meanwhile
+from vlmflow.fetch.chat_templates import GENERATION, STOPS
 from vlmflow.fetch.model_files import CONFIG, shown
 from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, lines_of
@@ -132,6 +133,21 @@ def accepted_difference(
     return difference
 
 
+def refuse_endless(endless: Mapping[str, Any], folder: Path) -> None:
+    """Raise VlmflowError if the training ends an answer with no token at which the model stops.
+
+    Whoever uses the weights would get more text behind each answer, up to a limit of tokens.
+    endless: the result of `encoded_rows.first_endless`. folder: the model's.
+    """
+    if endless:
+        end = endless["end"]
+        raise VlmflowError(
+            f"{folder}: row {endless['row']}: the training ends the answer with {end!r}, at which the model does not "
+            f"stop ({STOPS} in {GENERATION} or {CONFIG}): every server would write on until its limit",
+            f"add {json.dumps([end.strip()])} to models.NAME.stop_tokens; the merged weights then stop there, too",
+        )
+
+
 def _what_makes_them_equal(difference: Mapping[str, Any], text_args: Mapping[str, Any]) -> str:
     form = ChatForm.of(text_args, False)
     if form.empty_thoughts != "none" and difference["trained"].startswith(THOUGHT):
@@ -242,6 +258,7 @@ def check_lengths(
             progress.advance(len(ours))
         result = json.loads((folder / "found.json").read_text())
     refuse_incomplete_base(result["tensors"], str(model.folder))
+    refuse_endless(result["endless"], model.folder)
     theirs = result["lengths"]
     differences = []
     for quantity, name, index in (

@@ -8,7 +8,8 @@ picture budget come from the environment, as for training (`child_process.enviro
 
 `check` writes FOUND, a JSON object. Its "lengths" are the counts of each row (`row_counter`), "by_size" is whether the
 sizes of pictures give the same; "example" is the shortest row as the model reads it (`shown_row`); "template" is how
-the model's own chat template differs (`first_difference`); "tensors" is how the names in TENSORS, a JSON list or null,
+the model's own chat template differs (`first_difference`); "endless" is an answer at whose end the model would not stop
+(`first_endless`); "tensors" is how the names in TENSORS, a JSON list or null,
 differ from those that the model's configuration needs (`meta_model.compare_tensors`); "one_sequence" is whether several
 rows may stand in one sequence. `inputs` writes INPUTS, the rows as tensors (`row_attention.row_tensors`).
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.core.processes import die_with_parent
+from vlmflow.fetch.chat_templates import stops_of
 from vlmflow.rows.chat import IMAGE_TAG, as_written, declarations_of, messages_of, places_answered
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
 from vlmflow.swift.child_process import failure, limited, quick_imports
@@ -91,7 +93,9 @@ def _checked(template: Any, rows: Path, dataset: Any, names: list[str] | None) -
     tokens = [list(row["input_ids"]) for row in encoded]
     read = list(lines_of(rows, ShareGptRow))
     shortest = min(range(len(read)), key=lambda number: len(tokens[number]))
-    tensors = {} if names is None else compare_tensors(Path(template.model_info.model_dir), names)
+    folder = Path(template.model_info.model_dir)
+    tensors = {} if names is None else compare_tensors(folder, names)
+    labels = [row["labels"] for row in encoded]
     if "model" in tensors:
         tensors["model"] |= {
             "special": list(template.tokenizer.all_special_tokens),
@@ -100,8 +104,9 @@ def _checked(template: Any, rows: Path, dataset: Any, names: list[str] | None) -
     return {
         "lengths": lengths,
         "by_size": by_size,
-        "example": shown_row(template.processor, read[shortest], tokens[shortest], encoded[shortest]["labels"]),
+        "example": shown_row(template.processor, read[shortest], tokens[shortest], labels[shortest]),
         "template": first_difference(template.processor, read, tokens),
+        "endless": first_endless(template.tokenizer, read, labels, stops_of(folder)),
         "tensors": tensors,
         "one_sequence": joins_rows(template),
     }
@@ -122,6 +127,22 @@ def shown_row(processor: Any, row: ShareGptRow, ids: Sequence[int], labels: Sequ
         left -= len(text)
         parts += [{"text": part, "trained": trained, "added": added} for part, added in _by_whom(text, own) if part]
     return parts
+
+
+def first_endless(
+    tokenizer: Any, rows: Sequence[ShareGptRow], labels: Sequence[Sequence[int]], stops: Sequence[int]
+) -> dict[str, Any]:
+    """Return the first row whose last answer is trained and does not end with a token at which the model stops.
+
+    labels: of each row's tokens. stops: those tokens. {} if there is none; otherwise "row", and as a text the "end" that
+    is trained: the last token that is not white space.
+    """
+    for row, each in zip(rows, labels, strict=True):
+        trained = [list(run) for given, run in groupby(each, key=lambda label: label != IGNORED) if given]
+        if row.conversations[-1].loss is not False and not set(trained[-1]) & set(stops):
+            texts = map(tokenizer.decode, reversed(trained[-1]))
+            return {"row": row.id, "end": next((text for text in texts if text.strip()), "")}
+    return {}
 
 
 def _by_whom(text: str, own: list[str]) -> Iterator[tuple[str, bool]]:

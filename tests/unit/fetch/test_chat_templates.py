@@ -10,7 +10,7 @@ import pytest
 
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of, own_files, require_chat_template
+from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of, own_files, require_chat_template, stops_of
 
 TALK = [{"role": role, "content": text} for role, text in [("user", "Hi."), ("assistant", "Yes."), ("user", "So?")]]
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -78,6 +78,37 @@ def test_it_begins_as_the_tokenizer_does_and_stops_at_the_end_of_a_turn(tmp_path
     own = own_files(folder, names(folder), "chatml", None)
     assert rendered(own[TEMPLATE], TALK[:1], prompt=False) == "<bos><|im_start|>user\nHi.<|im_end|>\n"
     assert json.loads(own["generation_config.json"]) == {"eos_token_id": [7, 0]}
+
+
+def test_tokens_at_which_a_model_also_stops_are_added(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {"<|im_end|>": 7})
+    (folder / TEMPLATE).write_text("Hi")
+    assert stops_of(folder) == [0]
+    own = own_files(folder, names(folder), stop_tokens=["<|im_end|>"])
+    assert json.loads(own["generation_config.json"]) == {"eos_token_id": [7, 0]}
+    (folder / "generation_config.json").write_bytes(own["generation_config.json"])
+    assert stops_of(folder) == [7, 0]
+    assert own_files(folder, names(folder), stop_tokens=["<|im_end|>"]) == {}, "it stops there already"
+    with pytest.raises(VlmflowError, match=r"stop_tokens: the tokenizer has no token '<end>'"):
+        own_files(folder, names(folder), stop_tokens=["<end>"])
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "stops"),
+    [
+        ({"eos_token_id": [3, 4]}, {"eos_token_id": 5}, [3, 4]),
+        ({"eos_token_id": None}, {"eos_token_id": 5}, [5]),
+        ({}, {"text_config": {"eos_token_id": 6}}, [6]),
+        ({}, {"text_config": None}, []),
+        ({"eos_token_id": ["7", True]}, {}, []),
+    ],
+)
+def test_where_a_model_stops(
+    generation: dict[str, object], config: dict[str, object], stops: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert stops_of(tmp_path) == stops
 
 
 def test_a_model_with_a_template_keeps_it(tmp_path: Path) -> None:
