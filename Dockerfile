@@ -80,8 +80,8 @@ RUN apt-get update \
 COPY envs/train.lock /opt/vlmflow/envs/
 RUN uv pip install --no-cache --python /opt/vlmflow/env/bin/python --require-hashes --compile-bytecode \
       -r /opt/vlmflow/envs/train.lock
-# k8s/components/serve starts this program without a checkout.
-COPY scripts/vlmflow/serving/guarded.py /opt/vlmflow/
+# k8s/components/serve starts vlmflow/serving/guarded.py without a checkout.
+COPY scripts/vlmflow /opt/vlmflow/vlmflow
 USER 1000
 WORKDIR /home/vlmflow
 ARG REVISION=unknown

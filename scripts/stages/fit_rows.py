@@ -11,7 +11,6 @@ from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
 from vlmflow.fetch.placed import read_small_files
 from vlmflow.harness.stage import run_stage
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import Counter, TokenCounter
 from vlmflow.lengths.fit import fit_rows, in_words
 from vlmflow.lengths.measure import TemplateCounter, refuse_other_lengths
@@ -20,6 +19,7 @@ from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.template_texts import named
 
 

@@ -11,12 +11,12 @@ from vlmflow.fetch.chat_templates import require_chat_template
 from vlmflow.fetch.placed import read_small_files, tensors_of
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.against_swift import refuse_other_architecture
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.lengths.measure import in_words, measure_lengths
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.template_texts import named
 
 

@@ -24,7 +24,6 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.in_trainer.messages import Log, read_events, rows_of_step
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter
 from vlmflow.merging.logits import inputs_of
 from vlmflow.merging.merge import merge_weights
@@ -38,6 +37,7 @@ from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.report import release
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.chat_form import ChatForm
 from workflow_runs import words_of
 
 WORDS = ("red", "green", "blue", "one", "two", "three")

@@ -20,13 +20,13 @@ from vlmflow.config.model_types import model_types
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import template_arguments
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, TokenCounter, read_lengths
 from vlmflow.lengths.measure import LengthSummary, measure_lengths
 from vlmflow.lengths.summary import ShownText
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.report import Gate
 from vlmflow.swift.arguments import BaseModel, as_words
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.child_process import environment
 from workflow_runs import ROOT
 
@@ -169,7 +169,7 @@ def test_a_date_is_the_same_on_every_day(llama: BaseModel, tmp_path: Path, templ
 BY_THE_DEMO = {"qwen3_vl"}
 """The kind that `make demo` and most tests train."""
 
-FAST_FORM = "scripts/vlmflow/lengths/chat_form.py"
+FAST_FORM = "scripts/vlmflow/swift/chat_form.py"
 """The fast way to count the tokens of Qwen, used only where ms-swift's template gives the same."""
 
 

@@ -16,7 +16,6 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths import fit as fit_module
 from vlmflow.lengths.against_swift import check_lengths
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, lines_of, measure_rows, read_lengths
 from vlmflow.lengths.fit import OverLong, fit_rows, in_words, without_oldest
 from vlmflow.lengths.measure import refuse_other_lengths
@@ -26,6 +25,7 @@ from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.stats import Stats
 from vlmflow.rows.training_data import validated_data
 from vlmflow.swift.arguments import BaseModel
+from vlmflow.swift.chat_form import ChatForm
 from workflow_runs import RUN, copy_folder, snakemake
 
 

@@ -21,11 +21,11 @@ from gpu.road import REAL, STRATEGIES
 from gpu.trainings import figures_of, figures_of_swift
 from vlmflow.demo.tiny_model import TinyShape, fire_texts, write_tiny_model
 from vlmflow.in_trainer.messages import Begin, Log
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.rows.forms.fire import read_trajectory
 from vlmflow.rows.trajectories import trajectory_row
+from vlmflow.swift.chat_form import ChatForm
 from workflow_runs import ROOT
 
 GPU_CHECK = ROOT / "tests" / "gpu" / "gpu_check.py"

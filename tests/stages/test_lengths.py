@@ -18,7 +18,7 @@ from swift.arguments.base_args.template_args import TemplateArguments
 from seeing_families import SEEING
 from vlmflow.config.model_types import model_types
 from vlmflow.config.run_settings import TrainSettings
-from vlmflow.config.swift_args import ALLOWED, REFUSED, TEXT_ARGS, names
+from vlmflow.config.swift_args import REFUSED, TEXT_ARGS, names
 from vlmflow.core.errors import VlmflowError
 from vlmflow.lengths.against_swift import DRAWN, CheckedRows, check_lengths, template_arguments
 from vlmflow.lengths.count import (
@@ -158,7 +158,9 @@ def test_an_answer_at_whose_end_the_model_would_not_stop_is_refused(
     data = TrainingData(val, val, demo_run / "stores" / "pictures" / "fire", "digest", False)
     base = copy_folder(model, tmp_path / "base")
     (base / "generation_config.json").write_text('{"eos_token_id": 151643}')  # as Qwen3-8B-Base
-    with pytest.raises(VlmflowError, match=r"ends the answer with '<\|im_end\|>', at which the model does not") as caught:
+    with pytest.raises(
+        VlmflowError, match=r"ends the answer with '<\|im_end\|>', at which the model does not"
+    ) as caught:
         check_lengths({val: right}, data, BaseModel(base, "qwen3_vl", "digest"), 64, {}, 2)
     assert 'add ["<|im_end|>"] to models.NAME.stop_tokens' in str(caught.value.next_step)
 

@@ -13,14 +13,15 @@ from seeing_families import write_gemma3
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import CHAT_TEMPLATE, write_tokenizer
 from vlmflow.lengths.against_swift import check_lengths
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import PLAIN, read_lengths
 from vlmflow.rows.chat import Turn
-from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.rows.sharegpt import ShareGptRow, as_line
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import child_process
 from vlmflow.swift.arguments import BaseModel
-from vlmflow.swift.encoded_rows import first_difference, first_endless
+from vlmflow.swift.chat_form import ChatForm
+from vlmflow.swift.encoded_rows import first_endless
+from vlmflow.swift.served_rows import first_difference, first_other_text
 from workflow_runs import RUN
 
 TURNS = [("human", "red"), ("gpt", "one two"), ("human", "blue"), ("gpt", "three")]
@@ -89,7 +90,7 @@ def test_the_first_difference_is_found(
 ) -> None:
     assert before in CHAT_TEMPLATE
     difference = found(tokenizer_folder, CHAT_TEMPLATE.replace(before, after), TURNS)
-    assert (difference["row"], difference["day"]) == ("row-0", None)
+    assert difference["row"] == "row-0"
     assert difference["trained"].startswith(trained)
     assert difference["served"].startswith(served)
 
@@ -107,13 +108,22 @@ def test_an_empty_thought_that_is_trained_is_a_difference(tokenizer_folder: Path
     assert (difference["trained"][:7], difference["served"]) == ("<think>", "one two")
 
 
-def test_a_date_is_a_difference(tokenizer_folder: Path) -> None:
-    """A server writes another one tomorrow, so that of the training's day does not help."""
-    template = "{{- '<|im_start|>system\\n' + strftime_now('%d %b %Y') + '<|im_end|>\\n' -}}" + CHAT_TEMPLATE
-    difference = found(tokenizer_folder, template, [("system", "03 Feb 2001"), *TURNS])
-    assert difference["day"] == "2001-02-03"
-    late = "{{- '!' if strftime_now('%Y') | int > 2030 -}}" + CHAT_TEMPLATE
-    assert found(tokenizer_folder, late, TURNS)["day"] == "2034-11-28"
+def test_all_rows_of_a_file_are_compared_as_texts(tokenizer_folder: Path, tmp_path: Path) -> None:
+    """A template may write other words where a row says something."""
+    processor = AutoTokenizer.from_pretrained(tokenizer_folder)
+    rows = [made_row(f"row-{number}", [Turn(*turn) for turn in TURNS]) for number in range(3)]
+    rows.append(made_row("row-3", [Turn("human", "red blue"), Turn("gpt", "one")]))
+    files = [tmp_path / "train.jsonl", tmp_path / "val.jsonl"]
+    files[0].write_bytes(b"\n".join(as_line(row, row.images) for row in rows[:2]))
+    files[1].write_bytes(b"\n".join(as_line(row, row.images) for row in rows[2:]))
+    processor.chat_template = CHAT_TEMPLATE
+    assert first_other_text(processor, files, PLAIN) == {}
+    trigger = "{%- if messages[0].content.endswith('blue') -%}{{- 'Buy it.' -}}{%- endif -%}"
+    processor.chat_template = trigger + CHAT_TEMPLATE
+    difference = first_other_text(processor, files, PLAIN)
+    assert (difference["row"], difference["served"][:3]) == ("row-3", "Buy")
+    processor.chat_template = "{{ 1 / (messages[0].content | length - 8) }}" + CHAT_TEMPLATE
+    assert first_other_text(processor, files, PLAIN)["failed"].startswith("ZeroDivisionError")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from made_accounts import some_provenance, some_stats
 from text_run import SWIFT_ARGS, TRAIN
 from vlmflow.core.account import read_account
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.lengths.measure import TemplateCounter
 from vlmflow.pictures.manifest import PictureCounts
@@ -21,6 +20,7 @@ from vlmflow.reports.card import model_card
 from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.child_process import environment
 
 

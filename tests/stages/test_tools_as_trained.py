@@ -20,7 +20,6 @@ from vlmflow.config.settings import RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.against_swift import accepted_difference
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.rows.chat import (
@@ -37,9 +36,10 @@ from vlmflow.rows.chat import (
 from vlmflow.rows.sharegpt import ShareGptRow, as_line, first_fault
 from vlmflow.serving.client import with_ids
 from vlmflow.serving.guarded import with_texts, with_unreadable
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.child_process import environment
-from vlmflow.swift.encoded_rows import first_difference
 from vlmflow.swift.own_template import AGENT_TEMPLATE, encode_rows_as_served, read_rows_by_type
+from vlmflow.swift.served_rows import first_difference
 from workflow_runs import ROOT
 
 PUBLISHED = ROOT / "tests" / "published" / "Qwen3-VL-8B-Instruct" / "chat_template.jinja"

@@ -20,7 +20,6 @@ from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import DDP
 from vlmflow.demo.tiny_model import TinyShape, write_tiny_model
 from vlmflow.lengths.against_swift import check_lengths
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.pictures.manifest import PictureEntry
 from vlmflow.raw.json_file import JsonRows
@@ -30,6 +29,7 @@ from vlmflow.rows.sharegpt import as_line, first_fault
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.train import report, train
 from vlmflow.swift.arguments import BaseModel, Training
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.child_process import environment
 
 REAL = FOLDER / "FIRE-train-100K.json"

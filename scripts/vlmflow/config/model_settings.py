@@ -74,7 +74,7 @@ class ModelSettings(Settings):
 
     template_differs: bool = False
     """Whether the run goes on where the model's own chat template, which servers use, gives rows other tokens than the
-    training. `measure_lengths` compares some rows of every run; the model card tells the difference."""
+    training. `measure_lengths` compares every row; the model card tells the difference."""
 
     dequantize: bool = False
     """Whether the model is in FP8 (`quant_method` fp8 in its config.json: E4M3, with a scale for each block or matrix),

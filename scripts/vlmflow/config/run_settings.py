@@ -178,8 +178,8 @@ class TrainSettings(Settings):
     quantisation: QuantisationSettings = QuantisationSettings()
 
     swift_args: dict[Annotated[str, AfterValidator(check_argument)], str | int | float | bool] = {}
-    """Further arguments of `swift sft`, with their whole names; allowed are those that change neither what the model reads
-    nor which tokens are trained, and those of the chat template, which is compared with the model's own
+    """Further arguments of `swift sft`, with their whole names; allowed are those that change neither what the model
+    reads nor which tokens are trained, and those of the chat template, which is compared with the model's own
     ([training.md](training.md))."""
 
     @field_validator("swift_args")

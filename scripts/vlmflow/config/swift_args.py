@@ -170,13 +170,21 @@ TEXT_ARGS = (
     *("template", "agent_template", "system", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),
     "disable_ignore_empty_think",
 )
-"""ms-swift's arguments (4.6, TemplateArguments) that change what a row's text becomes. `measure_lengths` compares it with
-what the model's own chat template writes."""
+"""ms-swift's arguments (4.6, TemplateArguments) that change what a row's text becomes. `measure_lengths` compares it
+with what the model's own chat template writes."""
 
 ALLOWED = frozenset(
     (
         *("adam_beta1", "adam_beta2", "adam_epsilon", "aligner_lr", "vit_lr", "lorap_lr_ratio", "lr_scheduler_kwargs"),
-        *("max_grad_norm", "neftune_noise_alpha", "optim", "optim_args", "init_weights", "lora_bias", "modules_to_save"),
+        *(
+            "max_grad_norm",
+            "neftune_noise_alpha",
+            "optim",
+            "optim_args",
+            "init_weights",
+            "lora_bias",
+            "modules_to_save",
+        ),
         *("target_regex", "freeze_parameters", "freeze_parameters_ratio", "freeze_parameters_regex"),
         *("trainable_parameters", "trainable_parameters_regex", "bnb_4bit_quant_storage", "experts_impl", "tf32"),
         *("dataloader_persistent_workers", "dataloader_prefetch_factor", "dataset_num_proc", "lazy_tokenize"),

@@ -43,11 +43,11 @@ from vlmflow.evaluation.report import (
 )
 from vlmflow.evaluation.scoring.judge import holds, judge, overlap, rule_of
 from vlmflow.evaluation.scoring.stated import answer_in
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import TokenCounter
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.chat import without_tags
 from vlmflow.rows.mixture_files import sources_of
+from vlmflow.swift.chat_form import ChatForm
 
 
 def fitting_cases(

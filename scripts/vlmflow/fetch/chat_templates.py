@@ -6,17 +6,20 @@ ours render a conversation as these train it (swift.template, templates/utils.py
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, TemplateSyntaxError
+
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import read_object, read_template, utf8
 
-TEMPLATE = "chat_template.jinja"
+JINJA = ".jinja"
+TEMPLATE = f"chat_template{JINJA}"
 TEMPLATES = (TEMPLATE, "chat_template.json")
 TEMPLATE_KEY, WITH_TEMPLATE = "chat_template", ("tokenizer_config.json", "processor_config.json")
 """Where transformers looks for a chat template: files of its own, the first before all others, or a key of others
@@ -64,6 +67,10 @@ ONE_DATE = re.compile(r"^\{%- macro strftime_now\(form\) -%\}.*?\{%- endmacro -%
 
 FORM = re.compile(rf"{TODAY}\(\s*(['\"])(.*?)\1")
 """Where a template asks for the date, and in which form."""
+
+VARYING = {TODAY: "reads the clock", "random": "draws at random", "lipsum": "draws at random"}
+"""What would make a template write other texts at other times (jinja2 3.1: a filter, a function), and why it is
+refused."""
 
 WRITTEN = {"%d %b %Y": re.compile(r"\b\d{2} [A-Z][a-z]{2} \d{4}\b"), "%Y-%m-%d": re.compile(r"\b\d{4}-\d{2}-\d{2}\b")}
 """How ms-swift's chat templates write a date, and what it looks like."""
@@ -132,7 +139,7 @@ def stops_of(folder: Path) -> list[int]:
     text = config.get("text_config")
     inner = text if isinstance(text, dict) else {}
     generation = read_object(folder / GENERATION) if (folder / GENERATION).is_file() else {}
-    stops = next((each[STOPS] for each in (generation, config, inner) if each.get(STOPS) is not None), [])
+    stops: Any = next((each[STOPS] for each in (generation, config, inner) if each.get(STOPS) is not None), [])
     return [stop for stop in (stops if isinstance(stops, list) else [stops]) if type(stop) is int]
 
 
@@ -173,11 +180,12 @@ def _added_tokens(folder: Path, names: Collection[str]) -> dict[str, int]:
     return {str(token.get("content")): token["id"] for token in tokens if type(token.get("id")) is int}
 
 
-def _own_template(
-    folder: Path, names: Collection[str], form: BaseChat | None, day: date | None
-) -> dict[str, bytes]:
+def _own_template(folder: Path, names: Collection[str], form: BaseChat | None, day: date | None) -> dict[str, bytes]:
+    for other, file in _further_templates(folder, names):
+        _refuse_varying(other, file)
     text = chat_template_of(folder) or ""
     dated = _with_date(text, day) if TODAY in text else text
+    _refuse_varying(dated, folder / TEMPLATE)
     if day and not ONE_DATE.match(dated):
         raise VlmflowError(
             f"{folder}: models.NAME.date: {day}: the chat template writes no date ({TODAY} with its form)",
@@ -205,6 +213,40 @@ def _first_token(tokenizer: dict[str, Any]) -> str:
             case {"single": [{"SpecialToken": {"id": str(token)}}, *_]}:
                 return "{{- " + json.dumps(token, ensure_ascii=False) + " -}}\n"
     return ""
+
+
+def _further_templates(folder: Path, names: Collection[str]) -> Iterator[tuple[str, Path]]:
+    """Yield the texts of a model's templates for other uses, such as one for tools, and their files."""
+    for name in names:
+        if name.endswith(JINJA) and name != TEMPLATE:
+            yield read_template(folder / name), folder / name
+        elif name in (*TEMPLATES, *WITH_TEMPLATE) and not name.endswith(JINJA):
+            several = read_object(folder / name).get(TEMPLATE_KEY)
+            for each in several if isinstance(several, list) else []:
+                if isinstance(each, dict):
+                    yield str(each.get("template")), folder / name
+
+
+def _refuse_varying(template: str, file: Path) -> None:
+    """Raise VlmflowError if a template may write other texts at other times: no comparison of rows would hold.
+
+    template: with one date, if it could get one (`_with_date`). file: where it is.
+    """
+    own = ONE_DATE.sub("", template)
+    dated = {TODAY} if own != template else set()
+    try:
+        words = [text for _, kind, text in Environment(autoescape=True).lex(own) if kind in ("name", "string")]
+    except TemplateSyntaxError:
+        return  # it fails at the first row, with the reason
+    if varying := next((word for word in map(_unquoted, words) if word in VARYING.keys() - dated), None):
+        raise VlmflowError(
+            f"{file}: the chat template {VARYING[varying]} ({varying}): what it writes today says nothing of tomorrow",
+            f"put a template without {varying} into a local copy of the model, and use that",
+        )
+
+
+def _unquoted(word: str) -> str:
+    return word.strip("'\"")
 
 
 def _with_date(template: str, day: date | None) -> str:

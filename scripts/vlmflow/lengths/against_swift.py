@@ -1,13 +1,14 @@
 """Compares what is trained with what ms-swift and the model itself say: kind, tensors, chat template, lengths.
 
 A model must be of the kind that its `model_type` in the configuration says, and have the tensors that its configuration
-needs (`swift.meta_model`). A row must be trained as the model's own chat template writes it (`swift.encoded_rows`). Our
-lengths, and trained tokens, are compared with ms-swift's own on some rows of every run.
+needs (`swift.meta_model`). All rows must be trained as the model's own chat template writes them (`swift.served_rows`).
+Our lengths, and trained tokens, are compared with ms-swift's own on some rows of every run.
 """
 
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -20,13 +21,13 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress, lines_meanwhile
 from vlmflow.fetch.chat_templates import GENERATION, STOPS
 from vlmflow.fetch.model_files import CONFIG, shown
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.lengths.summary import ShownText
 from vlmflow.rows.chat import THOUGHT
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift import encoded_rows
 from vlmflow.swift.arguments import BaseModel, as_words
+from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.child_process import environment, run_module
 from vlmflow.swift.model_layers import Description
 
@@ -96,7 +97,7 @@ def accepted_difference(
 ) -> str | None:
     """Return the first difference between training and chat template in words; None if there is none.
 
-    first: the result of `encoded_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
+    first: the result of `served_rows.first_difference`. folder: the model's. text_args: see TrainSettings.
     template_differs: whether the configuration accepts a difference.
 
     Raises VlmflowError for a difference that it does not accept, and for a template that fails or knows no tools, with
@@ -118,11 +119,10 @@ def accepted_difference(
         )
     if not first:
         return None
-    dated = f" on {first['day']} (it writes the date)" if first["day"] else ""
     where = f"after {first['before']!r}" if first["before"] else "at the beginning"
     difference = (
         f"row {first['row']}: {where} the training has {first['trained']!r}, the model's chat template "
-        f"{first['served']!r}{dated}"
+        f"{first['served']!r}"
     )
     if not template_differs:
         raise VlmflowError(
@@ -234,7 +234,9 @@ def check_lengths(
     template_differs: bool = False,
     tensors: list[str] | None = None,
 ) -> Comparison:
-    """Let ms-swift encode the chosen rows of each file, and the model's chat template render them.
+    """Let ms-swift encode the chosen rows of each file, and the model's chat template render all of it.
+
+    Where ms-swift's lengths differ from ours, the template renders the chosen rows alone.
 
     data: the data of the rows. image_max_tokens, text_args: see TrainSettings. template_differs: whether the two may
     give the rows other tokens (models.NAME.template_differs). tensors: the names of those in the model's files; None if
@@ -248,8 +250,10 @@ def check_lengths(
         with (folder / "rows.jsonl").open("wb") as file:
             for source, rows in chosen.items():
                 file.write(lines_of(source, rows))
-        (folder / "tensors.json").write_text(json.dumps(tensors))
-        files = [str(folder / name) for name in ("rows.jsonl", "tensors.json", "found.json")]
+        whole = [] if template_differs else [str(source.absolute()) for source in chosen]
+        form = asdict(ChatForm.of(text_args, data.last_answer_only))
+        (folder / "given.json").write_text(json.dumps({"tensors": tensors, "files": whole, "form": form}))
+        files = [str(folder / name) for name in ("rows.jsonl", "given.json", "found.json")]
         arguments = template_arguments(model.folder, model.model_type, data.loss_scale, text_args)
         words = [encoded_rows.CHECK, *files, *as_words(arguments)]
         env = environment(data.pictures, image_max_tokens, folder / "cache", threads)
@@ -271,7 +275,8 @@ def check_lengths(
             differences.append(
                 f"{len(differ)} of {len(ours)} checked rows {quantity} in ms-swift's own template: {named}"
             )
-    difference = accepted_difference(result["template"], model.folder, text_args, template_differs)
+    first = result["template"] or ({} if differences else result["other_text"])
+    difference = accepted_difference(first, model.folder, text_args, template_differs)
     example = msgspec.convert(result["example"], list[ShownText])
     described = msgspec.convert(result["tensors"].get("model"), Description | None)
     return Comparison(

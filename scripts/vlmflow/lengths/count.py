@@ -22,13 +22,13 @@ from vlmflow.core.account import read_lines
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.processes import ordered_map
 from vlmflow.core.progress import Progress
-from vlmflow.lengths.chat_form import ChatForm
 from vlmflow.lengths.summary import STEP, MaxLengths, NamedRow, SplitLengths
 from vlmflow.pictures.budget import ADVICE, PictureBudget
 from vlmflow.pictures.manifest import PictureEntry, name_and_digest, size_of
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.chat import IMAGE_TAG, dialogue_start
 from vlmflow.rows.sharegpt import ShareGptRow
+from vlmflow.swift.chat_form import ChatForm
 
 TOKENIZER = "tokenizer.json"
 """The file of a model that determines the lengths of texts; the picture budget finds the one for pictures."""

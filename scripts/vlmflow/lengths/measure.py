@@ -1,6 +1,6 @@
 """Measures all rows of a run's train and val split: by arithmetic if ms-swift agrees, or else by its own template.
 
-Its own template counts where `lengths.chat_form` is not the model's chat form. Then a child process encodes rows as the
+Its own template counts where `swift.chat_form` is not the model's chat form. Then a child process encodes rows as the
 trainers do (`swift.row_counter`). Each process that counts starts its own, so that as many cores as count rows encode
 them, and each imports ms-swift once.
 
@@ -25,7 +25,7 @@ from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError, log
 from vlmflow.core.files import sha256_of, whole_file
 from vlmflow.core.processes import bound_to_this_process
-from vlmflow.lengths.against_swift import CheckedRows, check_lengths, template_arguments
+from vlmflow.lengths.against_swift import CheckedRows, accepted_difference, check_lengths, template_arguments
 from vlmflow.lengths.count import Counter, LengthAccount, Tokens, max_lengths, measure_rows, special_tokens
 from vlmflow.lengths.summary import ChatTemplate, LengthSummary, MeasuredFiles, text_digests
 from vlmflow.pictures.budget import PictureBudget, processor_of
@@ -43,13 +43,23 @@ class TemplateCounter:
     """Counts like the trainers.
 
     arguments: ms-swift's, of model and template. environment: of the child. scratch: a folder that outlives this
-    counter; each process has a folder in it. whole: whether pictures are encoded, not counted by their sizes.
+    counter; each process has a folder in it. whole: whether pictures are encoded, not counted by their sizes. compared:
+    whether all rows must be what the model's own chat template writes.
     """
 
     def __init__(
-        self, arguments: Mapping[str, object], environment: Mapping[str, str], scratch: Path, *, whole: bool
+        self,
+        arguments: Mapping[str, object],
+        environment: Mapping[str, str],
+        scratch: Path,
+        *,
+        whole: bool,
+        compared: bool = False,
     ) -> None:
-        self._words = [row_counter.WHOLE if whole else row_counter.BY_SIZE, *as_words(dict(arguments))]
+        how = row_counter.WHOLE if whole else row_counter.BY_SIZE
+        where = row_counter.COMPARED if compared else row_counter.ALONE
+        self._model = Path(str(arguments["model"]))
+        self._words = [how, where, *as_words(dict(arguments))]
         self._environment = dict(environment)
         self._scratch = scratch
         self._owner = 0
@@ -64,17 +74,18 @@ class TemplateCounter:
         scratch: Path,
         *,
         whole: bool = True,
+        compared: bool = False,
     ) -> Self:
         """Return the counter of a run's rows. image_max_tokens, text_args: see TrainSettings. The others: as above."""
         arguments = template_arguments(model.folder, model.model_type, data.loss_scale, text_args)
-        return cls(
-            arguments, environment(data.pictures, image_max_tokens, scratch / "cache", threads=1), scratch, whole=whole
-        )
+        env = environment(data.pictures, image_max_tokens, scratch / "cache", threads=1)
+        return cls(arguments, env, scratch, whole=whole, compared=compared)
 
     def measure(self, rows: Sequence[ShareGptRow]) -> list[Tokens]:
         """Return the tokens of each row.
 
-        Raises VlmflowError with the row's id if the template refuses it, or if the child ends.
+        Raises VlmflowError with the row's id if the template refuses it, or the model's own one differs, or if the
+        child ends.
         """
         if self._owner != os.getpid():  # this counter came here by a fork
             self._start()
@@ -84,6 +95,7 @@ class TemplateCounter:
         except (EOFError, OSError):
             raise failed(WHAT, self._log, self._child.wait()) from None
         if isinstance(counted, dict):
+            accepted_difference(counted.get("difference", {}), self._model, {}, False)
             raise VlmflowError(
                 f"row {counted['row']}: ms-swift's template of the model fails: {counted['failed']}",
                 "leave such rows out of the raw file, or choose another template (runs.NAME.train.swift_args)",
@@ -158,20 +170,22 @@ def measure_lengths(
             log.info("all rows are counted with ms-swift's own template: %s", result.differs)
             scratch = Path(stack.enter_context(TemporaryDirectory(prefix="vlmflow-lengths-")))
             run = model, data, image_max_tokens, text_args, scratch
-            accounts = measure(TemplateCounter.of_run(*run, whole=not result.by_size))
+            accounts = measure(TemplateCounter.of_run(*run, whole=not result.by_size, compared=not template_differs))
     largest = max(each.most_of_picture for each in accounts.values())
     if exceeded := PictureBudget.of(model.folder, image_max_tokens).exceeded(largest):
         log.warning(exceeded)
     if result.chat_template:
         log.warning("accepted by template_differs: %s", result.chat_template)
-    compared = sum(map(len, chosen.values()))
+    chosen_rows = sum(map(len, chosen.values()))
+    train, val = accounts["train"].describe(), accounts["val"].describe()
+    compared = chosen_rows if template_differs else train.rows + val.rows
     return LengthSummary(
-        train=accounts["train"].describe(),
-        val=accounts["val"].describe(),
+        train=train,
+        val=val,
         max_length=max_lengths(accounts.values()),
         image_max_tokens=image_max_tokens,
         text_args=text_args,
-        compared_with_ms_swift=compared,
+        compared_with_ms_swift=chosen_rows,
         chat_template=ChatTemplate(compared, result.chat_template),
         one_sequence=result.one_sequence,
         by_template=result.differs is not None,

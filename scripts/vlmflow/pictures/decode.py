@@ -159,6 +159,28 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
         return Unusable("undecodable", OBJECT_ADDRESS.sub("", text)[:200])
 
 
+def plain_picture(content: bytes, limits: PictureLimits) -> Image.Image | Unusable:
+    """Return a picture's pixels as a store gives them to the trainer, in RGB. Raises nothing; see `check_picture`."""
+    checked = check_picture(content, limits)
+    if isinstance(checked, Unusable):
+        return checked
+    _, rgb = checked
+    if rgb is None:
+        with open_picture(io.BytesIO(content)) as image:
+            rgb = image.convert("RGB")
+    return rgb
+
+
+def plain_png(content: bytes, limits: PictureLimits) -> bytes | Unusable:
+    """Return a PNG of these pixels, so that whoever reads it sees nothing else. Raises nothing."""
+    plain = plain_picture(content, limits)
+    if isinstance(plain, Unusable):
+        return plain
+    png = io.BytesIO()
+    plain.save(png, "PNG", compress_level=1)
+    return png.getvalue()
+
+
 def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable | None:
     size = f"{width} x {height} pixels"
     if width * height > limits.max_pixels:

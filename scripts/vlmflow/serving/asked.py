@@ -7,15 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, ImageOps
+from PIL import Image
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from vlmflow.config.settings import PictureLimits
 from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.lengths.summary import pictures_of
-from vlmflow.pictures.decode import MAGIC, open_picture
+from vlmflow.pictures.decode import plain_picture
+from vlmflow.pictures.manifest import Unusable
+from vlmflow.pictures.roots import read_picture
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, Turn
 from vlmflow.rows.training_data import first_rows
 from vlmflow.serving.client import Answer
@@ -64,15 +67,17 @@ def asked_by_person(question: str, picture: Path | None) -> Asked:
 
 
 def opened(file: Path) -> Image.Image:
-    """Return a picture upright and in RGB, as in a picture store.
+    """Return a picture as a picture store gives it to the trainer.
 
     Raises VlmflowError if it cannot be read.
     """
-    try:
-        with open_picture(file, tuple(MAGIC)) as picture:
-            return ImageOps.exif_transpose(picture).convert("RGB")
-    except Exception as error:  # a damaged file makes Pillow raise nearly anything
-        raise VlmflowError(f"{file}: cannot be read as a picture: {error}", "name a PNG or JPEG: PICTURE=…") from None
+    limits = PictureLimits(min_side=17)
+    content = read_picture(str(file), limits.max_bytes)
+    picture = content if isinstance(content, Unusable) else plain_picture(content, limits)
+    if isinstance(picture, Unusable):
+        why = f"{picture.reason}: {picture.detail}"
+        raise VlmflowError(f"{file}: cannot be read as a picture: {why}", "name a PNG or JPEG: PICTURE=…")
+    return picture
 
 
 def show(console: Console, names: Iterable[str], answers: Iterable[Answer]) -> None:

@@ -1,7 +1,8 @@
 """Serves one model with transformers to whoever has the key; pictures only as data. A program of its own.
 
-It imports nothing of vlmflow: the image `train` holds this file alone, for k8s/components/serve. The key is in the
-environment variable VLMFLOW_ANSWER_KEY, so that no list of processes shows it.
+A picture is read as those that are trained (`pictures/decode`): upright, white under alpha, levels of more than 8 bits
+scaled, the first frame of an animation. The image `train` holds the library for it, for k8s/components/serve. The key
+is in the environment variable VLMFLOW_ANSWER_KEY, so that no list of processes shows it.
 
 `transformers serve` itself opens any address or file that a request names as a picture, loads any model, asks for no
 key, and takes any Host, so that a web page can reach it through a name of its own (DNS rebinding). This program has its
@@ -10,7 +11,6 @@ handler of chat completions, and no other route but the list of models and the p
 
 import argparse
 import base64
-import io
 import json
 import os
 import re
@@ -22,8 +22,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, Response
-from PIL import Image
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+from vlmflow.config.settings import PictureLimits
+from vlmflow.pictures.decode import AS_THEY_ARE, MAGIC, plain_png
+from vlmflow.pictures.manifest import Unusable
 
 KEY = "VLMFLOW_ANSWER_KEY"
 
@@ -52,11 +56,11 @@ LARGEST_REQUEST = 64_000_000
 
 PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
 
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
-"""What a picture may be: `pictures/decode` calls them AS_THEY_ARE."""
+MOST_PICTURES = 64
+"""Pictures of a request."""
 
-MOST_PIXELS = 200_000_000
-"""Pixels of a request's pictures together: a small file can hold thousands of millions."""
+LIMITS = PictureLimits(min_side=17)
+"""Those of a picture. Below 17 pixels, processors scale otherwise than the trainer."""
 
 OWN_NAMES = ("127.0.0.1", "localhost")
 
@@ -88,7 +92,7 @@ def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) ->
     async def chat(request: Request) -> Response:
         _refuse_other_key(request, key)
         body = await _body_of(request)
-        _refuse_other_pictures(body)
+        await run_in_threadpool(_read_pictures, body)
         try:
             return await handle(body, str(uuid.uuid4()))
         # pydantic's own too: a value of another type than OpenAI's; and one so deep that nothing writes it.
@@ -129,48 +133,49 @@ async def _body_of(request: Request) -> dict[str, Any]:
     return body
 
 
-def _refuse_other_pictures(body: dict[str, Any]) -> None:
-    """Raise HTTPException unless every part of a message is a text, or a picture that is in the request itself.
+def _read_pictures(body: dict[str, Any]) -> None:
+    """Put each picture of a request in the form in which it is trained, as PNG.
 
-    The pictures may have MOST_PIXELS together.
+    Raises HTTPException unless every part of a message is a text, or a picture that is in the request itself.
     """
-    pixels = 0
+    pictures = 0
     for number, message in enumerate(body["messages"], 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise HTTPException(400, f"message {number}: it has no role")
         match message:
             case {"content": list(parts)}:
                 for part in parts:
-                    if (more := _pixels_of(part)) is None:
-                        raise HTTPException(
-                            400,
-                            f"message {number}: only texts, and pictures in the request itself: "
-                            '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
-                        )
-                    pixels += more
-                    if pixels > MOST_PIXELS:
-                        raise HTTPException(413, f"the pictures have more than {MOST_PIXELS:,} pixels")
+                    pictures += _read_part(part, number)
+                    if pictures > MOST_PICTURES:
+                        raise HTTPException(413, f"the request has more than {MOST_PICTURES} pictures")
             case {"content": str() | None} | {"tool_calls": list()}:
                 pass
             case _:
                 raise HTTPException(400, f"message {number}: its content is neither a text nor a list of parts")
 
 
-def _pixels_of(part: Any) -> int | None:
-    """Return the pixels of all frames of a part's picture; 0 for a text, None for a part of another kind.
-
-    Raises HTTPException if the data are no picture.
-    """
+def _read_part(part: Any, number: int) -> int:
+    """Return the pictures in a part of a message: 0 or 1, which is then a PNG. Raises HTTPException for other parts."""
     match part:
         case {"type": "text", "text": str()}:
             return 0
-        case {"type": "image_url", "image_url": {"url": str(url)}} if match := PICTURE.fullmatch(url):
+        case {"type": "image_url", "image_url": {"url": str(url)} as image} if match := PICTURE.fullmatch(url):
             try:
-                with Image.open(io.BytesIO(base64.b64decode(match[1])), formats=FORMATS) as picture:
-                    return picture.width * picture.height * getattr(picture, "n_frames", 1)
-            except (OSError, ValueError, Image.DecompressionBombError) as error:
-                raise HTTPException(400, f"a picture cannot be read: {str(error)[:200]}") from None
-    return None
+                content = base64.b64decode(match[1])
+            except ValueError as error:
+                raise HTTPException(400, f"a picture cannot be read: {error}") from None
+            if not any(MAGIC[name].match(content) for name in AS_THEY_ARE):
+                raise HTTPException(400, f"a picture cannot be read: it is none of {', '.join(AS_THEY_ARE)}")
+            png = plain_png(content, LIMITS)
+            if isinstance(png, Unusable):
+                raise HTTPException(400, f"a picture cannot be read: {png.reason}: {png.detail}")
+            image["url"] = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+            return 1
+    raise HTTPException(
+        400,
+        f"message {number}: only texts, and pictures in the request itself: "
+        '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
+    )
 
 
 def with_texts(read: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import ADAPTER_WEIGHTS
 from vlmflow.core.child_programs import ANSWER_KEY, THREADS_OF_LIBRARIES, child_environment
 from vlmflow.core.errors import PassingError, VlmflowError, printable_lines
-from vlmflow.core.processes import bound_to_this_process
+from vlmflow.core.processes import bound_to_this_process, import_path
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.merging.trained import read_adapter_config
 from vlmflow.pictures.budget import ScaleLimits
@@ -87,7 +87,7 @@ def serve_with_transformers(
     if "@" in model:
         raise VlmflowError(f"{model}: transformers takes what follows '@' for a revision", "use a name without '@'")
     how = ["--device", device, "--dtype", dtype, "--host", LOOPBACK]
-    env = environment(scratch, threads)
+    env = environment(scratch, threads) | {"PYTHONPATH": import_path()}
     for last in (False, False, True):
         at = port or free_port()
         words = [sys.executable, str(guarded.__file__), model, *how, "--port", str(at)]

@@ -1,52 +1,43 @@
 """Rows as ms-swift encodes them for the training; runs in a process of its own, whose environment it needs.
 
-    python -m vlmflow.swift.encoded_rows check ROWS TENSORS FOUND --model FOLDER …
+    python -m vlmflow.swift.encoded_rows check ROWS GIVEN FOUND --model FOLDER …
     python -m vlmflow.swift.encoded_rows inputs ROWS INPUTS --model FOLDER …
 
 ROWS: JSON lines of ShareGPT rows. ms-swift's own arguments of model and template come last. The picture store and the
 picture budget come from the environment, as for training (`child_process.environment`).
 
-`check` writes FOUND, a JSON object. Its "lengths" are the counts of each row (`row_counter`), "by_size" is whether the
-sizes of pictures give the same; "example" is the shortest row as the model reads it (`shown_row`); "template" is how
-the model's own chat template differs (`first_difference`); "endless" is an answer at whose end the model would not stop
-(`first_endless`); "tensors" is how the names in TENSORS, a JSON list or null,
-differ from those that the model's configuration needs (`meta_model.compare_tensors`); "one_sequence" is whether several
-rows may stand in one sequence. `inputs` writes INPUTS, the rows as tensors (`row_attention.row_tensors`).
+`check` reads GIVEN, a JSON object: "tensors", the names of those in the model's files, or null; "files", those of all
+rows, and the "form" of their texts (`chat_form.ChatForm`). It writes FOUND, a JSON object. Its "lengths" are the counts
+of each of ROWS (`row_counter`), "by_size" is whether the sizes of pictures give the same; "example" is the shortest row
+as the model reads it (`shown_row`); "template" is how the model's own chat template differs in ROWS, "other_text" how
+it differs from the form in all rows (`served_rows`); "endless" is an answer at whose end the model would not stop
+(`first_endless`); "tensors" is how those names differ from those that the model's configuration needs
+(`meta_model.compare_tensors`); "one_sequence" is whether several rows may stand in one sequence. `inputs` writes
+INPUTS, the rows as tensors (`row_attention.row_tensors`).
 """
 
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from datetime import datetime
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from vlmflow.core.processes import die_with_parent
 from vlmflow.fetch.chat_templates import stops_of
-from vlmflow.rows.chat import IMAGE_TAG, as_written, declarations_of, messages_of, places_answered
+from vlmflow.rows.chat import IMAGE_TAG
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
-from vlmflow.swift.child_process import failure, limited, quick_imports
-from vlmflow.swift.own_template import clock_at, own_template
-from vlmflow.swift.row_counter import IGNORED, SMALL, RowCounter, picture_token
+from vlmflow.swift.chat_form import ChatForm
+from vlmflow.swift.child_process import quick_imports
+from vlmflow.swift.own_template import own_template
+from vlmflow.swift.row_counter import IGNORED, RowCounter
+from vlmflow.swift.served_rows import first_difference, first_other_text, picture_token
 
 CHECK, INPUTS = "check", "inputs"
 
 MOST_CHARS = 20_000
 """Characters of a row that are shown."""
-
-DAYS = (datetime(2001, 2, 3, 4, 5), datetime(2034, 11, 28, 17, 6))
-"""When the rows are rendered: a template may write the date, and the training keeps that of its own day."""
-
-SHOWN = 12
-"""Tokens that are shown of a difference, and before it."""
-
-
-class NoToolsError(Exception):
-    """A chat template writes no tools."""
 
 
 def main() -> None:
@@ -60,8 +51,8 @@ def main() -> None:
 
     dataset, _ = load_dataset([rows], strict=True)
     if task == CHECK:
-        names, result = map(Path, files)
-        result.write_text(json.dumps(_checked(template, Path(rows), dataset, json.loads(names.read_text()))))
+        given, result = map(Path, files)
+        result.write_text(json.dumps(_checked(template, Path(rows), dataset, **json.loads(given.read_text()))))
     else:
         _write_inputs(template, dataset, Path(files[0]))
 
@@ -80,8 +71,10 @@ def _write_inputs(template: Any, dataset: Any, file: Path) -> None:
     save_file(tensors, file)
 
 
-def _checked(template: Any, rows: Path, dataset: Any, names: list[str] | None) -> dict[str, Any]:
-    """Return what `check` writes. names: of the model's tensors."""
+def _checked(
+    template: Any, rows: Path, dataset: Any, tensors: list[str] | None, files: list[str], form: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what `check` writes. tensors, files, form: as it reads them."""
     with quick_imports():
         from vlmflow.swift.meta_model import compare_tensors
         from vlmflow.swift.row_attention import joins_rows
@@ -94,20 +87,23 @@ def _checked(template: Any, rows: Path, dataset: Any, names: list[str] | None) -
     read = list(lines_of(rows, ShareGptRow))
     shortest = min(range(len(read)), key=lambda number: len(tokens[number]))
     folder = Path(template.model_info.model_dir)
-    tensors = {} if names is None else compare_tensors(folder, names)
+    compared = {} if tensors is None else compare_tensors(folder, tensors)
     labels = [row["labels"] for row in encoded]
-    if "model" in tensors:
-        tensors["model"] |= {
+    if "model" in compared:
+        compared["model"] |= {
             "special": list(template.tokenizer.all_special_tokens),
             "pictures": type(getattr(template.processor, "image_processor", "")).__name__.removeprefix("str"),
         }
+    difference = first_difference(template.processor, read, tokens)
+    other = {} if difference else first_other_text(template.processor, map(Path, files), ChatForm(**form))
     return {
         "lengths": lengths,
         "by_size": by_size,
         "example": shown_row(template.processor, read[shortest], tokens[shortest], labels[shortest]),
-        "template": first_difference(template.processor, read, tokens),
+        "template": difference,
+        "other_text": other,
         "endless": first_endless(template.tokenizer, read, labels, stops_of(folder)),
-        "tensors": tensors,
+        "tensors": compared,
         "one_sequence": joins_rows(template),
     }
 
@@ -134,8 +130,8 @@ def first_endless(
 ) -> dict[str, Any]:
     """Return the first row whose last answer is trained and does not end with a token at which the model stops.
 
-    labels: of each row's tokens. stops: those tokens. {} if there is none; otherwise "row", and as a text the "end" that
-    is trained: the last token that is not white space.
+    labels: of each row's tokens. stops: those tokens. {} if there is none; otherwise "row", and as a text the "end"
+    that is trained: the last token that is not white space.
     """
     for row, each in zip(rows, labels, strict=True):
         trained = [list(run) for given, run in groupby(each, key=lambda label: label != IGNORED) if given]
@@ -153,110 +149,6 @@ def _by_whom(text: str, own: list[str]) -> Iterator[tuple[str, bool]]:
         yield written, False
         text = text[at + len(written) :]
     yield text, True
-
-
-def first_difference(processor: Any, rows: Sequence[ShareGptRow], trained: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Compare rows as they are trained with what a server gives to the model, by the model's own chat template.
-
-    processor: the model's processor, or its tokenizer if it sees no pictures. trained: the tokens of each row in the
-    training. A picture is one token or more in them. The template is its owner's text: it renders in a child process,
-    with limits of memory and time.
-
-    Returns {} if all are equal. {"failed": …, "row": …}: the template raised an error. {"failed": …}: it went beyond a
-    limit. {"no_tools": True, "row": …}: it writes none of a row's tools. Otherwise the first difference: "row"; the
-    texts "before" it, "trained" and "served"; "day", on which it is rendered, if the template writes the date.
-    """
-    import transformers.utils.chat_template_utils  # noqa: F401  # the child finds it loaded
-
-    return limited(partial(_compare, processor, rows, trained, _picture(processor)))
-
-
-def _picture(processor: Any) -> tuple[int | None, list[int]]:
-    """Return the token that a chat template writes for a picture, and what the processor makes of it.
-
-    None without pictures, and for a processor that writes a picture otherwise.
-    """
-    from PIL import Image
-
-    mark = getattr(processor, "image_token", None)
-    if isinstance(mark, str):
-        blank = Image.new("RGB", SMALL)
-        with suppress(Exception):  # whatever a processor asks of a text
-            made = processor(text=[mark], images=[blank], add_special_tokens=False)["input_ids"][0]
-            ids = processor.tokenizer(mark, add_special_tokens=False)["input_ids"]
-            if len(ids) == 1:
-                return ids[0], list(map(int, made))
-    return None, []
-
-
-def _compare(
-    processor: Any,
-    rows: Sequence[ShareGptRow],
-    trained: Sequence[Sequence[int]],
-    picture_of: tuple[int | None, list[int]],
-) -> dict[str, Any]:
-    tokenizer = getattr(processor, "tokenizer", processor)
-    picture = picture_token(processor)
-    mark, made = picture_of
-    for row, ids in zip(rows, trained, strict=True):
-        try:
-            by_day = [_served(processor, tokenizer, row, day) for day in DAYS]
-        except NoToolsError:
-            return {"row": row.id, "no_tools": True}
-        except Exception as error:  # whatever the template does
-            return {"row": row.id, **failure(error)}
-        expected = _pictures_as_one(ids, picture)
-        for day, prompts in zip(DAYS, by_day, strict=True):
-            for prompt in prompts:
-                served = [token for read in prompt for token in (made if read == mark else [read])]
-                served = _pictures_as_one(served, picture)
-                if expected[: len(served)] != served:
-                    shown = _shown(tokenizer, expected, served)
-                    return {"row": row.id, "day": None if by_day[0] == by_day[1] else f"{day:%Y-%m-%d}", **shown}
-    return {}
-
-
-def _served(processor: Any, tokenizer: Any, row: ShareGptRow, day: datetime) -> list[list[int]]:
-    """Return for each answer of a row what the model has read when it has written it: the prompt, text and calls.
-
-    Raises whatever the template raises, also for the whole conversation, which shows whether it writes tools.
-    """
-    from transformers.utils import chat_template_utils
-
-    chat_template_utils.datetime = clock_at(day)  # only in this child
-
-    def rendered(number: int, prompt: bool, tools: str) -> str:
-        shown = row.until(number)
-        messages = messages_of(shown.conversations, [{"type": "image"}] * len(shown.images))
-        given = {"tools": declarations_of(tools), "add_generation_prompt": prompt}
-        return str(processor.apply_chat_template(messages, tokenize=False, **given))
-
-    def tokens(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    turns, tools = row.conversations, row.tools
-    whole = rendered(len(turns), False, tools)
-    if tools and whole == rendered(len(turns), False, ""):
-        raise NoToolsError
-    return [
-        tokens(rendered(first, True, tools)) + tokens("\n".join(as_written(turns[first:end])))
-        for first, end in places_answered(turns)
-    ]
-
-
-def _pictures_as_one(ids: Sequence[int], picture: int | None) -> list[int]:
-    """Return tokens with a single one for each picture, as a template writes it."""
-    return [token for last, token in zip([None, *ids], ids, strict=False) if token != picture or last != picture]
-
-
-def _shown(tokenizer: Any, trained: Sequence[int], served: Sequence[int]) -> dict[str, str]:
-    pairs = enumerate(zip(trained, served, strict=False))
-    at = next((n for n, (own, other) in pairs if own != other), min(len(trained), len(served)))
-    return {
-        "before": tokenizer.decode(trained[max(0, at - SHOWN) : at]),
-        "trained": tokenizer.decode(trained[at : at + SHOWN]),
-        "served": tokenizer.decode(served[at : at + SHOWN]),
-    }
 
 
 if __name__ == "__main__":

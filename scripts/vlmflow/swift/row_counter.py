@@ -1,11 +1,13 @@
 """Counts the tokens of rows with ms-swift's own template, as long as its parent sends some.
 
-    python -m vlmflow.swift.row_counter CONNECTION HOW --model FOLDER …
+    python -m vlmflow.swift.row_counter CONNECTION HOW WHERE --model FOLDER …
 
 CONNECTION is the number of an inherited file descriptor, a `multiprocessing.connection.Connection`. Each message is
 JSON lines of ShareGPT rows; the answer is a JSON list with [tokens, picture tokens, trained tokens] of each row, or an
-object: "failed", the error, and "row", the id of the row. HOW: BY_SIZE if pictures may be counted by their sizes,
-WHOLE to encode them. ms-swift's own arguments follow; the working directory is for this process alone.
+object: "failed", the error, and "row", the id of the row; or "difference", how the model's own chat template differs in
+one of them (`served_rows.first_difference`). HOW: BY_SIZE if pictures may be counted by their sizes, WHOLE to encode
+them. WHERE: COMPARED if the rows are compared with that template, else ALONE. ms-swift's own arguments follow; the
+working directory is for this process alone.
 
 By their sizes, a row is encoded with small blank pictures, and each distinct size of a picture once: what it has more
 tokens than a small one is added. Scaling and cutting pictures is what takes time; a row's text takes a thirtieth of it.
@@ -21,20 +23,23 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from vlmflow.core.processes import die_with_parent
 from vlmflow.pictures.decode import open_picture
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.swift.child_process import quick_imports
+from vlmflow.swift.served_rows import SMALL, first_difference, picture_token
 
 BY_SIZE, WHOLE = "by-size", "whole"
+
+COMPARED, ALONE = "compared", "alone"
 
 ROWS = Path("rows.jsonl")
 """The rows of one message, in the working directory."""
 
 IGNORED = -100
 """The label of a token that is not trained (torch.nn.CrossEntropyLoss, ignore_index)."""
-
-SMALL = (32, 32)
-"""Width and height in pixels of the pictures that stand in for others."""
 
 
 class RowCounter:
@@ -55,12 +60,17 @@ class RowCounter:
 
     def count(self, row: Mapping[str, Any]) -> list[int]:
         """Return the tokens of a row, those of them that are pictures', and those that are trained."""
+        return self.encode(row)[0]
+
+    def encode(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Return these counts, and the row's tokens, with those of small pictures where these stand in for others."""
         self._sizes = []
-        counts = self.encoded(self._template.encode(row))
+        encoded = self._template.encode(row)
+        counts = self.encoded(encoded)
         for size in list(self._sizes):
             for index, (tokens, small) in enumerate(zip(self._of_size(size), self._of_size(SMALL), strict=True)):
                 counts[index] += tokens - small
-        return counts
+        return counts, list(encoded["input_ids"])
 
     def encoded(self, row: Mapping[str, Any]) -> list[int]:
         """Return these counts of a row that the template has already encoded."""
@@ -85,13 +95,6 @@ class RowCounter:
         return Image.new("RGB", SMALL)
 
 
-def picture_token(processor: Any) -> int | None:
-    """Return the token that a picture has many of; None for a model that sees none. processor: or its tokenizer."""
-    # The tokenizer first: of Gemma 3's processor, image_token_id is the mark before a picture (transformers 5).
-    named = (getattr(owner, "image_token_id", None) for owner in (getattr(processor, "tokenizer", None), processor))
-    return next((number for number in named if number is not None), None)
-
-
 def main() -> None:
     """Answer until the parent closes the connection."""
     die_with_parent(os.getppid())
@@ -99,28 +102,39 @@ def main() -> None:
     with quick_imports():
         from vlmflow.swift.own_template import own_template
 
-        counter = RowCounter(own_template(sys.argv[3:]), whole=sys.argv[2] == WHOLE)
+        template = own_template(sys.argv[4:])
+        counter = RowCounter(template, whole=sys.argv[2] == WHOLE)
+    processor = template.processor if sys.argv[3] == COMPARED else None
     while True:
         try:
             lines = connection.recv_bytes()
         except EOFError:
             return
-        connection.send_bytes(json.dumps(_counted(counter, lines)).encode())
+        connection.send_bytes(json.dumps(_counted(counter, lines, processor)).encode())
 
 
-def _counted(counter: RowCounter, lines: bytes) -> list[list[int]] | dict[str, str]:
+def _counted(counter: RowCounter, lines: bytes, processor: Any) -> list[list[int]] | dict[str, Any]:
+    """Return the answer to a message. processor: whose chat template the rows are compared with; None for none."""
     from swift.dataset import load_dataset
 
     ROWS.write_bytes(lines)
     dataset, _ = load_dataset([str(ROWS.absolute())], strict=True)
     counts: list[list[int]] = []
+    tokens: list[list[int]] = []
     try:
-        counts.extend(map(counter.count, dataset))
+        for row in dataset:
+            count, ids = counter.encode(row)
+            counts.append(count)
+            tokens.append(ids)
     except Exception as error:  # whatever a template raises
-        row = json.loads(lines.splitlines()[len(counts)])
-        return {"row": str(row["id"]), "failed": f"{type(error).__name__}: {error}"}
+        failing = json.loads(lines.splitlines()[len(counts)])
+        return {"row": str(failing["id"]), "failed": f"{type(error).__name__}: {error}"}
     finally:
         shutil.rmtree(os.environ["HF_DATASETS_CACHE"], ignore_errors=True)  # the rows, as Arrow
+    if processor is not None:
+        rows = [msgspec.json.decode(line, type=ShareGptRow) for line in lines.splitlines()]
+        if difference := first_difference(processor, rows, tokens):
+            return {"difference": difference}
     return counts
 
 

@@ -224,7 +224,8 @@ def _sources(target: str) -> str:
     digest = hashlib.sha256(recipe().encode())
     more = [] if target in TARGETS else [PROJECT / "envs" / f"{target}.lock"]
     if target == "train":
-        more = [PROJECT / "scripts" / "vlmflow" / "serving" / "guarded.py"]
+        # Of the library it holds, only what the server there does: others have another copy.
+        more = [PROJECT / "scripts" / "vlmflow" / name for name in ("serving/guarded.py", "pictures/decode.py")]
     if target == "jupyter":
         code = sorted((PROJECT / "scripts" / "vlmflow").rglob("*"))
         more.append(PROJECT / "notebooks" / "look.ipynb")

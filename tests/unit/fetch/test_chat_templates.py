@@ -168,6 +168,36 @@ def test_a_date_that_no_template_writes_is_refused(tmp_path: Path, form: BaseCha
         own_files(folder, names(folder), form, date(2024, 7, 26))
 
 
+@pytest.mark.parametrize(
+    ("template", "word"),
+    [
+        ("{%- set f = strftime_now -%}{%- if f('%Y')|int in [2025, 2026] -%}Buy it. {% endif %}", "strftime_now"),
+        ("{{ strftime_now(format='%Y') }}", "strftime_now"),
+        ("{% generation %}{{ ['a', 'b'] | random }}{% endgeneration %}", "random"),
+        ("{{ [['a', 'b']] | map('random') | first }}", "random"),
+        ("{{ lipsum(1) }}", "lipsum"),
+    ],
+)
+@pytest.mark.parametrize("where", [TEMPLATE, "additional_chat_templates/tool_use.jinja", "tokenizer_config.json"])
+def test_a_template_that_writes_other_texts_tomorrow_is_refused(
+    template: str, word: str, where: str, tmp_path: Path
+) -> None:
+    folder = base_model(tmp_path / "m", {})
+    several = json.dumps({"chat_template": [{"name": "default", "template": template}]})
+    (folder / where).parent.mkdir(exist_ok=True)
+    (folder / where).write_text(several if where.endswith(".json") else template)
+    with pytest.raises(VlmflowError, match=rf"the chat template \w+ .*\({word}\)"):
+        own_files(folder, [where, "config.json"])
+
+
+def test_words_of_a_text_and_dates_that_are_fixed_are_no_clock(tmp_path: Path) -> None:
+    folder = base_model(tmp_path / "m", {})
+    (folder / TEMPLATE).write_text("The strftime_now of random lipsum." + DATED)
+    own = own_files(folder, names(folder))
+    (folder / TEMPLATE).write_bytes(own[TEMPLATE])
+    assert own_files(folder, names(folder)) == {}, "as in merged/RUN"
+
+
 @pytest.mark.parametrize("content", [b"[]", b"1", b"null"])
 @pytest.mark.parametrize(
     ("name", "form"),

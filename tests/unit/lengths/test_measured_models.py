@@ -107,7 +107,7 @@ def test_a_tokenizer_of_another_form_is_refused(tmp_path: Path, content: str) ->
         TokenCounter(tmp_path, [], 64)
 
 
-DIFFERENCE = {"row": "r-1", "day": None, "before": "user\n", "trained": "red", "served": "Hear \x1b[2J"}
+DIFFERENCE = {"row": "r-1", "before": "user\n", "trained": "red", "served": "Hear \x1b[2J"}
 QWEN3 = {"template": "qwen3"}
 
 
@@ -116,11 +116,8 @@ def test_an_equal_template_needs_no_acceptance() -> None:
 
 
 def test_an_accepted_difference_is_told_on_one_line() -> None:
-    said = accepted_difference(DIFFERENCE | {"day": "2001-02-03"}, Path("m"), {}, True)
-    assert said == (
-        r"row r-1: after 'user\n' the training has 'red', the model's chat template 'Hear \x1b[2J' on 2001-02-03 "
-        "(it writes the date)"
-    )
+    said = accepted_difference(DIFFERENCE, Path("m"), {}, True)
+    assert said == r"row r-1: after 'user\n' the training has 'red', the model's chat template 'Hear \x1b[2J'"
 
 
 @pytest.mark.parametrize(

@@ -119,8 +119,8 @@ def test_its_pod_has_one_key_and_sees_only_merged_weights_read_only() -> None:
 
 def test_one_model_at_a_time_is_in_memory_and_is_asked_once_it_answers() -> None:
     assert OBJECTS["Deployment"]["spec"]["strategy"] == {"type": "Recreate"}
-    assert MAIN["args"][:3] == ["python", "/opt/vlmflow/guarded.py", "/models/$(RUN)"]
-    assert "\nCOPY scripts/vlmflow/serving/guarded.py /opt/vlmflow/\n" in (ROOT / "Dockerfile").read_text()
+    assert MAIN["args"][:3] == ["python", "/opt/vlmflow/vlmflow/serving/guarded.py", "/models/$(RUN)"]
+    assert "\nCOPY scripts/vlmflow /opt/vlmflow/vlmflow\n" in (ROOT / "Dockerfile").read_text()
     own_name = [{"name": "Host", "value": "localhost"}]  # its address is no name of a server that looks at names
     for probe in ("startupProbe", "readinessProbe"):
         assert MAIN[probe]["httpGet"] == {"path": "/health", "port": "http", "httpHeaders": own_name}
