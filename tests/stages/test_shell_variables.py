@@ -74,10 +74,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 def lengths(tiny: Tiny, folder: Path) -> Any:
     words = as_words(template_arguments(tiny.folder / "base", "qwen3_vl", "default", {}))
     env = environment(tiny.folder / "pictures", IMAGE_MAX_TOKENS, folder / "cache", 1)
-    (folder / "tensors.json").write_text("null")
+    (folder / "given.json").write_text(json.dumps({"tensors": None, "files": [], "form": {}}))
     words = [
         encoded_rows.CHECK,
-        *(str(place) for place in (tiny.folder / "train.jsonl", folder / "tensors.json", folder / "lengths.json")),
+        *(str(place) for place in (tiny.folder / "train.jsonl", folder / "given.json", folder / "lengths.json")),
         *words,
     ]
     run_module(encoded_rows.__name__, words, folder, env, folder / "log", "lengths")

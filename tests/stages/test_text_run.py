@@ -88,8 +88,8 @@ def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> Non
     rows.append(rows[0] | {"conversations": [asked, answered, again, thought]})
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    unknown = tmp_path / "tensors.json"
-    unknown.write_text("null")
+    given = tmp_path / "given.json"
+    given.write_text(json.dumps({"tensors": None, "files": [], "form": {}}))
     base = BaseModel.read(text_run / "models" / "tiny", "qwen3")
     ours, calls = [], []
     for text_args, last_answer_only in itertools.product(TEXT_ARGS, (False, True)):
@@ -97,7 +97,7 @@ def test_lengths_are_those_of_the_trainer(text_run: Path, tmp_path: Path) -> Non
         ours.append([[row.tokens, row.trained_tokens] for row in measure_rows(file, counter, 1)])
         data = TrainingData(file, file, tmp_path, "digest", last_answer_only)
         words = as_words(template_arguments(base.folder, base.model_type, data.loss_scale, text_args))
-        calls.append(["check", str(file), str(unknown), str(tmp_path / f"{len(calls)}.json"), *words])
+        calls.append(["check", str(file), str(given), str(tmp_path / f"{len(calls)}.json"), *words])
     (tmp_path / "calls.json").write_text(json.dumps(calls))
     env = environment(tmp_path, 64, tmp_path / "cache", 2)
     subprocess.run([sys.executable, "-c", MS_SWIFT, str(tmp_path / "calls.json")], env=env, cwd=tmp_path, check=True)

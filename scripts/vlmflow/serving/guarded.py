@@ -56,6 +56,9 @@ LARGEST_REQUEST = 64_000_000
 
 PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
 
+MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
+"""Special tokens of most models, in a text (`rows/sharegpt.SPECIAL_TOKEN`)."""
+
 MOST_PICTURES = 64
 """Pictures of a request."""
 
@@ -95,8 +98,9 @@ def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) ->
         await run_in_threadpool(_read_pictures, body)
         try:
             return await handle(body, str(uuid.uuid4()))
-        # pydantic's own too: a value of another type than OpenAI's; and one so deep that nothing writes it.
-        except (TypeError, ValueError, RecursionError) as error:
+        # pydantic's own too: a value of another type than OpenAI's; and one so deep that nothing writes it. A processor's
+        # for a text with its mark of a picture.
+        except (TypeError, ValueError, RecursionError, IndexError, KeyError) as error:
             raise HTTPException(400, f"the request cannot be answered: {str(error)[:500]}") from None
 
     return app
@@ -148,16 +152,25 @@ def _read_pictures(body: dict[str, Any]) -> None:
                     pictures += _read_part(part, number)
                     if pictures > MOST_PICTURES:
                         raise HTTPException(413, f"the request has more than {MOST_PICTURES} pictures")
-            case {"content": str() | None} | {"tool_calls": list()}:
+            case {"content": str(text)}:
+                _refuse_marks(text, number)
+            case {"content": None} | {"tool_calls": list()}:
                 pass
             case _:
                 raise HTTPException(400, f"message {number}: its content is neither a text nor a list of parts")
 
 
+def _refuse_marks(text: str, number: int) -> None:
+    """Raise HTTPException for a text that would begin or end a turn, or stand for a picture: no trained row has it."""
+    if match := MARK.search(text):
+        raise HTTPException(400, f"message {number}: its text holds {match[0]}, a mark of the chat template")
+
+
 def _read_part(part: Any, number: int) -> int:
     """Return the pictures in a part of a message: 0 or 1, which is then a PNG. Raises HTTPException for other parts."""
     match part:
-        case {"type": "text", "text": str()}:
+        case {"type": "text", "text": str(text)}:
+            _refuse_marks(text, number)
             return 0
         case {"type": "image_url", "image_url": {"url": str(url)} as image} if match := PICTURE.fullmatch(url):
             try:
