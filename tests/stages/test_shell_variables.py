@@ -107,7 +107,7 @@ def trained_on_two_nodes(tiny: Tiny, folder: Path) -> Any:
 def served(tiny: Tiny, folder: Path) -> Any:
     with (
         serve_with_transformers(tiny.folder / "base", folder / "scratch", folder / "log", threads=1) as server,
-        Client(server.url, server.model) as client,
+        Client(server.url, server.model, server.key) as client,
     ):
         return client.answer([{"role": "user", "content": "red"}], 8)
 

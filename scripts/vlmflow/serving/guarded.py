@@ -98,8 +98,8 @@ def app_of(model: str, handle: Handle, key: str, names: tuple[str, ...] = ()) ->
         await run_in_threadpool(_read_pictures, body)
         try:
             return await handle(body, str(uuid.uuid4()))
-        # pydantic's own too: a value of another type than OpenAI's; and one so deep that nothing writes it. A processor's
-        # for a text with its mark of a picture.
+        # pydantic's own too: a value of another type than OpenAI's; and one so deep that nothing writes it. And a
+        # processor's, for a text with its mark of a picture.
         except (TypeError, ValueError, RecursionError, IndexError, KeyError) as error:
             raise HTTPException(400, f"the request cannot be answered: {str(error)[:500]}") from None
 
