@@ -35,6 +35,10 @@ TEXT = "text"
 BYTES = "bytes"
 NO_JSON = "bytes among other values"
 
+SCHEMAS = ("parameters", "input_schema")
+ARGUMENTS = ("arguments", "input")
+"""The keys of a function's declaration, and of a call, whose objects may have any keys (OpenAI, Anthropic)."""
+
 ENCODER = msgspec.json.Encoder()
 NO_VALUE = (ValueError, TypeError, OverflowError, KeyError)
 """What a cell raises that Python or JSON cannot represent: not UTF-8, a date after 9999, an unknown time zone."""
@@ -123,6 +127,8 @@ class ParquetRows(TableRows):
                 readable = [name for name, holds in self.columns.items() if holds != NO_JSON and folded(name) in wanted]
                 self.unread_columns = [name for name in self.columns if name not in readable]
                 self._pictures = [name for name in readable if self.columns[name] in (BYTES, f"list of {BYTES}")]
+                free = tuple(f"{key}: struct<" for key in SCHEMAS + ARGUMENTS)
+                self._padded = any(mark in str(fields.field(name).type) for name in readable for mark in free)
                 self._progress.total = table.metadata.num_rows
                 size = BATCH_PICTURES if self._pictures else BATCH_ROWS
                 with ThreadPoolExecutor(NAMERS) as pool:
@@ -152,6 +158,8 @@ class ParquetRows(TableRows):
         try:
             for name in self._pictures:
                 row[name] = _named(row[name])
+            if self._padded:
+                _remove_padding(row)
             return ENCODER.encode(row)
         except NO_VALUE as error:
             return error
@@ -162,6 +170,75 @@ class ParquetRows(TableRows):
             return row
         except NO_VALUE as error:
             return error
+
+
+def _remove_padding(row: dict[str, Any]) -> None:
+    """Remove the null keys from a row's declarations and calls, except where a schema allows null.
+
+    To Arrow, the objects of a column are structs, each with the keys of all others: a call would have the arguments of
+    all tools.
+    """
+    schemas: dict[object, Any] = {}
+    for held in list(_objects(row)):
+        for key in SCHEMAS:
+            if isinstance(held.get(key), dict):
+                without = _without_nulls(held)
+                held.clear()
+                held.update(without)
+                schemas[held.get("name")] = held[key]
+        if isinstance(held.get("function"), dict):
+            for key in [key for key, value in held.items() if value is None]:
+                del held[key]
+    for held in _objects(row):
+        for key in ARGUMENTS:
+            if isinstance(held.get(key), dict):
+                held[key] = _given(held[key], schemas.get(held.get("name"), {}))
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects in a value but those in schemas and arguments."""
+    if isinstance(value, dict):
+        yield value
+        for key, inner in value.items():
+            if key not in SCHEMAS + ARGUMENTS or isinstance(inner, list):
+                yield from _objects(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _objects(inner)
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        nullable = _allows_null(value)
+        kept = {key: inner for key, inner in value.items() if inner is not None or (key == "default" and nullable)}
+        return {key: _without_nulls(inner) for key, inner in kept.items()}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value
+
+
+def _given(value: Any, schema: Any) -> Any:
+    """Return arguments without the keys that are null, unless their schema (JSON Schema) allows it."""
+    described = schema if isinstance(schema, dict) else {}
+    if isinstance(value, list):
+        return [_given(item, described.get("items")) for item in value]
+    if not isinstance(value, dict):
+        return value
+    properties = described.get("properties")
+    each = properties if isinstance(properties, dict) else {}
+    kept = {key: inner for key, inner in value.items() if inner is not None or _allows_null(each.get(key))}
+    return {key: _given(inner, each.get(key)) for key, inner in kept.items()}
+
+
+def _allows_null(schema: Any) -> bool:
+    if not isinstance(schema, dict):
+        return False
+    kinds = schema.get("type")
+    values = schema.get("enum")
+    return (
+        "null" in (kinds if isinstance(kinds, list) else [kinds])
+        or schema.get("nullable") is True
+        or (isinstance(values, list) and None in values)
+        or any(_allows_null(each) for key in ("anyOf", "oneOf") for each in schema.get(key) or [])
+    )
 
 
 def _says(kind: Any) -> str:
