@@ -16,7 +16,7 @@ from snakemake_executor_plugin_slurm import Executor
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from vlmflow.remote.job import Attempts, Ended, RuleJob, interrupt_when_told_to_end
+from vlmflow.remote.job import Attempts, Ended, RuleJob, interrupt_when_told_to_end, last_lines
 from vlmflow.remote.library import VlmflowError
 from vlmflow.remote.slurm import in_job, queue
 from vlmflow.remote.slurm.partitions import named_by, partitions
@@ -35,6 +35,9 @@ LOOKS_UNTIL_GONE = 3
 
 MOST_TIMES = 20
 """How often a job is submitted again within an attempt after Slurm took it away and did not bring it back."""
+
+UNKNOWN_ANSWERS = 4
+"""How often in a row a submission is tried that neither is refused nor meets an outage, in words that nobody knows."""
 
 FULL = ("maxsubmit", "submit limit")
 """What sbatch says (in lower case) while a user has as many jobs as the site allows."""
@@ -148,12 +151,19 @@ class SlurmExecutor(Executor):
 
     def _ask_patiently(self, words: list[str], text: str, comment: str) -> str:
         """Submit a script, as often as the controller does not answer, or has no room; returns the job's number."""
+        unknown = 0
         while True:
             try:
-                return ask(*words, script=text, environment={in_job.ENDS: str(self._ends)}).strip().split(";")[0]
+                answer = ask(*words, script=text, environment={in_job.ENDS: str(self._ends)})
+                if not (number := answer.strip().split(";")[0]).isdecimal():
+                    raise SlurmError(
+                        f"sbatch: not the number of a job: {answer[:200]!r}", "see what the site adds to it"
+                    )
+                return number
             except SlurmError as error:
                 waits = error.outage or any(word in error.cause.lower() for word in FULL)
-                if not waits or self._ending:
+                unknown = 0 if waits else unknown + 1
+                if self._ending or (not waits and (error.refusal or unknown == UNKNOWN_ANSWERS)):
                     raise
                 self._warn(f"{error.cause}; trying again")
             time.sleep(OUTAGE_PAUSE)
@@ -185,8 +195,13 @@ class SlurmExecutor(Executor):
                 self._news.tell(_words(info.job), job, info.aux["slurm_logfile"])
                 yield info
                 continue
+            if job is None and any(other.startswith(f"{number}_") for other in present):
+                queue.end_jobs({number: 0}, self.logger.info)
+                fault = f"{_words(info.job)}: job {number} became an array, which starts the stage several times: ended"
+                self.report_job_error(info, msg=f"{fault}\n")
+                continue
             state = job.state if job is not None else await self._state_of_forgotten(info)
-            if not state or not self._has_ended(info, state):
+            if not state or not self._has_ended(info, state, job.reason if job is not None else ""):
                 yield info
         self.next_seconds_between_status_checks = min(pauses) if len(pauses) > 1 else FIRST_PAUSE
 
@@ -196,19 +211,33 @@ class SlurmExecutor(Executor):
         self._missing[number] = self._missing.get(number, 0) + 1
         if self._missing[number] < LOOKS_UNTIL_GONE:
             return ""
+        try:  # squeue may show less than there is
+            if state := await asyncio.to_thread(queue.state_of, number):
+                return "" if state in queue.ACTIVE else state
+        except SlurmError as error:
+            self._warn(error.cause)
+            return ""
         try:
             answer = await asyncio.to_thread(ask, "sacct", "-X", "-n", "-P", "-j", number, "-o", "State")
-            if state := answer.strip().splitlines()[-1:]:
-                return state[0] if state[0] not in ("RUNNING", "PENDING") else ""
+            if states := answer.strip().splitlines()[-1:]:
+                return states[0] if states[0] not in ("RUNNING", "PENDING") else ""
         except SlurmError:
             pass  # a site without accounting
         return "COMPLETED" if all(Path(str(file)).exists() for file in info.job.output) else "GONE"
 
-    def _has_ended(self, info: SubmittedJobInfo, state: str) -> bool:
-        """Report a job that has ended; returns whether it is over, and not submitted again."""
+    def _has_ended(self, info: SubmittedJobInfo, state: str, reason: str) -> bool:
+        """Report a job that has ended; returns whether it is over, and not submitted again.
+
+        state, reason: Slurm's words.
+        """
         job, words, number = info.job, _words(info.job), str(info.external_jobid)
         verdict = in_job.verdict_file(self._ends, number)
-        ended = queue.GONE if state == "GONE" else queue.ended_of(state, verdict)
+        log = last_lines(info.aux["slurm_logfile"])
+        ended = queue.GONE if state == "GONE" else queue.ended_of(state, verdict, reason, log)
+        if ended and ended.how == "out of time" and ended.again and not warning_of(job):
+            rule = sorted(job.rules)[0]
+            step = f"raise its runtime: --set-resources {rule}:runtime=MINUTES, or set-resources in your profile"
+            ended = replace(ended, cause=f"{ended.cause}; {step}", again=False)
         self._submitted.pop(number, None)
         self._missing.pop(number, None)
         if ended is None:
@@ -228,8 +257,8 @@ class SlurmExecutor(Executor):
             return False
         else:
             why = self._attempts.after(job, words, rule_job_of(job).mem_mb, ended)
-            log = info.aux["slurm_logfile"]
-            self.report_job_error(info, msg=f"{words}: {why} (job {number})\n", aux_logs=[str(log)])
+            logs = [str(info.aux["slurm_logfile"])]
+            self.report_job_error(info, msg=f"{words}: {why} (job {number})\n", aux_logs=logs)
         verdict.unlink(missing_ok=True)
         return True
 

@@ -1,7 +1,8 @@
 """What Slurm's partitions can hold, and why a job fits in none: Slurm lets some such jobs wait for ever."""
 
 import difflib
-import getpass
+import os
+import pwd
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -69,7 +70,9 @@ def partitions() -> dict[str, Partition]:
 def accounts() -> frozenset[str] | None:
     """Return this user's accounts; None if Slurm keeps none, or does not tell."""
     try:
-        answer = ask("sacctmgr", "-n", "-P", "show", "assoc", f"user={getpass.getuser()}", "format=account")
+        answer = ask(
+            "sacctmgr", "-n", "-P", "show", "assoc", f"user={pwd.getpwuid(os.getuid()).pw_name}", "format=account"
+        )
     except SlurmError:
         return None
     return frozenset(filter(None, map(str.strip, answer.splitlines()))) or None
@@ -216,9 +219,16 @@ def refuse_plan(workflow: Any, settings: Any) -> None:
         return  # the doctor's plan, which nobody runs
     try:
         refuse_without_slurm()
+        site, of_user = partitions(), accounts()
+    except VlmflowError as error:
+        if not workflow.dryrun or (isinstance(error, SlurmError) and not error.outage):
+            sys.exit(str(error))
+        print(f"{error.cause}; so this plan is not compared with a cluster", file=sys.stderr)
+        return
+    try:
         # Not `workflow.is_local`: with -n Snakemake calls all jobs local.
         stay = {rule.name for rule in workflow.rules if rule.norun} | workflow._localrules
         sent = [job for job in workflow.dag.needrun_jobs() if job.rule.name not in stay]
-        refuse_what_fits_nowhere(sent, partitions(), accounts(), settings.slurm.gpu_model)
+        refuse_what_fits_nowhere(sent, site, of_user, settings.slurm.gpu_model)
     except VlmflowError as error:
         sys.exit(str(error))

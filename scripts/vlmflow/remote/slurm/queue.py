@@ -1,6 +1,5 @@
 """Slurm's commands, what its queue says of this user's jobs, how a job ended, and how jobs are ended for good."""
 
-import getpass
 import json
 import os
 import re
@@ -17,19 +16,48 @@ from vlmflow.remote.library import VlmflowError, counted, printable
 SECONDS = 60.0
 """How long a command may take. Slurm's own commands give up after MessageTimeout, 10 s where nobody has changed it."""
 
-OUTAGES = ("contact slurm controller", "timed out", "connection refused", "zero bytes", "communication", "try again")
-"""What Slurm's commands say (in lower case) when the controller does not answer; anything else is its answer."""
+OUTAGES = (
+    *("contact slurm controller", "timed out", "connection refused", "zero bytes", "communication", "try again"),
+    *("unexpected message received", "message receive failure", "message send failure", "standby mode"),
+    *("temporarily unavailable", "endpoint is not connected", "protocol authentication error"),
+)
+"""What Slurm's commands say (in lower case) when the controller does not answer."""
 
-OF_PEOPLE = "SQUEUE_"
-"""How the variables begin with which people let squeue show less (SQUEUE_PARTITION); a job left out would seem gone."""
+REFUSALS = (
+    *("invalid", "not permitted", "not available", "not allowed", "denied", "violates", "exceed", "unrecognized"),
+    *("cannot be satisfied", "unable to open", "more processors requested", "not found", "unknown"),
+)
+"""What they say when the answer is no. Whatever is neither may be an outage: `SlurmError.refusal`."""
+
+PASSED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "SLURM_CONF",
+    "SLURM_JWT",
+    "SLURM_CLUSTERS",
+)
+"""The variables of the shell that Slurm's commands see. Others would change what squeue shows (SQUEUE_PARTITION), or
+what sbatch starts (SBATCH_ARRAY_INX)."""
+
+OF_SLURM = ("SLURM_", "SBATCH_", "SRUN_")
+"""How the variables begin that sbatch does not see; all others are those of the job, too."""
 
 
 class SlurmError(VlmflowError):
-    """A command of Slurm that failed. outage: whether the controller gave no answer, so that asking again may help."""
+    """A command of Slurm that failed.
 
-    def __init__(self, cause: str, next_step: str, outage: bool = False) -> None:
+    outage: whether the controller gave no answer, so that asking again may help. refusal: whether its answer is no;
+    neither is true of words that nobody knows.
+    """
+
+    def __init__(self, cause: str, next_step: str, outage: bool = False, refusal: bool = True) -> None:
         super().__init__(cause, next_step)
-        self.outage = outage
+        self.outage, self.refusal = outage, refusal
 
 
 def refuse_without_slurm() -> None:
@@ -44,11 +72,13 @@ def refuse_without_slurm() -> None:
 def ask(*words: str, script: str | None = None, environment: Mapping[str, str] = {}) -> str:
     """Run a command of Slurm, and return what it prints. Its words are a list; no shell reads them.
 
-    script: its standard input. environment: variables for it, besides ours.
+    script: its standard input; its job has the variables of the shell. environment: variables for it, besides ours.
 
     Raises SlurmError if it fails, or takes longer than SECONDS.
     """
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(OF_PEOPLE)}
+    ours = {name: os.environ[name] for name in PASSED if name in os.environ}
+    if script is not None:
+        ours |= {name: value for name, value in os.environ.items() if not name.startswith(OF_SLURM)}
     try:
         done = subprocess.run(
             words,
@@ -66,8 +96,9 @@ def ask(*words: str, script: str | None = None, environment: Mapping[str, str] =
         raise SlurmError(f"{words[0]} did not answer for {SECONDS:.0f} s", "try again later", outage=True) from None
     if done.returncode:
         message = " ".join((done.stderr or done.stdout).split()) or f"code {done.returncode}"
-        outage = any(word in message.lower() for word in OUTAGES)
-        raise SlurmError(f"{words[0]}: {message}", "take the step that docs/slurm.md names for what Slurm says", outage)
+        outage, refusal = (any(word in message.lower() for word in known) for known in (OUTAGES, REFUSALS))
+        step = "take the step that docs/slurm.md names for what Slurm says"
+        raise SlurmError(f"{words[0]}: {message}", step, outage, refusal and not outage)
     return done.stdout
 
 
@@ -112,10 +143,26 @@ def jobs() -> dict[str, QueuedJob]:
 
     Raises SlurmError if Slurm gives no answer.
     """
-    answer = ask("squeue", "--noheader", "--states=all", f"--user={getpass.getuser()}", f"--format={FIELDS}")
+    # By its number: $LOGNAME, which getpass believes, may be another's (sudo -E).
+    answer = ask("squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={FIELDS}")
     separators = FIELDS.count("|")
     lines = (line.split("|", separators) for line in answer.splitlines() if line.count("|") >= separators)
     return {job.id: job for job in map(_job, lines)}
+
+
+def state_of(number: str) -> str:
+    """Return the state of a job that squeue does not show, as scontrol shows it; "" if there is no such job.
+
+    Raises SlurmError if Slurm gives no answer.
+    """
+    try:
+        answer = ask("scontrol", "--oneliner", "show", "job", number)
+    except SlurmError as error:
+        if "invalid job id" in error.cause.lower():
+            return ""
+        raise
+    state = re.search(r"\bJobState=(\w+)", answer)
+    return state[1] if state else ""
 
 
 def _job(fields: list[str]) -> QueuedJob:
@@ -148,23 +195,34 @@ ENDS = {
 
 GONE = Ended("lost", "Slurm no longer knows it, and it made no target")
 
-WHY = "why"
-"""The key of a verdict that says why a job does not come again."""
+WHY, NO_MEMORY = "why", "no_memory"
+"""The keys of a verdict that say why a job does not come again, and that the kernel killed a process for its memory."""
+
+KILLED_FOR_MEMORY = re.compile(r"oom[-_]kill event|out-of-memory handler|OOM Killed", re.IGNORECASE)
+"""What slurmstepd writes into a job's log (22.05 to 24.11), whatever the job's state is then."""
+
+NOT_STARTED = ("JobLaunchFailure", "launch failed requeued held", "BadConstraints", "ReservationDeleted")
+"""The reasons (squeue's %r) of a job that ended before its script began."""
 
 VERDICT_BYTES = 1000
 """A verdict is a short JSON text; whatever is longer is none."""
 
 
-def ended_of(state: str, verdict_file: Path) -> Ended | None:
+def ended_of(state: str, verdict_file: Path, reason: str = "", log: str = "") -> Ended | None:
     """Return how a job ended; None if it succeeded.
 
-    state: Slurm's word. verdict_file: into it the job's stage, or its Snakemake, may have written a verdict.
+    state, reason: Slurm's words. verdict_file: into it the job's stage, or its Snakemake, may have written a verdict.
+    log: the last lines of the job's output.
     """
     if state == "COMPLETED":
         return None
     if known := ENDS.get(state.partition(" ")[0]):  # `CANCELLED by 1000`
         return known
     verdict = read_verdict(verdict_file)
+    if verdict.get(NO_MEMORY) is True or KILLED_FOR_MEMORY.search(log):
+        return ENDS["OUT_OF_MEMORY"]
+    if reason in NOT_STARTED:
+        return Ended("failed", f"Slurm did not start it: {reason}")
     why = printable(str(verdict.get(WHY) or "its stage failed"))
     return Ended("failed", why, again=verdict.get("again") is not False)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
+from snakemake.exceptions import WorkflowError
 from snakemake_executor_plugin_slurm.submit_string import get_submit_command
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
@@ -121,6 +122,8 @@ def sbatch_words(
     Raises WorkflowError if a resource is not as the plugin wants it.
     """
     validate_slurm_extra(job)
+    if re.search(r"(?:^|\s)(?:--array|-a)\b", str(job.resources.get("slurm_extra") or "")):
+        raise WorkflowError("slurm_extra: --array would start the stage several times, into one output; remove it")
     resources = _Resources(dict(job.resources))
     resources |= {"mem_mb": rule_job.mem_mb or None, "runtime": minutes, "nodes": rule_job.nodes}
     if rule_job.nodes > 1 and not rule_job.gpus:
@@ -128,7 +131,7 @@ def sbatch_words(
     account = resources.get("slurm_account")  # without one, Slurm takes the user's own
     params = {
         "run_uuid": name_of(rule_job),
-        "slurm_logfile": log,
+        "slurm_logfile": str(log.parent).replace("%", "%%") + f"/{log.name}",  # sbatch(1), filename pattern
         "comment_str": comment,
         "account": f"-A {shlex.quote(str(account))}" if account else "",
         "partition": partition,

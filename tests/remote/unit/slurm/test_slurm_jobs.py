@@ -302,6 +302,57 @@ def test_each_state_says_whether_another_attempt_may_help(
     assert ended.cause
 
 
+@pytest.mark.parametrize(
+    ("reason", "log", "verdict", "how", "cause"),
+    [
+        (
+            "NonZeroExitCode",
+            "slurmstepd: error: Detected 1 oom-kill event(s) in step 7.0 cgroup. Some of",
+            "",
+            "out of memory",
+            "",
+        ),
+        (
+            "",
+            "x\nDetected 1 oom_kill event in StepId=7.batch. Some of the step tasks have been OOM Killed.",
+            "",
+            "out of memory",
+            "",
+        ),
+        ("", "", '{"no_memory": true, "again": false}', "out of memory", ""),
+        ("JobLaunchFailure", "", "", "failed", "Slurm did not start it: JobLaunchFailure"),
+        ("NonZeroExitCode", "the model is out of memory", "", "failed", "its stage failed"),
+    ],
+)
+def test_an_end_is_judged_by_reason_log_and_the_kernels_count(
+    tmp_path: Path, reason: str, log: str, verdict: str, how: str, cause: str
+) -> None:
+    """Slurm calls a job FAILED whose step ran out of memory."""
+    (tmp_path / "7.json").write_text(verdict)
+    ended = ended_of("FAILED", tmp_path / "7.json", reason, log)
+    assert ended is not None
+    assert (ended.how, ended.again) == (how, True)
+    assert cause in ended.cause
+
+
+@pytest.mark.parametrize(
+    ("own", "file", "kills", "killed"),
+    [
+        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 1, True),
+        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 0, False),
+        ("4:memory:/slurm/uid_0/job_7/step_0/task_0", "memory/slurm/uid_0/job_7/memory.oom_control", 2, True),
+        ("4:memory:/slurm/uid_0/job_7/step_0", "memory/slurm/uid_0/memory.oom_control", 2, False),
+        ("3:devices:/slurm/uid_0/job_7", "memory/slurm/uid_0/job_7/memory.oom_control", 2, False),
+    ],
+)
+def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: str, kills: int, killed: bool) -> None:
+    (tmp_path / "own").write_text(f"{own}\n")
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+    assert in_job.killed_for_memory(tmp_path / "own", tmp_path) is killed
+    assert not in_job.killed_for_memory(tmp_path / "none", tmp_path)
+
+
 def test_a_job_that_succeeded_did_so_whatever_its_stage_left(tmp_path: Path) -> None:
     (tmp_path / "7.json").write_text('{"again": false}')
     assert ended_of("COMPLETED", tmp_path / "7.json") is None

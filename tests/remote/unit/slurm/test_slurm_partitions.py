@@ -1,5 +1,6 @@
 """Slurm's commands, what counts as no answer, and what partitions can hold, read from what scontrol prints."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,14 +47,65 @@ def test_an_answer_is_what_a_command_prints(slurm: SlurmCommands) -> None:
         ("scontrol: error: Connection refused", True),
         ("slurm_load_jobs error: Zero Bytes were transmitted or received", True),
         ("sbatch: error: Slurm temporarily unable to accept job, sleeping and retrying: try again", True),
+        *(
+            (f"sbatch: error: Batch job submission failed: {busy}", True)
+            for busy in (
+                *("Unexpected message received", "Message receive failure", "Message send failure"),
+                *("Slurm backup controller in standby mode", "Resource temporarily unavailable"),
+                *("Transport endpoint is not connected", "Protocol authentication error"),
+            )
+        ),
         ("slurm_load_jobs error: Invalid job id specified", False),
         ("sbatch: error: invalid partition specified: gpus", False),
+        ("sbatch: error: Batch job submission failed: Requested node configuration is not available", False),
+        ("sbatch: error: a word of tomorrow", None),
     ],
 )
-def test_only_a_controller_that_does_not_answer_is_an_outage(slurm: SlurmCommands, said: str, outage: bool) -> None:
+def test_an_outage_a_refusal_and_what_nobody_knows(slurm: SlurmCommands, said: str, outage: bool | None) -> None:
     slurm.answer("squeue", fails=f"{said}\n")
     refusal = refusal_of("squeue")
-    assert (refusal.cause, refusal.outage) == (f"squeue: {said}", outage)
+    assert (refusal.cause, refusal.outage, refusal.refusal) == (f"squeue: {said}", outage is True, outage is False)
+
+
+def test_only_listed_variables_reach_slurms_commands(slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others change what it shows, and what it starts; a job has those of the shell that are not Slurm's."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    for name in ("SQUEUE_PARTITION", "SBATCH_ARRAY_INX", "SLURM_JOB_ID", "SCANCEL_STATE", "MINE"):
+        monkeypatch.setitem(os.environ, name, "x")
+    monkeypatch.setitem(os.environ, "SLURM_CONF", "/etc/there")
+    monkeypatch.setitem(os.environ, "SLURM_TIME_FORMAT", "relative")
+    for name in ("squeue", "sbatch"):
+        slurm.do(name, "env")
+    asked = {line.partition("=")[0] for line in ask("squeue").splitlines()}
+    submitted = {line.partition("=")[0] for line in ask("sbatch", script="").splitlines()}
+    assert {"PATH", "SLURM_CONF", "SLURM_TIME_FORMAT"} <= asked & submitted
+    assert asked - {"PWD", "SHLVL", "_"} <= {*queue.PASSED, "SLURM_TIME_FORMAT"}
+    assert "MINE" in submitted
+    assert not {"SBATCH_ARRAY_INX", "SLURM_JOB_ID"} & submitted
+
+
+@pytest.mark.parametrize(
+    ("answer", "fails", "state"),
+    [
+        ("JobId=7 JobName=a UserId=x(1) JobState=RUNNING Reason=None\n", "", "RUNNING"),
+        ("", "slurm_load_jobs error: Invalid job id specified", ""),
+    ],
+)
+def test_a_job_is_gone_only_if_slurm_says_so(slurm: SlurmCommands, answer: str, fails: str, state: str) -> None:
+    slurm.answer("scontrol", answer, fails)
+    assert queue.state_of("7") == state
+    slurm.answer("scontrol", fails="Unable to contact slurm controller")
+    with pytest.raises(SlurmError):
+        queue.state_of("7")
+
+
+def test_jobs_are_those_of_the_users_number_whatever_name_the_shell_gives(
+    slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "games")
+    slurm.answer("squeue")
+    queue.jobs()
+    assert f" --user={os.getuid()} " in slurm.calls("squeue")[0]
 
 
 def test_a_command_that_does_not_answer_in_time_is_an_outage(

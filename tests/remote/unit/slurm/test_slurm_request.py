@@ -48,15 +48,21 @@ def job(rule: str = "train_model", threads: int = 8, **changes: Any) -> SimpleNa
     )
 
 
-def words(one: SimpleNamespace, gpus_by: str = "gpus", gpu_model: str | None = None, **changes: Any) -> list[str]:
-    """Return the call of sbatch for a job. changes: of what its rule declares."""
+def words(
+    one: SimpleNamespace,
+    gpus_by: str = "gpus",
+    gpu_model: str | None = None,
+    folder: str = "/data/slurm logs",
+    **changes: Any,
+) -> list[str]:
+    """Return the call of sbatch for a job. folder: that of logs. changes: of what its rule declares."""
     return sbatch_words(
         one,
         replace(RuleJob.of(one), **changes),
         "vlmflow a b c",
         slurm=SimpleNamespace(gpus=gpus_by, gpu_model=gpu_model),
         minutes=120,
-        log=Path("/data/slurm logs/%j.log"),
+        log=Path(folder, "%j.log"),
         workdir="/data/a folder",
         partition=" -p a100",
         settings=SimpleNamespace(requeue=False, no_requeue=False, qos=None, reservation=None),
@@ -259,3 +265,14 @@ def test_stages_in_one_job_need_room_for_the_largest(stage: SimpleNamespace) -> 
 
 def _files() -> dict[str, list[str]]:
     return {"params": [], "input": [], "output": []}
+
+
+@pytest.mark.parametrize("extra", ["--array=0-1", "--exclusive --array 0-1", "-a 0-1"])
+def test_an_array_is_refused(extra: str) -> None:
+    with pytest.raises(WorkflowError, match=r"slurm_extra: --array would start the stage several times"):
+        words(job(slurm_extra=extra))
+
+
+def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
+    """sbatch(1), filename pattern."""
+    assert value(words(job(), folder="/data/50%joint"), "--output") == ["/data/50%%joint/%j.log"]
