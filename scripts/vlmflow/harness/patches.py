@@ -13,6 +13,7 @@ upstream no longer needs it: then delete the function.
 import fcntl
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -157,6 +158,22 @@ def store_by(*classes: type) -> None:
     for ours in classes:
         theirs = ours.__mro__[1]
         sys.modules[theirs.__module__].StorageObject = ours  # type: ignore[attr-defined]
+
+
+def only_note_sigterm() -> None:
+    """Let Snakemake's handler of SIGTERM wait for nothing.
+
+    snakemake/scheduling/job_scheduler.py:574 (`JobScheduler.exit_gracefully`): in the main thread it takes a lock that
+    this may hold when the signal comes, while jobs are finished (:231), and the one of a semaphore. Neither is
+    reentrant: Snakemake would wait for itself for ever.
+    """
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    def note(scheduler: Any, *signal_and_frame: Any) -> None:
+        scheduler._user_kill = "graceful"
+        threading.Thread(target=scheduler._open_jobs.release, daemon=True).start()
+
+    JobScheduler.exit_gracefully = note
 
 
 def on_sigterm(then: Callable[[], None]) -> None:

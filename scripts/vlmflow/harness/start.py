@@ -98,6 +98,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
     Returns `settings`.
     """
     min_version("9.27")
+    patches.only_note_sigterm()
     if workflow.remote_exec:  # a pod runs a job, and no `onstart`
         patches.leave_out_what_nobody_uses()
         if stage.IN_SLURM in os.environ:

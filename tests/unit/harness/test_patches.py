@@ -168,6 +168,39 @@ rule all:
     shell: "trap 'echo the job hears of it >&2' TERM; touch begun; sleep 1; touch {output}"
 """
 
+LOCKED = """
+import os, signal, threading
+from snakemake.scheduling.job_scheduler import JobScheduler
+
+plain = JobScheduler._finish_jobs
+
+def told_while_locked(scheduler):
+    if {when}:
+        os.kill(os.getpid(), signal.SIGTERM)
+    plain(scheduler)
+
+JobScheduler._finish_jobs = told_while_locked
+"""
+"""Sends SIGTERM to Snakemake while its main thread holds its lock: at the first round, or when the first job ends."""
+
+
+@pytest.mark.parametrize("when", ["not scheduler.running", "scheduler._tofinish"])
+def test_a_snakemake_that_holds_its_lock_ends_when_it_is_told(tmp_path: Path, when: str) -> None:
+    """`only_note_sigterm`."""
+    rules = "rule all:\n    input: 'two'\nrule one:\n    output: 'one'\n    shell: 'touch one'\n"
+    rules += "rule two:\n    input: 'one'\n    output: 'two'\n    shell: 'touch two'\n"
+    write(tmp_path, "patches.only_note_sigterm()\n" + LOCKED.format(when=when) + rules)
+    call = [sys.executable, "-m", "snakemake", "--cores", "1"]
+    with subprocess.Popen(call, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            said = process.communicate(timeout=60)[0]
+        finally:
+            process.kill()
+    assert "Will exit after finishing currently running jobs" in said
+    assert not (tmp_path / "two").exists()
+    assert process.returncode == 1
+
+
 TOLD = "patches.on_sigterm(lambda: print('the workflow hears of it'))\n"
 
 
