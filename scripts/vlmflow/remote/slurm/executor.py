@@ -21,6 +21,7 @@ from vlmflow.remote.library import VlmflowError
 from vlmflow.remote.slurm import in_job, queue
 from vlmflow.remote.slurm.partitions import named_by, partitions
 from vlmflow.remote.slurm.queue import SlurmError, ask, jobs
+from vlmflow.remote.slurm.records import Record, Records
 from vlmflow.remote.slurm.request import EarlierJobs, Request, comment_of, rule_job_of, sbatch_words, script, warning_of
 from vlmflow.remote.slurm.waiting import News
 
@@ -74,7 +75,8 @@ class SlurmExecutor(Executor):
         except VlmflowError as error:
             raise WorkflowError(str(error)) from None
         super().__post_init__()
-        self._ends = Path(self.workflow.persistence.aux_path).absolute() / "slurm-ends"
+        aux = Path(self.workflow.persistence.aux_path).absolute()
+        self._ends, self._records = aux / "slurm-ends", Records(aux / "slurm-jobs")
         self.next_seconds_between_status_checks = FIRST_PAUSE
 
     def get_job_args(self, job: Any) -> str:
@@ -108,16 +110,35 @@ class SlurmExecutor(Executor):
 
     def _follow_earlier(self, job: Any) -> SubmittedJobInfo | None:
         """Return the job of an earlier call that makes the same, if one is there; end those that make it otherwise."""
-        _, _, identity, *stages = comment_of(job, self.workflow.workdir_init).split()
+        comment = comment_of(job, self.workflow.workdir_init)
+        _, _, identity, *stages = comment.split()
         same_stages = self._earlier.take(stages)
         for earlier in same_stages:
             if earlier.words[2] == identity and len(same_stages) == 1:
                 self.logger.info(f"{_words(job)}: job {earlier.id} of an earlier call makes it")
+                self._records.submitted(comment, earlier.id)
                 return self._info(job, earlier.id)
             self.logger.info(f"{_words(job)}: ending job {earlier.id} of an earlier call, which makes it otherwise")
             queue.end_jobs({earlier.id: warning_of(job)}, self.logger.info)
             queue.wait_until_ended([earlier.id])
+        while record := self._claim(comment):  # the queue did not show it
+            if record.comment == comment:
+                self.logger.info(f"{_words(job)}: job {record.job} of an earlier call makes it")
+                return self._info(job, record.job)
+            queue.end_jobs({record.job: warning_of(job)}, self.logger.info)
+            queue.wait_until_ended([record.job])
         return None
+
+    def _claim(self, comment: str) -> Record | None:
+        """Claim the stages of a job, as `Records.claim`, as often as Slurm does not answer."""
+        while True:
+            try:
+                return self._records.claim(comment)
+            except SlurmError as error:
+                if not error.outage or self._ending:
+                    raise
+                self._warn(f"{error.cause}; trying again")
+            time.sleep(OUTAGE_PAUSE)
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
         rule_job = self._rule_job_of(job)
@@ -136,7 +157,12 @@ class SlurmExecutor(Executor):
             settings=self.workflow.executor_settings,
         )
         text = script(self.format_job_exec(job), self.get_python_executable(), rule_job)
-        number = self._ask_patiently(words, text, comment)
+        try:
+            number = self._ask_patiently(words, text, comment)
+        except VlmflowError:
+            self._records.ended(comment)
+            raise
+        self._records.submitted(comment, number)
         self._earlier.seen.add(number)
         self.logger.info(f"{_words(job)}: job {number} of Slurm")
         return self._info(job, number)
@@ -166,6 +192,7 @@ class SlurmExecutor(Executor):
                 if self._ending or (not waits and (error.refusal or unknown == UNKNOWN_ANSWERS)):
                     raise
                 self._warn(f"{error.cause}; trying again")
+            self._records.submitted(comment, "")
             time.sleep(OUTAGE_PAUSE)
             try:  # the answer may have been lost, not the submission; its job may have ended by now
                 for job in jobs().values():
@@ -248,6 +275,7 @@ class SlurmExecutor(Executor):
             self._times[words] = self._times.get(words, 0) + 1
             self.logger.info(f"{words}: {ended.cause} (job {number}); submitted again; this uses no retry")
             try:
+                self._records.claim(comment_of(job, self.workflow.workdir_init))
                 again = self._submit(job)
             except (VlmflowError, WorkflowError, OSError) as error:
                 self.report_job_error(info, msg=f"{words}: {error}\n")
@@ -259,6 +287,7 @@ class SlurmExecutor(Executor):
             why = self._attempts.after(job, words, rule_job_of(job).mem_mb, ended)
             logs = [str(info.aux["slurm_logfile"])]
             self.report_job_error(info, msg=f"{words}: {why} (job {number})\n", aux_logs=logs)
+        self._records.ended(comment_of(job, self.workflow.workdir_init))
         verdict.unlink(missing_ok=True)
         return True
 

@@ -144,7 +144,7 @@ def jobs() -> dict[str, QueuedJob]:
     Raises SlurmError if Slurm gives no answer.
     """
     # By its number: $LOGNAME, which getpass believes, may be another's (sudo -E).
-    answer = ask("squeue", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={FIELDS}")
+    answer = ask("squeue", "--all", "--noheader", "--states=all", f"--user={os.getuid()}", f"--format={FIELDS}")
     separators = FIELDS.count("|")
     lines = (line.split("|", separators) for line in answer.splitlines() if line.count("|") >= separators)
     return {job.id: job for job in map(_job, lines)}

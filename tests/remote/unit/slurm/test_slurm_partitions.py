@@ -14,6 +14,7 @@ from vlmflow.remote.slurm.partitions import (
     Node,
     Partition,
     read_partitions,
+    refuse_plan,
     refuse_what_fits_nowhere,
     why_in_none,
     why_not,
@@ -97,6 +98,17 @@ def test_a_job_is_gone_only_if_slurm_says_so(slurm: SlurmCommands, answer: str, 
     slurm.answer("scontrol", fails="Unable to contact slurm controller")
     with pytest.raises(SlurmError):
         queue.state_of("7")
+
+
+def test_a_dry_run_plans_without_a_slurm_that_answers(slurm: SlurmCommands, capsys: pytest.CaptureFixture[str]) -> None:
+    slurm.answer("sbatch")
+    plan = SimpleNamespace(remote_execution_settings=True, dryrun=True)
+    slurm.answer("scontrol", fails="Unable to contact slurm controller (connect failure)")
+    refuse_plan(plan, None)
+    assert "this plan is not compared with a cluster" in capsys.readouterr().err
+    plan.dryrun = False
+    with pytest.raises(SystemExit, match="Unable to contact slurm controller"):
+        refuse_plan(plan, None)
 
 
 def test_jobs_are_those_of_the_users_number_whatever_name_the_shell_gives(
