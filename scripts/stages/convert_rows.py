@@ -48,8 +48,8 @@ def main(
         make = form_rows(kind, settings, choice.take, choice.frames)
         refuse_columns(rows, kind, modality, columns, choice.take)
         choice = of_kind(choice, kind)
-        if choice.kind and modality != "text":
-            for key, advice in unread_pictures(rows, choice).items():
+        if modality != "text":
+            for key, advice in unread_pictures(rows, kind, columns, choice).items():
                 log.warning("%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice)
         account = convert(rows, converted, rejects, split, make, choice, threads)
     account.found_kind = why

@@ -127,15 +127,14 @@ def of_kind(choice: RowChoice, kind: str) -> RowChoice:
     return choice.model_copy(update={"kind": kind, "names": form_of(kind).names(choice.names)})
 
 
-def unread_pictures(rows: RawRows, choice: RowChoice) -> dict[str, str]:
+def unread_pictures(rows: RawRows, kind: str, columns: Mapping[str, str], choice: RowChoice) -> dict[str, str]:
     """Return the keys and columns with pictures, or their names, that rows without a picture have, with the advice.
 
-    The first LOOKED_AT rows are looked at. choice: with a kind.
+    The first LOOKED_AT rows are looked at. kind: the one that they were found to be of. columns: the setting.
     """
-    assert choice.kind, "the kind is settled"
-    if form_of(choice.kind).fixed:
+    if form_of(kind).fixed:
         return {}
-    read, own, advice = reader(choice), choice.names.values(), dict[str, str]()
+    read, own, advice = reader(choice), form_of(kind).names(columns).values(), dict[str, str]()
     for row in islice(rows, LOOKED_AT):
         named = read(row)
         if named and not named.pictures:

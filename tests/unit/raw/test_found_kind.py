@@ -168,6 +168,26 @@ def test_keys_of_pictures_count_in_any_letter_case(tmp_path: Path) -> None:
     assert made.unread["found_kind"].startswith("vqa")
 
 
+@pytest.mark.parametrize(
+    ("kind", "row"),
+    [
+        ("vqa", {"question": "What?", "answer": "It."}),
+        ("sharegpt", {"conversations": [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]}),
+        ("alpaca", {"instruction": "What?", "output": "It."}),
+        ("query_response", {"query": "What?", "response": "It."}),
+        ("prompt_completion", {"prompt": "What?", "completion": "It."}),
+    ],
+)
+def test_every_kind_names_an_unread_key_with_pictures(
+    kind: str, row: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    converted_rows(tmp_path, [row | {"image_path": "a/1.png"}], kind=kind)
+    assert "some under 'image_path', which is not read: columns: {image: image_path}" in caplog.text
+    caplog.clear()
+    converted_rows(tmp_path, [row | {"image": "a/1.png", "image_path": "a/1.png"}], kind=kind)
+    assert "which is not read" not in caplog.text
+
+
 def test_all_columns_of_a_table_are_seen(tmp_path: Path) -> None:
     table = tmp_path / "rows.parquet"
     pq.write_table(pa.Table.from_pylist([{"question": "What?", "answer": "It.", "picture": "a.jpg", "n": 1}]), table)
