@@ -100,8 +100,8 @@ def test_the_controller_has_no_right_to_secrets(any_cluster: Kubectl, account: l
 @pytest.mark.parametrize("overlay", ["local", "nautilus"])
 def test_a_component_adds_the_rights_to_a_kind_of_group(kind: IndexedJob, overlay: str, tmp_path: Path) -> None:
     """The operators are not here; tests/remote/unit/kubernetes shows that these rights are enough."""
-    objects = rendered(with_component(tmp_path / "k8s", overlay, COMPONENTS[kind.name]))
-    role = next(one for one in objects if one["kind"] == "Role")
+    made = rendered(with_component(tmp_path / "k8s", overlay, COMPONENTS[kind.name]))
+    role = next(one for one in made if one["kind"] == "Role")
     before = next(one for one in rendered(K8S / "overlays" / overlay) if one["kind"] == "Role")
     (added,) = [rule for rule in role["rules"] if rule not in before["rules"]]
     granted = {(added["apiGroups"][0], name, verb) for name in added["resources"] for verb in added["verbs"]}

@@ -301,20 +301,6 @@ def test_each_folder_goes_alone(published: tuple[S3Object, S3Object], first: int
     assert keys(other) == set()
 
 
-@pytest.mark.usefixtures("a_day_later")
-def test_objects_that_an_earlier_checkout_let_another_folder_name_stay(published: tuple[S3Object, S3Object]) -> None:
-    verified, merged = published
-    entries = merged._folder.entries() | {"weights": verified._folder.entries()["weights"]}
-    merged.s3obj(s3_folder.NAME).put(Body=s3_folder.dump(entries))
-    attempt = entries["weights"].attempt
-    merged.s3bucket().Object(f"{attempt}/named-by/run%2Fmerged%2Fx").put(Body=b"")
-    verified.remove()
-    assert read(merged) == MERGED
-    write(verified, {"other": b"of the next attempt"})
-    verified.store_object()
-    assert read(merged) == MERGED
-
-
 @dataclass
 class EveryOrder:
     """Every order of the requests of several processes to a bucket with its present content."""
