@@ -22,6 +22,7 @@ from vlmflow.config.raw_forms import (
 )
 from vlmflow.config.settings import RowChoice, Take
 from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.model_files import shown
 from vlmflow.raw.damaged_file import ANOTHER_FILE
 from vlmflow.raw.named import is_picture, raw_type, reader
 from vlmflow.raw.rewritten import OBJECT, rewriter, spelled
@@ -55,13 +56,15 @@ class _Reading(NamedTuple):
     """How rows look in one kind.
 
     rows: how many of them it reads. needs: the keys that every row has. drops: the keys that would be lost although
-    they have a meaning or name pictures, each with the advice for it.
+    they have a meaning or name pictures, each with the advice for it. fault: why the first row that it does not read,
+    with the row's number.
     """
 
     kind: str
     rows: int
     needs: list[str]
     drops: dict[str, str]
+    fault: str
 
 
 def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take = None) -> Found:
@@ -77,7 +80,8 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
             return Found(form.lists_are)
         return Found(kind)
     first = list(islice(rows, LOOKED_AT))
-    possible = _possible(first, columns, take)
+    readings = _readings(first, columns, take)
+    possible = [reading for reading in readings if _fits(reading, first)]
     # Only people can name these kinds.
     named = [reading for reading in possible if form_of(reading.kind).one_prompt or form_of(reading.kind).fixed]
     possible = [reading for reading in possible if reading not in named]
@@ -92,13 +96,16 @@ def found_kind(kind: str, rows: RawRows, columns: Mapping[str, str], take: Take 
         if keys is None:
             raise VlmflowError(f"{rows}: kind auto finds no kind, since no row is a JSON object", ANOTHER_FILE)
         has = ", ".join(map(repr, keys[:20])) or "no key"
-        chosen = [] if take else _possible(first, columns, "chosen")
+        with_chosen = [] if take else _readings(first, columns, "chosen")
+        chosen = [reading for reading in with_chosen if _fits(reading, first)]
+        near = [f"as {each.kind}, {each.fault}" for each in readings if set(each.needs) <= set(keys) and each.needs]
         advice = f"kind: {chosen[0].kind} and take: chosen; or " if chosen else _of_other_names(keys, first)
         for reading in named:
             needs = ["prompt: …"] if form_of(reading.kind).one_prompt else []
             advice = f"{', '.join([f'kind: {reading.kind}', *needs, *reading.drops.values()])}; or "
         raise VlmflowError(
-            f"{rows}: kind auto finds no kind for its rows; the first one has {has}",
+            f"{rows}: kind auto finds no kind for its rows; the first one has {has}"
+            + "".join(f"; {fault}" for fault in near[:2]),
             f"write {advice}the kind in datasets.NAME.kind, and other names of its keys in columns (docs/data.md)",
         )
     only = possible[0]
@@ -159,12 +166,11 @@ def _holds_list(row: bytes, key: str) -> bool:
         return False
 
 
-def _possible(rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> list[_Reading]:
-    """Return how some rows look in each form that fits them, under its first name."""
+def _readings(rows: Sequence[bytes], columns: Mapping[str, str], take: Take) -> list[_Reading]:
+    """Return how some rows look in each form, under its first name."""
     forms = {kind: form_of(kind) for kind in kinds()}
     own = [kind for kind, form in forms.items() if kind == form.kinds[0] and (form.read or form.rows)]
-    tried = [_tried(kind, rows, columns, take) for kind in own]
-    return [reading for reading in tried if _fits(reading, rows)]
+    return [_tried(kind, rows, columns, take) for kind in own]
 
 
 def _fits(reading: _Reading, rows: Sequence[bytes]) -> bool:
@@ -175,16 +181,21 @@ def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: T
     form = form_of(kind)
     names = form.names(columns)
     decode, rewritten = msgspec.json.Decoder(raw_type(form.all_keys, names)).decode, rewriter(form, names, take)
-    read, drops = 0, dict[str, str]()
-    for raw in rows:
+    read, drops, fault = 0, dict[str, str](), ""
+    for number, raw in enumerate(rows):
         row = rewritten(raw)
         try:
             value = decode(row)
-            read += 1 if form.read is None else bool(getattr(form.read(value, None), "turns", None))
+            made = None if form.read is None else form.read(value, None)
+            if form.read is None or getattr(made, "turns", None):
+                read += 1
+            else:
+                fault = fault or f"row {number}: {getattr(made, 'detail', 'no turn')}"
             drops |= _dropped(form, OBJECT(row), names, columns, take)
-        except (ValueError, RecursionError):
-            continue
-    return _Reading(kind, read, [names[key] for key, holds in form.keys.items() if not may_be_null(holds)], drops)
+        except (ValueError, RecursionError) as error:
+            fault = fault or f"row {number}: {shown(str(error)[:200])}"
+    needs = [names[key] for key, holds in form.keys.items() if not may_be_null(holds)]
+    return _Reading(kind, read, needs, drops, fault)
 
 
 def _dropped(

@@ -393,3 +393,26 @@ def test_parquet_under_another_name_is_read_when_it_has_its_own(tmp_path: Path) 
     file = file.rename(tmp_path / "rows.parquet")
     with open_rows([file], "train") as rows:
         assert len(rows) == 1
+
+
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{'x': 1}"}}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"question": "What?", "answer": 0}, r"as vqa, row 0: .*answer"),
+        ({"messages": [{"role": "User", "content": "What?"}]}, r"as messages, row 0: .*User"),
+        ({"messages": [CHAT[0] | {"content": [{"type": "input_file", "file_id": "x"}]}, CHAT[1]]}, "input_file"),
+        (
+            {"messages": [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}], "tools": TOOLS},
+            r"as messages, row 0: .*arguments",
+        ),
+        ({"messages": CHAT, "images": [{"url": "0.png"}]}, r"as messages, row 0: .*images"),
+    ],
+)
+def test_auto_says_what_is_wrong_in_the_nearest_kind(row: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """One thing may be wrong in every row."""
+    with pytest.raises(VlmflowError, match=rf"kind auto finds no kind .*{said}"):
+        converted_rows(tmp_path, [row] * 3, kind="auto")
