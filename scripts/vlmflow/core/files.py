@@ -32,6 +32,10 @@ BUFFER = 1 << 20
 """Bytes read or written at a time; rows are a few KB each."""
 
 
+LFS = b"version https://git-lfs"
+"""How a file begins that Git LFS has not fetched."""
+
+
 def user_cache() -> Path:
     """Return the folder for what this user's next calls can use again (XDG Base Directory Specification)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vlmflow"

@@ -16,7 +16,7 @@ from typing import Any
 from vlmflow.config.model_types import architectures_in, kinds_of, unquantised
 from vlmflow.config.source import NOT_IN_PATHS, parse_source
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import read_json
+from vlmflow.core.files import LFS, read_json
 
 KINDS = (".safetensors", ".json", ".txt", ".jinja", ".model", ".tiktoken")
 """The suffixes of a model's files; the last two are tokenizers of sentencepiece and tiktoken."""
@@ -119,6 +119,10 @@ def log_left_out(label: str, left_out: list[str]) -> None:
         logger.info("%s: left out, because it is not model data: %s%s", label, ", ".join(left_out[:NAMED]), more)
 
 
+MOST_OF_POINTER = 1_000
+"""Bytes of a pointer of Git LFS."""
+
+
 def list_files(folder: Path, label: str, *, weights: bool = True) -> ModelFiles:
     """Return the files of a local model by name relative to its folder.
 
@@ -156,6 +160,10 @@ def _refuse_elsewhere(folder: Path, name: str) -> None:
         )
     if not real.is_file():
         raise VlmflowError(f"{file}: is not a file", "remove it from the folder, or replace it by the file")
+    if real.stat().st_size < MOST_OF_POINTER:
+        with real.open("rb") as opened:
+            if opened.read(len(LFS)) == LFS:
+                raise VlmflowError(f"{file}: is a pointer of Git LFS, not the file", "fetch the files: git lfs pull")
 
 
 def require_weights(files: ModelFiles, label: str) -> None:

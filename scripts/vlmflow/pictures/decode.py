@@ -22,6 +22,7 @@ from PIL.ImageFile import ImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from vlmflow.config.settings import PictureLimits
+from vlmflow.core.files import LFS
 from vlmflow.pictures.manifest import Unusable
 
 MAGIC = {
@@ -44,6 +45,14 @@ MAGIC = {
 """The accepted formats, by Pillow's names, and how their files begin. TGA, the last, has no such mark: it is known by
 the fields of its header, whose values go together and of which most are control characters, so no text begins so. An
 AVIF that names another brand first lists its own; a HEIC has none."""
+
+NOT_READ = {
+    re.compile(re.escape(LFS)): "a pointer of Git LFS: git lfs pull fetches the picture",
+    re.compile(rb".{4}ftyp(?:hei[cmsx]|hev[cmx])", re.DOTALL): "HEIC: convert it to JPEG or PNG",
+    re.compile(rb"\s*<(?:\?xml|svg|!DOCTYPE svg)"): "SVG, which has no pixels: draw it as PNG",
+    re.compile(rb"\s*<(?:!doctype html|html)", re.IGNORECASE): "a web page: fetch the picture again",
+}
+"""Frequent files that are no pictures here, and what to do with them."""
 
 AS_THEY_ARE = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 """The formats that trainers and servers read; a picture of another one is always rewritten. A picture of JPEG may be
@@ -140,7 +149,10 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
     """
     format = next((name for name, magic in MAGIC.items() if magic.match(content)), None)
     if format is None:
-        return Unusable("unknown_format", f"begins with {content[:16]!r}" if content else "the file is empty")
+        named = next(
+            (text for magic, text in NOT_READ.items() if magic.match(content)), f"begins with {content[:16]!r}"
+        )
+        return Unusable("unknown_format", named if content else "the file is empty")
     if format in CODECS and not features.check(CODECS[format]):
         return Unusable("unknown_format", f"{format}, which this build of Pillow cannot read")
     try:

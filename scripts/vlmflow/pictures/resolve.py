@@ -28,6 +28,20 @@ CHUNK = 8
 
 LOGGER = logging.getLogger(__name__)
 
+FOLDERS = "name the folders that hold the pictures under the paths in the rows"
+WRITE_AGAIN = "fetch or write the pictures again"
+LIMITS = "set picture_limits of the data set, if such pictures are meant"
+ADVICE = {
+    "path_outside": "rows name pictures by addresses, or outside of the folders: download them, and write paths below "
+    "a folder into the rows",
+    "path_invalid": "write paths of files into the rows",
+    "unreadable": "give this user the right to read them",
+    "unknown_format": "give pictures in one of these formats",
+    "undecodable": WRITE_AGAIN,
+    **dict.fromkeys(("too_many_bytes", "too_many_pixels", "too_small", "too_elongated"), LIMITS),
+}
+"""What to do if no picture is usable, by the reason of the first one; FOLDERS for the other reasons."""
+
 Found = dict[str, Located | Unusable]
 Verdicts = dict[str, Picture | Unusable]
 
@@ -143,7 +157,7 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
     if first and not counts.usable:
         raise VlmflowError(
             f"none of {counts.named} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
-            f"name the folders that hold the pictures under the paths in the rows: {key}",
+            f"{ADVICE.get(first.reason or '', FOLDERS)} ({key})",
         )
 
 

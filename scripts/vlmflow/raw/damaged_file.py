@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.files import LFS
 from vlmflow.core.progress import Progress
 
 ANOTHER_FILE = "name another file (datasets.NAME.train, val, test)"
@@ -43,7 +44,7 @@ KINDS = (
     (rb"\xff\xff\xff\xff", "in Arrow's form, of `save_to_disk`", FROM_DISK),
     (rb"ARROW1|FEA1", "in Arrow's form", "write it as parquet (datasets: to_parquet)"),
     (rb"\xff\xfe|\xfe\xff|\0\0\xfe\xff|[\[{\"]\0|\0[\[{\"]", "in UTF-16 or UTF-32", AS_UTF_8),
-    (rb"version https://git-lfs", "a pointer of Git LFS, not the data", "fetch the data: git lfs pull"),
+    (LFS, "a pointer of Git LFS, not the data", "fetch the data: git lfs pull"),
     (
         rb"(?i:(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|\?xml))",
         "a web page",

@@ -86,6 +86,13 @@ def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path, name:
         check(folder)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
+def test_a_file_that_git_has_not_fetched_is_named(folder: Path, name: str) -> None:
+    (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(VlmflowError, match=rf"{name}: is a pointer of Git LFS, not the file\n.*git lfs pull"):
+        check(folder)
+
+
 def test_the_blobs_of_another_repository_are_outside(tmp_path: Path, folder: Path) -> None:
     snapshot = tmp_path / "hub" / "models--o--m" / "snapshots" / "1"
     snapshot.parent.mkdir(parents=True)

@@ -214,3 +214,36 @@ def test_roots_without_any_of_the_pictures_stop_the_stage(tmp_path: Path):
     with pytest.raises(VlmflowError, match=r"none of 2 .*'coco/1.jpg': missing.*\n.*datasets\.fire\.image_roots"):
         say_what_was_found(entries, "datasets.fire.image_roots")
     say_what_was_found([], "datasets.fire.image_roots")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "git lfs pull"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC: convert it to JPEG or PNG"),
+        (b"<!DOCTYPE html><html>", "a web page: fetch the picture again"),
+        (b'<?xml version="1.0"?><svg/>', "SVG, which has no pixels"),
+        (JPEG[:300], "fetch or write the pictures again"),
+        (b"", "the file is empty"),
+    ],
+)
+def test_what_a_file_is_that_is_no_picture_is_said(tmp_path: Path, content: bytes, said: str) -> None:
+    put(tmp_path / "root/a.jpg", content)
+    with pytest.raises(VlmflowError, match=said):
+        say_what_was_found(resolve(tmp_path, ["a.jpg"]), "datasets.fire.image_roots")
+
+
+@pytest.mark.parametrize(
+    ("path", "limits", "said"),
+    [
+        ("https://example.org/a.jpg", {}, "an address.*\n.*download them"),
+        ("../a.jpg", {}, "path_outside.*\n.*paths below a folder"),
+        ("b.jpg", {}, "missing.*\n.*name the folders"),
+        ("a.jpg", {"min_side": 49}, "too_small.*\n.*picture_limits"),
+        ("a.jpg", {"max_pixels": 9}, "too_many_pixels.*\n.*picture_limits"),
+    ],
+)
+def test_the_advice_is_for_the_reason(tmp_path: Path, path: str, limits: dict[str, int], said: str) -> None:
+    put(tmp_path / "root/a.jpg", JPEG)
+    with pytest.raises(VlmflowError, match=said):
+        say_what_was_found(resolve(tmp_path, [path], **limits), "datasets.fire.image_roots")
