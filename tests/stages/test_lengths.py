@@ -124,6 +124,15 @@ def test_the_account_knows_what_a_max_length_covers() -> None:
     assert max_lengths([account, val]) == MaxLengths(6_016, 6_016), "val has to fit, too"
 
 
+def test_a_base_without_the_rule_for_its_pictures_is_named(model: Path, tmp_path: Path) -> None:
+    base = copy_folder(model, tmp_path / "base")
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (base / name).unlink(missing_ok=True)
+    entries = [PictureEntry(path="p", rows=1, name="p.png", width=320, height=96, sha256="0" * 64)]
+    with pytest.raises(VlmflowError, match=r"row r has pictures, and the model has neither preprocessor_config\.json"):
+        TokenCounter(base, entries, 64).count([row("<image>Why?", "So.", images=["p.png"])])
+
+
 def test_the_check_sees_the_extremes_and_a_draw() -> None:
     chosen = CheckedRows()
     rows = [RowLength(str(number), number, number + 1, 50 + number, number % 7) for number in range(5_000)]
