@@ -23,7 +23,7 @@ from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.processes import ordered_map
 from vlmflow.core.progress import Progress
 from vlmflow.lengths.summary import STEP, MaxLengths, NamedRow, SplitLengths
-from vlmflow.pictures.budget import ADVICE, NESTED, PLAIN, PictureBudget
+from vlmflow.pictures.budget import ADVICE, PictureBudget
 from vlmflow.pictures.manifest import PictureEntry, name_and_digest, size_of
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows.chat import IMAGE_TAG, dialogue_start
@@ -167,7 +167,7 @@ class TokenCounter:
             ) from None
         if tokens and self._budget.processor is None:
             raise VlmflowError(
-                f"row {row.id} has pictures, and the model has neither {PLAIN} nor {NESTED[0]}, which say how to scale them",
+                f"row {row.id} has pictures, and the model has no preprocessor_config.json, which says how to scale them",
                 "copy the file of the model's owner into the model's folder; for one that sees no pictures, set "
                 "datasets.NAME.modality: text",
             )
