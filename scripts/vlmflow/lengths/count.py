@@ -167,7 +167,7 @@ class TokenCounter:
             ) from None
         if tokens and self._budget.processor is None:
             raise VlmflowError(
-                f"row {row.id} has pictures, and the model has no preprocessor_config.json, which says how to scale them",
+                f"row {row.id} has pictures and the model no preprocessor_config.json, which says how to scale them",
                 "copy the file of the model's owner into the model's folder; for one that sees no pictures, set "
                 "datasets.NAME.modality: text",
             )
