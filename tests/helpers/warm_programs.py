@@ -10,6 +10,7 @@ starts it by itself (`fresh`).
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import inspect
@@ -59,6 +60,9 @@ IMPORTED = {
     ".venv-search": ("optuna", "optuna.importance", "optuna.storages.journal"),
 }
 """What the programs of an environment import, by its folder."""
+
+MOST_FILES = 16
+"""Files that a program may inherit: its standard streams, and a connection to its parent."""
 
 LONGEST_START = 120.0
 """Seconds until the server answers."""
@@ -150,7 +154,7 @@ def _serve(place: Path, owner: int) -> Callable[[], None] | None:
                 caller, _ = listener.accept()
                 files: list[int] = []
                 try:
-                    size, files, _, _ = socket.recv_fds(caller, 4, 3)
+                    size, files, _, _ = socket.recv_fds(caller, 4, MOST_FILES)
                     call = json.loads(_all_of(caller, int.from_bytes(size)))
                     print(*call["words"], flush=True)
                 except (OSError, ValueError, KeyError, TypeError):  # killed as it called; or no caller of ours
@@ -227,7 +231,10 @@ def _become(call: dict[str, Any], files: list[int], proxies: Path) -> None:
     """Turn this fork into the process that was started in its place, and run the program to its end."""
     os.setsid()
     (proxies / str(os.getpid())).write_text(str(call["process"]))
-    for number, file in enumerate(files):
+    apart = [fcntl.fcntl(file, fcntl.F_DUPFD, 1_000) for file in files]
+    for file in files:
+        os.close(file)
+    for number, file in zip(call["files"], apart, strict=True):
         os.dup2(file, number)
         os.close(file)
     CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the server

@@ -11,7 +11,6 @@ import pytest
 from vlmflow.config.swift_args import ALLOWED, SET_BY_THE_WORKFLOW, names
 from vlmflow.swift.arguments import as_words
 from vlmflow.swift.child_process import environment
-from workflow_runs import ROOT
 
 CHANGED: dict[str, Any] = {
     "adam_beta1": 0.5,
@@ -71,7 +70,7 @@ import json, sys
 from vlmflow.swift.own_template import encode_as_in_training
 encode_as_in_training()
 from swift.arguments import SftArguments
-from swift.dataset import load_dataset
+from swift import dataset
 from swift.utils import parse_args
 
 rows, *words = sys.argv[1:]
@@ -80,7 +79,7 @@ for more in json.load(sys.stdin):
     assert not unknown, unknown
     template = arguments.get_template()
     template.set_mode("train")
-    encoded = [template.encode(row) for row in load_dataset([rows], strict=True)[0]]
+    encoded = [template.encode(row) for row in dataset.load_dataset([rows], strict=True)[0]]
     read = [[list(row["input_ids"]), list(row["labels"]), float(row["pixel_values"].double().sum())] for row in encoded]
     print("READ", json.dumps(read))
 """
@@ -91,7 +90,7 @@ def encoded(model: Path, rows: Path, pictures: Path, scratch: Path, given: list[
     ours = {"model": model, "model_type": "qwen3_vl", "dataset": rows, "output_dir": scratch / "out", "use_cpu": True}
     words = as_words({**ours, "add_version": False, "check_model": False, "load_args": False, "report_to": "none"})
     each = json.dumps([as_words(more) for more in given])
-    env = environment(pictures, 64, scratch / "cache", 2) | {"PYTHONPATH": str(ROOT / "scripts")}
+    env = environment(pictures, 64, scratch / "cache", 2)
     call = [sys.executable, "-c", ENCODE, str(rows), *words]
     done = subprocess.run(call, input=each, env=env, cwd=scratch, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2_000:]

@@ -236,12 +236,12 @@ MANY = [*SIZES, *((Random(n).randint(28, 1400), Random(-n).randint(28, 1400)) fo
 
 COUNT = """
 import json, sys
-from swift.dataset import load_dataset
+from swift import dataset as datasets
 from vlmflow.swift.row_counter import RowCounter
 from vlmflow.swift.own_template import own_template
 
 template = own_template(sys.argv[3:])
-dataset, _ = load_dataset([sys.argv[1]], strict=True)
+dataset, _ = datasets.load_dataset([sys.argv[1]], strict=True)
 whole = list(map(RowCounter(template, whole=True).count, dataset))
 small = RowCounter(template, whole=False)
 by_size = list(map(small.count, dataset))

@@ -155,7 +155,7 @@ def _without_end(tokens: list[int], processor) -> list[int]:
 FEWEST = {"internvl": 4, "mistral3": 2}
 """The tokens that a picture takes at least: a tile; a square with the end of its line."""
 
-DRAWN = 200
+DRAWN = 40
 SIDES = 17, 900
 TURNS = [Turn("human", "<image>"), Turn("gpt", "It is red.")]
 

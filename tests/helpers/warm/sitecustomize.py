@@ -12,7 +12,7 @@ import sys
 
 HANDED_OVER = re.compile(
     r"torch\.distributed\.run|vlmflow\.in_trainer\.process|recording_worker"
-    r"|vlmflow\.swift\.(encoded_rows|export)|vlmflow\.evaluation\.answer_losses"
+    r"|vlmflow\.swift\.(encoded_rows|export|row_counter)|vlmflow\.evaluation\.answer_losses"
     r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
     r"|.*\b(check_provenance|samplers|trainer_inputs)\.py"
@@ -38,16 +38,26 @@ def hand_over(folder):
     while (low := os.open(os.devnull, os.O_RDWR)) < 3:  # it starts without stdin, stdout or stderr
         pass
     os.close(low)
+    inherited = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
+    inherited = [number for number in inherited if os.path.exists(f"/proc/self/fd/{number}")]  # one is of the list itself
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(os.path.join(folder, os.path.basename(sys.prefix)))
     except OSError:
         return
     mask = os.umask(0)
-    call = {"words": sys.orig_argv, "folder": os.getcwd(), "environment": dict(os.environ), "mask": mask}
+    call = {
+        "files": [0, 1, 2, *inherited],
+        "words": sys.orig_argv,
+        "folder": os.getcwd(),
+        "environment": dict(os.environ),
+        "mask": mask,
+    }
     text = json.dumps(call | {"process": os.getpid()}).encode()
-    socket.send_fds(server, [len(text).to_bytes(4)], [0, 1, 2])
+    socket.send_fds(server, [len(text).to_bytes(4)], call["files"])
     server.sendall(text)
+    for number in inherited:
+        os.close(number)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, frame: server.sendall(bytes([number])))
