@@ -3,6 +3,7 @@
 Two answers beside each other on a terminal.
 """
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def opened(file: Path) -> Image.Image:
     Raises VlmflowError if it cannot be read.
     """
     limits = PictureLimits(min_side=17)
-    content = read_picture(str(file), limits.max_bytes)
+    content = read_picture(os.path.realpath(file), limits.max_bytes)  # in a store it is a link
     picture = content if isinstance(content, Unusable) else plain_picture(content, limits)
     if isinstance(picture, Unusable):
         why = f"{picture.reason}: {picture.detail}"

@@ -39,7 +39,9 @@ def hand_over(folder):
         pass
     os.close(low)
     inherited = [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]
-    inherited = [number for number in inherited if os.path.exists(f"/proc/self/fd/{number}")]  # one is of the list itself
+    inherited = [
+        number for number in inherited if os.path.exists(f"/proc/self/fd/{number}")
+    ]  # one is of the list itself
     server = socket.socket(socket.AF_UNIX)
     try:
         server.connect(os.path.join(folder, os.path.basename(sys.prefix)))

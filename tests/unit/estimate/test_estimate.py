@@ -33,7 +33,7 @@ def needed(inputs: EstimateInput) -> int:
 
 
 def test_the_parts_of_the_memory_are_its_total() -> None:
-    for train in ({}, {"gradient_checkpointing": False}, {"per_device_batch_size": 4}, {"dtype": "float32"}):
+    for train in ({}, {"gradient_checkpointing": False}, {"per_device_batch_size": 4}):
         found = memory(some_inputs(train))
         assert sum(size for _, size in parts_of(found)) == found.total
 
@@ -47,9 +47,9 @@ def test_gradient_checkpointing_needs_less_memory() -> None:
     [
         ({"per_device_batch_size": 2}, {}),
         ({"attention": "eager"}, {}),
-        ({"dtype": "float32"}, {}),
-        ({"lora": {"rank": 64}}, {}),
-        ({"lora": {"dropout": 0.5}}, {}),
+        pytest.param({"dtype": "float32"}, {}, marks=pytest.mark.slow),
+        pytest.param({"lora": {"rank": 64}}, {}, marks=pytest.mark.slow),
+        pytest.param({"lora": {"dropout": 0.5}}, {}, marks=pytest.mark.slow),
         ({"freeze": []}, {}),
         ({}, {"tuner": "full"}),
     ],

@@ -266,7 +266,11 @@ def costs() -> object:
     return full_run_cost
 
 
-@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
+MEASURED = [pytest.param(file, marks=pytest.mark.slow if "32b" in file.stem else (), id=file.stem) for file in RECIPES]
+"""To measure a 32B model takes ten seconds."""
+
+
+@pytest.mark.parametrize("file", MEASURED)
 def test_a_recipe_fits_up_to_the_max_length_that_it_names(file: Path, costs: object) -> None:
     """With rows of that length, each with one picture of the whole budget."""
     named = int(re.search(r"fits up to max_length (\d+)", file.read_text())[1])

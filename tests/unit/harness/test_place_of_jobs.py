@@ -122,11 +122,11 @@ def test_only_on_slurm_stages_share_a_job(tmp_path: Path, monkeypatch: pytest.Mo
     assert stats[0] == stats[1]
 
 
-def test_a_machine_without_slurm_is_named_before_the_first_job(tmp_path: Path) -> None:
+def test_a_machine_without_slurm_is_named_in_a_plan(tmp_path: Path) -> None:
     which = shutil.which("which")
     assert which
     (tmp_path / "which").symlink_to(which)
     code, said = plan(tmp_path, "--profile", str(ROOT / "profiles" / "slurm"), PATH=str(tmp_path))
-    assert code == 1
-    assert "this machine has no sbatch: it is not a login node of a Slurm cluster\n  what to do: " in said
+    assert code == 0
+    assert "this machine has no sbatch: it is not a login node of a Slurm cluster; so this plan is not compared" in said
     assert "Traceback" not in said
