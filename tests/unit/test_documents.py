@@ -215,3 +215,17 @@ def test_citation_and_release_notes_have_the_version() -> None:
     newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest
     assert newest[1] == VERSION
+
+
+SERVED = re.compile(r"^\| .+ \| `([\w.]+)` \| `([\w/]+\.py)::(\w+)` \|$", re.MULTILINE)
+
+
+def test_each_item_of_trained_is_served_has_its_code_and_its_test() -> None:
+    page = (ROOT / "docs" / "internals.md").read_text()
+    rows = SERVED.findall(page)
+    assert len(rows) == page.count("\n| ") - 1, "each line of the table but its head"
+    for name, file, test in rows:
+        module, _, function = name.rpartition(".")
+        code = (ROOT / "scripts" / module.replace(".", "/")).with_suffix(".py").read_text()
+        assert re.search(rf"^def {function}\(", code, re.MULTILINE), name
+        assert re.search(rf"^def {test}\(", (ROOT / file).read_text(), re.MULTILINE), f"{file}::{test}"
