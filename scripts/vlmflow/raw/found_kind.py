@@ -21,8 +21,7 @@ from vlmflow.config.raw_forms import (
     picture_keys,
 )
 from vlmflow.config.settings import RowChoice, Take
-from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.model_files import shown
+from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.raw.damaged_file import ANOTHER_FILE
 from vlmflow.raw.named import is_picture, raw_type, reader
 from vlmflow.raw.rewritten import OBJECT, rewriter, spelled
@@ -193,7 +192,7 @@ def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: T
                 fault = fault or f"row {number}: {getattr(made, 'detail', 'no turn')}"
             drops |= _dropped(form, OBJECT(row), names, columns, take)
         except (ValueError, RecursionError) as error:
-            fault = fault or f"row {number}: {shown(str(error)[:200])}"
+            fault = fault or f"row {number}: {printable(str(error)[:200])}"
     needs = [names[key] for key, holds in form.keys.items() if not may_be_null(holds)]
     return _Reading(kind, read, needs, drops, fault)
 
