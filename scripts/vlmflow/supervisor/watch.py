@@ -43,6 +43,9 @@ AFTER_SIGNAL = 2.0
 """Minutes without a sign of life after SIGTERM, on several nodes: trainers answer it at their next step, which never
 comes when another node is gone, and the pod's grace period is better used."""
 
+STOPPED = 15.0
+"""Seconds between two looks of a watch after which it was not running itself; it looks five times a second."""
+
 SLOW = 30.0
 """Seconds without a sign of life after which the progress of several nodes names a rank."""
 
@@ -78,12 +81,15 @@ class HangWatch:
     def silent_for(self, most: float = math.inf) -> float | None:
         """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second.
 
-        most: minutes that are too long in any case, in training or evaluation.
+        most: minutes that are too long in any case, in training or evaluation. It counts anew if this process itself was
+        stopped: so were the ranks then (scontrol suspend, SIGSTOP, a paused machine).
         """
-        now = time.monotonic()
-        if now - self._looked < 1:
+        now, before = time.monotonic(), self._looked
+        if now - before < 1:
             return None
         self._looked = now
+        if now - before > STOPPED:
+            self._since = now
         signs = [_sign(beats_of(self._folder, rank)) for rank in self._ranks]
         if signs != self._seen:
             self._seen, self._since = signs, now

@@ -17,14 +17,34 @@ import pytest
 from cluster.shell import wait_for
 from vlmflow.core.errors import PassingError
 from vlmflow.in_trainer import process as trainer
-from vlmflow.in_trainer.messages import Orders
-from vlmflow.supervisor import launch
+from vlmflow.in_trainer.messages import Doing, Orders
+from vlmflow.supervisor import launch, watch
 from vlmflow.supervisor.failures import LogTail, OutOfGpuMemoryError, failure_of
 from vlmflow.supervisor.group import Group
 from vlmflow.supervisor.launch import let_them_save
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.watch import Launcher, signals_passed_on
 from workflow_runs import ROOT
+
+
+def test_a_watch_that_was_stopped_itself_counts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the trainers: by scontrol suspend, SIGSTOP, or a paused machine."""
+    now = 1_000.0
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+    hangs = watch.HangWatch(tmp_path, 1, minutes=1)
+    beats = watch.beats_of(tmp_path, 0)
+    beats.parent.mkdir()
+    beats.write_text(Doing.TRAINING)
+    for _ in range(30):
+        now += 1
+        assert hangs.silent_for() is None
+    now += 3_600
+    assert hangs.silent_for() is None
+    for _ in range(59):
+        now += 1
+        assert hangs.silent_for() is None
+    now += 2
+    assert hangs.silent_for() == pytest.approx(61 / 60)
 
 
 def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path: Path) -> None:
