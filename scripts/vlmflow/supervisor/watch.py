@@ -81,8 +81,8 @@ class HangWatch:
     def silent_for(self, most: float = math.inf) -> float | None:
         """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second.
 
-        most: minutes that are too long in any case, in training or evaluation. It counts anew if this process itself was
-        stopped: so were the ranks then (scontrol suspend, SIGSTOP, a paused machine).
+        most: minutes that are too long in any case, in training or evaluation. It counts anew if this process itself
+        was stopped: so were the ranks then (scontrol suspend, SIGSTOP, a paused machine).
         """
         now, before = time.monotonic(), self._looked
         if now - before < 1:
