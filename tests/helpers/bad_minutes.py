@@ -81,5 +81,5 @@ def kubeconfig_of(address: str, file: Path) -> Path:
     return file
 
 
-def refusal(code: int, reason: str) -> tuple[int, dict, dict]:
-    return code, {"kind": "Status", "reason": reason, "message": f"said {reason}"}, {}
+def refusal(code: int, reason: str, message: str = "") -> tuple[int, dict, dict]:
+    return code, {"kind": "Status", "reason": reason, "message": message or f"said {reason}"}, {}

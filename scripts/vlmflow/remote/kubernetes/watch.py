@@ -232,7 +232,8 @@ class JobRecord:
     """A Job as it was created.
 
     made: how often it was created. times: disruptions in a row. incomplete: tries in a row in which not all pods of a
-    group got to run; waiting_since: when the first of them began. due: when to recreate it. Both in monotonic seconds.
+    group got to run; refused: tries in a row for which a quota had no room; waiting_since: when the first of them
+    began. due: when to recreate it. Both in monotonic seconds.
     not_made: why it is unknown whether its creation succeeded; the next look at the Jobs shows it.
     """
 
@@ -243,9 +244,14 @@ class JobRecord:
     made: int = 1
     times: int = 0
     incomplete: int = 0
+    refused: int = 0
     waiting_since: float | None = None
     due: float | None = None
     not_made: str = ""
+
+
+NO_ROOM = "exceeded quota"
+"""What the API server says of a quota of Jobs (count/jobs.batch) that is full."""
 
 
 class Disruptions:
@@ -295,13 +301,21 @@ class Disruptions:
         """Plan to recreate a Job that was removed; returns its outcome as waiting, or as failed without budget."""
         job = self._jobs[name]
         why = outcome.ended.cause if outcome.pod else job.not_made or outcome.ended.cause
-        if outcome.incomplete:
+        if job.not_made and not outcome.pod and NO_ROOM in job.not_made:  # as a pod that waits for room: no disruption
+            waited = self._clock() - (self._clock() if job.waiting_since is None else job.waiting_since)
+            if job.pending_limit is not None and waited >= job.pending_limit:
+                why = f"it has waited {waited:.0f} s; its template allows {job.pending_limit:.0f} s: {why}"
+                return replace(outcome, state="failed", ended=Ended("refused", why, again=False))
+            job.refused += 1
+            pause = _pause(job.refused, JITTER)
+            why += f". It is tried again in {pause:.0f} s; this uses no retry."
+        elif outcome.incomplete:
             job.incomplete += 1
             pause = _pause(job.incomplete, GROUP_JITTER)
             why += ". All of them end, so that others may use their nodes; "
             why += f"next try in {pause:.0f} s; this uses no retry."
         else:
-            job.incomplete, job.waiting_since = 0, None
+            job.incomplete, job.refused, job.waiting_since = 0, 0, None
             job.times = 1 if outcome.ran >= WORKED else job.times + 1
             if job.times > MOST:
                 why += f"\nThis was disruption {job.times} in a row; at most {MOST} are tolerated."

@@ -167,6 +167,35 @@ def test_a_create_that_timed_out_is_checked(cluster: Namespace, server: BadMinut
     assert taken.ended.cause.startswith("preempted")
 
 
+FULL = 'jobs.batch "j" is forbidden: exceeded quota: q, requested: count/jobs.batch=1, used: 3, limited: 3'
+
+
+@pytest.mark.parametrize("limit", [None, 9_000.0])
+def test_a_full_quota_of_jobs_is_waited_for_as_one_of_pods(
+    cluster: Namespace, server: BadMinutes, said: list[str], limit: float | None
+) -> None:
+    """It may be full for hours."""
+    now = 0.0
+    cluster.client.rest_client._patience = 0.0
+    disruptions = Disruptions(cluster, Watch(cluster, "", said.append), lambda: now)
+    server.answers = [refusal(403, "Forbidden", FULL)]
+    disruptions.create(JOB, RuleJob("train_model", {}), limit)
+    name, gone = "j", Outcome("failed", ended=Ended("lost", "its Job is gone"))
+    while now < 8_900:
+        planned = disruptions.plan(name, gone)
+        assert planned.state == "waiting"
+        assert "exceeded quota" in planned.ended.cause
+        assert "disruption" not in planned.ended.cause
+        while disruptions.resting(name):
+            now += 10
+            server.answers = [refusal(403, "Forbidden", FULL)]
+            name = disruptions.create_due(name)
+    now += 200
+    last = disruptions.plan(name, gone)
+    assert (last.state, last.ended.how) == (("waiting", "lost") if limit is None else ("failed", "refused"))
+    assert limit is None or "its template allows 9000 s" in last.ended.cause
+
+
 @pytest.mark.parametrize(
     ("answer", "refused"),
     [
