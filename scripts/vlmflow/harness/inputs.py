@@ -64,6 +64,19 @@ CLOCKS_DIFFER = 60.0
 """Seconds by which the clock of a file server may be ahead of this machine's: no stage makes its files so fast."""
 
 
+def refuse_the_future(file: Path) -> None:
+    """End the process if a file's time is in the future.
+
+    Snakemake would take whatever is made of it for older, and remove it, in every call.
+    """
+    if file.exists() and (changed := file.lstat().st_mtime) > time.time() + CLOCKS_DIFFER:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed))
+        sys.exit(
+            f"{file}: its time, {when}, is in the future by this machine's clock\n"
+            f"  what to do: set it to now: touch {file}"
+        )
+
+
 def as_inputs(workflow: Any, files: Iterable[Path]) -> list[Any]:
     """Return local files as inputs of a rule, in Snakemake's form.
 
@@ -71,14 +84,11 @@ def as_inputs(workflow: Any, files: Iterable[Path]) -> list[Any]:
     `apply_default_storage`). Absolute paths are then used unchanged, for a volume that is mounted here and in the pods.
     A file that does not exist here (a laptop has no such volume) is left out; if the pod lacks it too, the stage fails.
 
-    Ends the process if a file's time is in the future: Snakemake would take whatever is made of it for older, and
-    remove it, in every call.
+    Ends the process if a file's time is in the future (`refuse_the_future`).
     """
     wanted = list(files)
     for file in wanted:
-        if file.is_file() and (changed := file.stat().st_mtime) > time.time() + CLOCKS_DIFFER:
-            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed))
-            sys.exit(f"{file}: its time, {when}, is in the future\n  what to do: set it to now: touch {file}")
+        refuse_the_future(file)
     if workflow.storage_registry.default_storage_provider is None:
         return [str(file) for file in wanted]
     return [workflow.storage_registry.fs(str(file)) for file in wanted if file.is_absolute() and file.is_file()]

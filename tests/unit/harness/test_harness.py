@@ -385,6 +385,6 @@ def test_a_local_source_of_the_future_is_refused_with_what_mends_it(tmp_path: Pa
     with pytest.raises(SystemExit) as ended:
         as_inputs(local, [file])
     said, advice = str(ended.value).split("\n  what to do: set it to now: ")
-    assert re.fullmatch(rf"{re.escape(str(file))}: its time, 20\S+ \S+, is in the future", said)
+    assert re.fullmatch(rf"{re.escape(str(file))}: its time, 20\S+ \S+, is in the future by this machine's clock", said)
     subprocess.run(advice.split(), check=True)
     assert as_inputs(local, [file]) == [str(file)]

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -120,6 +121,21 @@ def test_only_on_slurm_stages_share_a_job(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Group job" not in here
     stats = [said[said.index("Job stats:") :].split("\n\n")[0] for said in (here, there)]
     assert stats[0] == stats[1]
+
+
+def test_what_a_stage_made_in_the_future_is_named_before_the_first_job(tmp_path: Path) -> None:
+    """By a machine whose clock is ahead: Snakemake would remove what is made from it, at the end of a training."""
+    make_rows(tmp_path)
+    raw = tmp_path / "converted" / "x"
+    raw.mkdir(parents=True)
+    for name in ("train.jsonl", "train.rejects.jsonl", "train.unread.json"):
+        (raw / name).write_text("")
+        os.utime(raw / name, (time.time() + 3 * 86_400,) * 2)
+    code, said = plan(tmp_path)
+    assert code == 1
+    assert re.search(r"converted/x/train\.\S+: its time, \S+ \S+, is in the future by this machine's clock\n", said), (
+        said
+    )
 
 
 def test_a_machine_without_slurm_is_named_in_a_plan(tmp_path: Path) -> None:
