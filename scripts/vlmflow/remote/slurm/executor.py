@@ -141,8 +141,21 @@ class SlurmExecutor(Executor):
             time.sleep(OUTAGE_PAUSE)
 
     def _submit(self, job: Any) -> SubmittedJobInfo:
-        rule_job = self._rule_job_of(job)
+        """Submit a job whose stages are claimed."""
         comment = comment_of(job, self.workflow.workdir_init)
+        try:
+            number = self._asked_for(job, comment)
+        except (VlmflowError, WorkflowError, OSError):
+            self._records.ended(comment)
+            raise
+        self._records.submitted(comment, number)
+        self._earlier.seen.add(number)
+        self.logger.info(f"{_words(job)}: job {number} of Slurm")
+        return self._info(job, number)
+
+    def _asked_for(self, job: Any, comment: str) -> str:
+        """Ask Slurm for a job; returns its number."""
+        rule_job = self._rule_job_of(job)
         log = self._log_of(job, "%j")
         log.parent.mkdir(parents=True, exist_ok=True)
         words = sbatch_words(
@@ -157,15 +170,7 @@ class SlurmExecutor(Executor):
             settings=self.workflow.executor_settings,
         )
         text = script(self.format_job_exec(job), self.get_python_executable(), rule_job)
-        try:
-            number = self._ask_patiently(words, text, comment)
-        except VlmflowError:
-            self._records.ended(comment)
-            raise
-        self._records.submitted(comment, number)
-        self._earlier.seen.add(number)
-        self.logger.info(f"{_words(job)}: job {number} of Slurm")
-        return self._info(job, number)
+        return self._ask_patiently(words, text, comment)
 
     def _minutes(self, job: Any, rule_job: RuleJob) -> int | None:
         """Return the time limit of a job; one that comes again takes several of its partition's, if it needs more."""

@@ -23,12 +23,16 @@ FRESH = 600.0
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Which job makes a stage. job: its number, "" until Slurm gave one. comment: the job's. by: the user's name."""
+    """Which job makes a stage.
+
+    job: its number, "" until Slurm gave one. comment: the job's. by: the user's name. host, process: of the call.
+    """
 
     job: str
     comment: str
     by: str
     host: str
+    process: int
 
 
 class Records:
@@ -50,13 +54,13 @@ class Records:
             for stage in stages:
                 if record := self._active(stage):
                     return record
-            self._write(stages, Record("", comment, _me(), platform.node()))
+            self._write(stages, _record("", comment))
         return None
 
     def submitted(self, comment: str, job: str) -> None:
         """Note the job that makes the stages. job: its number; "" if it is not known yet, after another try."""
         with self._alone():
-            self._write(comment.split()[3:], Record(job, comment, _me(), platform.node()))
+            self._write(comment.split()[3:], _record(job, comment))
 
     def ended(self, comment: str) -> None:
         """Remove the records of a job that has ended, or was not submitted."""
@@ -72,7 +76,8 @@ class Records:
         except (OSError, ValueError):  # none, or cut by a full disk: then no job was submitted
             return None
         if not record.job:
-            if age < FRESH:
+            ended = record.host == platform.node() and not Path(f"/proc/{record.process}").exists()
+            if age < FRESH and not ended:
                 raise VlmflowError(
                     f"{record.by} submits this stage now, on {record.host} ({file})",
                     "wait until that call ends; if there is none any more, remove this file",
@@ -104,6 +109,10 @@ class Records:
         with file.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def _record(job: str, comment: str) -> Record:
+    return Record(job, comment, _me(), platform.node(), os.getpid())
 
 
 def _me() -> str:

@@ -1,6 +1,8 @@
 """Which job makes which stage, by records in the working directory."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -15,6 +17,16 @@ from vlmflow.remote.slurm.queue import SlurmError
 from vlmflow.remote.slurm.records import FRESH, Record, Records
 
 ONE, OTHER = "vlmflow folder identity stage-a stage-b", "vlmflow folder changed stage-b"
+
+
+CLAIM = """
+import os, sys
+from pathlib import Path
+from vlmflow.remote.slurm.records import Records
+
+assert Records(Path(sys.argv[1])).claim(sys.argv[2]) is None
+os.kill(os.getpid(), 9)
+"""
 
 
 @pytest.fixture
@@ -75,6 +87,9 @@ def test_a_record_of_an_ended_job_or_of_a_killed_call_hinders_nobody(
     become("bob")
     assert kept.claim(ONE) is None
     become("ann")
+    killed = subprocess.run([sys.executable, "-c", CLAIM, str(tmp_path / "killed"), ONE], check=False)
+    assert killed.returncode == -9
+    assert Records(tmp_path / "killed").claim(ONE) is None, "the call that submitted is gone"
     for stage in ("stage-a", "stage-b"):
         file = tmp_path / "jobs" / stage
         os.utime(file, (file.stat().st_atime, file.stat().st_mtime - FRESH - 1))
