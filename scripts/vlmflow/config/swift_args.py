@@ -82,56 +82,19 @@ SET_BY_THE_WORKFLOW = {
 }
 """Arguments that the workflow sets, each with the key or the reason that decides its value."""
 
-NO_RESUME = "checkpoints would lack what resuming needs; remove it"
-NO_MERGE = "the merge only adds low-rank updates to whole layers and would refuse this adapter; remove it"
-NOT_PEFT = "the adapter would not be in peft's format, which the merge needs; remove it"
-CODE = "it imports Python from outside this workflow, which no digest covers; remove it"
 LOADS_SETTINGS = "it reads settings from another file; write them here"
 SECRETS = "settings are printed, stored and published in provenance.json; put a token in the environment (HF_TOKEN)"
 OTHER_ROWS = "no digest covers its rows, and no stage checks them; remove it, and set runs.NAME.dataset"
 OF_PACKING = "it changes only packing, which no run uses; remove it: train.micro_batch_tokens plans each step's passes"
-REPEATED_ROWS = "its figures would count rows twice that fill the last batches; remove it"
-OTHER_LOSS = "the validation loss would not be the mean over all trained tokens; remove it"
-NO_LOSS = "its evaluations give no loss, which chooses the checkpoint; remove it"
 
 REFUSED: dict[str, str] = {
     "fsdp_config": f"the workflow sets it; to shard with FSDP, set runs.NAME.strategy: {FSDP2.name}",
-    "deepspeed_autotp_size": "no checkpoint would have the whole adapter; remove it",
     "zero_hpz_partition_size": f"set it in runs.NAME.deepspeed.zero_optimization (strategy: {DEEPSPEED.name})",
-    "safe_serialization": "checkpoints must be safetensors, the default; remove it",
-    "save_only_model": NO_RESUME,
-    "use_flash_ckpt": NO_RESUME,
-    "resume_only_model": NO_RESUME,
-    "load_best_model_at_end": "each process would decide alone whether to load, then wait for the others; remove it",
     "early_stop_interval": "the workflow would take its early end for an interruption; set train.early_stop_after",
     "warmup_steps": "ms-swift refuses it beside warmup_ratio, which the workflow sets; set train.warmup_ratio",
     "max_epochs": "it ends before the last step, which counts as interrupted; set train.epochs",
-    "auto_find_batch_size": "steps and batches would differ from those of the smoke run; remove it",
-    "train_dataloader_shuffle": "steps are planned, and rows left over are named, for shuffled rows; remove it",
-    "val_dataset_shuffle": "rows would no longer have the lengths that were measured; remove it",
-    "dataloader_drop_last": "it would skip rows without counting them; remove it",
     "push_to_hub": "the trainer runs offline; upload merged/RUN yourself",
-    "average_tokens_across_devices": "the loss would depend on which process trains a row; remove it",
-    "dataloader_multiprocessing_context": "ms-swift's rows cannot go to processes that are not forked; remove it",
-    "eval_metric": REPEATED_ROWS,
-    "include_num_input_tokens_seen": "the workflow counts tokens itself; remove it",
-    "enable_dft_loss": OTHER_LOSS,
-    "label_smoothing_factor": OTHER_LOSS,
-    "loss_type": OTHER_LOSS,
-    "router_aux_loss_coef": OTHER_LOSS,
-    "task_type": OTHER_LOSS,
-    "num_labels": OTHER_LOSS,
-    "eval_delay": "a resumed training would make up for the evaluations that it leaves out; remove it",
-    "predict_with_generate": NO_LOSS,
-    "label_names": NO_LOSS,
-    "eval_on_start": "that loss belongs to no checkpoint but would count in train.early_stop_after; remove it",
-    "enable_jit_checkpoint": "it would catch SIGTERM, on which the workflow saves; remove it",
-    "tuner_backend": NOT_PEFT,
-    "use_swift_lora": NOT_PEFT,
-    "template_backend": "with jinja, ms-swift cannot tell answers from questions, and trains both; remove it",
-    "use_chat_template": "without the template the model would read other texts than when it is served; remove it",
     "response_prefix": "the published chat template would not write it; write it into the rows' answers",
-    "init_strategy": "weights that the base lacks would be trained, which the merge does not know; remove it",
     "device_map": "each process trains on its own device; set runs.NAME.processes and runs.NAME.strategy",
     "max_pixels": "the published processor would not scale pictures so; set train.image_max_tokens",
     "rope_scaling": "the merged folder gets the base's config.json, without this change; set it in the base's",
@@ -139,11 +102,6 @@ REFUSED: dict[str, str] = {
     "swanlab_token": SECRETS,
     "swanlab_secret": SECRETS,
     "swanlab_webhook_url": SECRETS,
-    "lisa_activated_layers": NO_MERGE,
-    "use_galore": NO_MERGE,
-    "custom_register_path": CODE,
-    "external_plugins": CODE,
-    "local_repo_path": CODE,
     "load_args": LOADS_SETTINGS,
     "load_data_args": LOADS_SETTINGS,
     "model_kwargs": "it overrides the environment variables that hold train.image_max_tokens; set that",
@@ -159,12 +117,9 @@ REFUSED: dict[str, str] = {
     "packing_length": OF_PACKING,
     "packing_num_proc": OF_PACKING,
     "packing_strategy": OF_PACKING,
-    "streaming": "the smoke gate could not count rows or steps; remove it",
-    "ignore_data_skip": "a resumed training would repeat the first rows and skip others; remove it",
-    "logging_strategy": "the report needs the loss of every step; remove it",
     "logging_dir": "TensorBoard's files must stay in the run folder; set stores.runs",
 }
-"""Arguments that would break a run, each with the reason, and what to do instead."""
+"""Arguments that are not allowed and have a better way, each with the reason and that way."""
 
 TEXT_ARGS = (
     *("template", "agent_template", "system", "enable_thinking", "preserve_thinking", "add_non_thinking_prefix"),

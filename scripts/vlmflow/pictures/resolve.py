@@ -28,8 +28,6 @@ CHUNK = 8
 
 LOGGER = logging.getLogger(__name__)
 
-FOLDERS = "name the folders that hold the pictures under the paths in the rows"
-WRITE_AGAIN = "fetch or write the pictures again"
 LIMITS = "set picture_limits of the data set, if such pictures are meant"
 ADVICE = {
     "path_outside": "rows name pictures by addresses, or outside of the folders: download them, and write paths below "
@@ -37,10 +35,10 @@ ADVICE = {
     "path_invalid": "write paths of files into the rows",
     "unreadable": "give this user the right to read them",
     "unknown_format": "give pictures in one of these formats",
-    "undecodable": WRITE_AGAIN,
+    "undecodable": "fetch or write the pictures again",
     **dict.fromkeys(("too_many_bytes", "too_many_pixels", "too_small", "too_elongated"), LIMITS),
 }
-"""What to do if no picture is usable, by the reason of the first one; FOLDERS for the other reasons."""
+"""What to do if no picture is usable, by the reason of the first one, besides the advice for all reasons."""
 
 Found = dict[str, Located | Unusable]
 Verdicts = dict[str, Picture | Unusable]
@@ -155,9 +153,10 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
         pictures, rows = counted(cost.pictures, "picture"), counted(cost.rows, "row")
         LOGGER.info("missing, of source %s: %s, %s", source, pictures, rows)
     if first and not counts.usable:
+        also = f"; or {advice}" if (advice := ADVICE.get(first.reason or "")) else ""
         raise VlmflowError(
             f"none of {counts.named} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
-            f"{ADVICE.get(first.reason or '', FOLDERS)} ({key})",
+            f"name the folders that hold the pictures under the paths in the rows: {key}{also}",
         )
 
 
