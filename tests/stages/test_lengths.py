@@ -129,7 +129,7 @@ def test_a_base_without_the_rule_for_its_pictures_is_named(model: Path, tmp_path
     for name in ("preprocessor_config.json", "processor_config.json"):
         (base / name).unlink(missing_ok=True)
     entries = [PictureEntry(path="p", rows=1, name="p.png", width=320, height=96, sha256="0" * 64)]
-    with pytest.raises(VlmflowError, match=r"row r has pictures, and the model no preprocessor_config\.json"):
+    with pytest.raises(VlmflowError, match=r"row r has pictures and the model no preprocessor_config\.json"):
         TokenCounter(base, entries, 64).count([row("<image>Why?", "So.", images=["p.png"])])
 
 
