@@ -40,6 +40,10 @@ PICTURE = re.compile(r".{1,500}\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif|jp2|p[bgpn
 BESIDE_QUESTIONS = ("context", "passage", "document", "evidence", "choices", "options", "hint")
 """Keys of what a question is asked about, or chooses from; who drops them says so."""
 
+ANSWERS = ("output", "outputs", "response", "completion", "answer", "target")
+"""Keys of the answer beside turns under another key (Responses API, LangSmith, Nemotron): the last answer of these
+would be trained instead."""
+
 RENAMED = {"messages": "messages", "sharegpt": "conversations"}
 """Kinds whose turns often stand under another key than this."""
 
@@ -245,6 +249,8 @@ def _of_other_names(keys: Sequence[str], rows: Sequence[bytes]) -> str:
     for kind, name in RENAMED.items():
         for key in keys:
             if key not in form_of(kind).all_keys and _fits(_tried(kind, rows, {name: key}, None), rows):
+                if answer := next((other for other in keys if folded(other) in ANSWERS and other != key), None):
+                    return f"each row's {answer} into the file as the last turn of its {key}, which is its history; or "
                 return f"kind: {kind}, columns: {{{name}: {key}}}; or "
     return ""
 
