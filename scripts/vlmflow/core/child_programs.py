@@ -72,10 +72,6 @@ KEPT = (
 )
 """The variables that every program gets: names, or beginnings of names before a `*`."""
 
-CODE = "VLMFLOW_CODE"
-"""The variable with the digests of stages' code that a call has made (`harness.staleness`), for the Snakemakes of its
-jobs: in a pod nothing else is kept of them."""
-
 ATTEMPT, NODE_0 = "VLMFLOW_ATTEMPT", "VLMFLOW_NODE_0"
 """The variables with the attempt's name, and with the host name of node 0. Without them all nodes are this machine."""
 

@@ -32,7 +32,6 @@ files: of a block it would also compare the order of the keys.
 import ast
 import hashlib
 import json
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -43,7 +42,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from vlmflow.core.child_programs import CODE
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import user_cache, whole_file
 from vlmflow.harness import read_code
@@ -90,9 +88,8 @@ class Code:
         self._loaded = cache(self._loaded_by)
 
     def keep(self) -> None:
-        """Give the digests to this call's jobs, and write them for the next call, on a disk that can be written to."""
+        """Write the digests, for the next call; on a disk that cannot be written to, nothing."""
         self._kept.write()
-        os.environ[CODE] = json.dumps(self._kept.used)
 
     def digest(self, script: str, *modules: str, reads: str | None = None) -> str:
         """Return the digest of a script's code, 16 hexadecimal digits.
@@ -250,10 +247,7 @@ class _Kept:
             content = msgspec.msgpack.decode(file.read_bytes() if file else b"", type=_Content)
             if content.version == self._content.version:
                 self._content = content
-        with suppress(ValueError):
-            self._content.digests.update(msgspec.json.decode(os.environ.get(CODE, "{}"), type=dict[str, str]))
         self._known = len(self._content.digests)
-        self.used: dict[str, str] = {}
 
     @cached_property
     def _modules(self) -> dict[str, Module]:
@@ -264,7 +258,6 @@ class _Kept:
         key, digests = _digest_of(of), self._content.digests
         if key not in digests:
             digests[key] = make()
-        self.used[key] = digests[key]
         return digests[key]
 
     def read(self, code: bytes) -> Module:

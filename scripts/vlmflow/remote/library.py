@@ -8,7 +8,7 @@ from vlmflow.config.model import Config, check_config
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of
 from vlmflow.config.yaml_file import read_layers
-from vlmflow.core.child_programs import ATTEMPT, CODE, NODE_0, OTHER_NODE, PORT, PORT_OF
+from vlmflow.core.child_programs import ATTEMPT, NODE_0, OTHER_NODE, PORT, PORT_OF
 from vlmflow.core.errors import (
     FAILURE,
     NOT_AGAIN,

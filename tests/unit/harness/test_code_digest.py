@@ -1,14 +1,12 @@
 """Which changes of code make a stage stale: of small modules, and of the project's own."""
 
 import ast
-import os
 import re
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from vlmflow.core.child_programs import CODE
 from vlmflow.harness.read_code import read_code
 from vlmflow.harness.staleness import Code
 from workflow_runs import ROOT
@@ -206,19 +204,6 @@ def test_what_was_read_is_kept_for_the_next_call(tmp_path: Path) -> None:
     assert len(kept.read_bytes()) > len(written)
     kept.write_bytes(b"\xc1")
     assert Code(folder, kept).digest("stages.one", reads="texts") != before
-
-
-def test_the_jobs_of_a_call_get_its_digests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod keeps nothing: to read all code again takes half a second of each."""
-    monkeypatch.setenv(CODE, "no JSON")
-    before = digest(tmp_path, [])
-    code = Code(tmp_path)
-    code.digest("stages.one", reads="texts")
-    code.keep()
-    (key,) = msgspec.json.decode(os.environ[CODE], type=dict[str, str])
-    monkeypatch.setenv(CODE, msgspec.json.encode({key: "given"}).decode())
-    assert Code(tmp_path).digest("stages.one", reads="texts") == "given"
-    assert digest(tmp_path / "changed", [("pack/values.py", "6", "7")]) not in (before, "given")
 
 
 def test_what_another_reader_kept_is_read_again(tmp_path: Path) -> None:

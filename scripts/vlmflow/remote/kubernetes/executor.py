@@ -4,7 +4,6 @@ Upstream builds the Job and formats its command. This class adds the pod templat
 each Job's outcome, and the clean end.
 """
 
-import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
@@ -30,7 +29,7 @@ from vlmflow.remote.kubernetes.job_shape import commit_of, owner_of, shape
 from vlmflow.remote.kubernetes.namespace import Namespace, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.outcome import Outcome, not_created
 from vlmflow.remote.kubernetes.watch import Disruptions, Watch
-from vlmflow.remote.library import CODE, VlmflowError
+from vlmflow.remote.library import VlmflowError
 from vlmflow.remote.storage import pod_folder
 
 POLL_SECONDS = 2
@@ -165,8 +164,7 @@ class HardenedExecutor(Executor):
         """Create upstream's Job, merged with its pod template."""
         template = templates.choose(self._templates, self._rule_job.template, self._rule_job.gpus)
         plain = self._api.sanitize_for_serialization(body)
-        code = {CODE: os.environ[CODE]} if CODE in os.environ else {}
-        job = shape(plain, template, self._rule_job, self._owner.labels, self._env | code)
+        job = shape(plain, template, self._rule_job, self._owner.labels, self._env)
         self._disruptions.create(job, self._rule_job, template.pending_limit)
 
     def _kubernetes_retry(self, func: Callable[[], Any]) -> Any:
