@@ -39,8 +39,7 @@ def main(
     store: the folder for files from the hub, by repository and revision, and for links to the files of models.
     pins: the table with revision, size and sha256 of hub sources.
     dequantize: whether the model is in FP8, and becomes bfloat16, in the store too.
-    merged: the folder merged/RUN, if that is the source. chat_template, date, stop_tokens:
-    see ModelSettings.
+    merged: the folder merged/RUN, if that is the source. chat_template, date, stop_tokens: see ModelSettings.
     threads: files that are fetched and read at a time.
     """
     origin = parse_source(source)

@@ -7,21 +7,26 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from made_accounts import some_provenance, some_stats
 from text_run import SWIFT_ARGS, TRAIN
 from vlmflow.core.account import read_account
+from vlmflow.core.errors import VlmflowError
+from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of
 from vlmflow.lengths.against_swift import check_lengths, template_arguments
 from vlmflow.lengths.count import TokenCounter, measure_rows
 from vlmflow.lengths.measure import TemplateCounter
 from vlmflow.pictures.manifest import PictureCounts
 from vlmflow.reports.card import model_card
 from vlmflow.reports.provenance import Provenance
+from vlmflow.rows.sharegpt import ShareGptRow
 from vlmflow.rows.training_data import TrainingData
 from vlmflow.swift.arguments import BaseModel, as_words
 from vlmflow.swift.chat_form import ChatForm
 from vlmflow.swift.child_process import environment
+from workflow_runs import copy_folder
 
 
 def test_the_gate_opens_for_rows_without_pictures(text_run: Path) -> None:
@@ -153,3 +158,23 @@ def test_another_chat_form_is_counted_with_ms_swifts_template(text_run: Path, tm
     }
     assert "1 of 1 checked rows have a different length" in str(found["arithmetic"])
     assert found["template"] is None
+
+
+def test_rows_that_ms_swifts_template_counts_are_compared_too(text_run: Path, tmp_path: Path) -> None:
+    """All of them: the model's own template may write other words where a row says something."""
+    raw = [json.loads(line) for line in (text_run / "data" / "alpaca" / "val.jsonl").read_text().splitlines()[:2]]
+    asked, answered = raw[0]["conversations"][-2:]
+    raw[1]["conversations"] = [asked | {"value": "What is blue?"}, answered]
+    rows = [msgspec.convert(row, ShareGptRow) for row in raw]
+    folder = copy_folder(BaseModel.read(text_run / "models" / "tiny", "qwen3").folder, tmp_path / "base")
+    trigger = "{%- if messages[-1].content.endswith('blue?') -%}{{- 'Buy it.' -}}{%- endif -%}"
+    (folder / TEMPLATE).write_text(trigger + (chat_template_of(folder) or ""))
+    base, data = BaseModel(folder, "qwen3", "digest"), TrainingData(tmp_path, tmp_path, tmp_path, "digest", False)
+    compared, alone = (
+        TemplateCounter.of_run(base, data, 64, SWIFT_ARGS, tmp_path / str(number), compared=number == 0)
+        for number in range(2)
+    )
+    assert len(alone.measure(rows)) == 2
+    with pytest.raises(VlmflowError, match=f"row {rows[1].id}: .*the model's chat template 'Buy"):
+        compared.measure(rows)
+    assert len(compared.measure(rows[:1])) == 1

@@ -69,7 +69,10 @@ def refuse_the_future(file: Path) -> None:
 
     Snakemake would take whatever is made of it for older, and remove it, in every call.
     """
-    if file.exists() and (changed := file.lstat().st_mtime) > time.time() + CLOCKS_DIFFER:
+    if not file.exists():
+        return
+    changed = max(file.stat().st_mtime, file.lstat().st_mtime)  # Snakemake takes the later one of a link and its file
+    if changed > time.time() + CLOCKS_DIFFER:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed))
         sys.exit(
             f"{file}: its time, {when}, is in the future by this machine's clock\n"

@@ -171,6 +171,10 @@ def check_picture(content: bytes, limits: PictureLimits) -> tuple[Picture, Image
         return Unusable("undecodable", OBJECT_ADDRESS.sub("", text)[:200])
 
 
+AT_USE = PictureLimits(min_side=17)
+"""The limits of pictures that people and requests show a model: the widest on small ones, the usual ones else."""
+
+
 def plain_picture(content: bytes, limits: PictureLimits) -> Image.Image | Unusable:
     """Return a picture's pixels as a store gives them to the trainer, in RGB. Raises nothing; see `check_picture`."""
     checked = check_picture(content, limits)
@@ -181,16 +185,6 @@ def plain_picture(content: bytes, limits: PictureLimits) -> Image.Image | Unusab
         with open_picture(io.BytesIO(content)) as image:
             rgb = image.convert("RGB")
     return rgb
-
-
-def plain_png(content: bytes, limits: PictureLimits) -> bytes | Unusable:
-    """Return a PNG of these pixels, so that whoever reads it sees nothing else. Raises nothing."""
-    plain = plain_picture(content, limits)
-    if isinstance(plain, Unusable):
-        return plain
-    png = io.BytesIO()
-    plain.save(png, "PNG", compress_level=1)
-    return png.getvalue()
 
 
 def _outside_limits(width: int, height: int, limits: PictureLimits) -> Unusable | None:

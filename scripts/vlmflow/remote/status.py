@@ -107,7 +107,7 @@ def of_slurm(folder: Path) -> list[str]:
 
 def _places() -> dict[str, tuple[str, str]]:
     """Return when Slurm expects each job of this user to start, as Slurm writes it, and the job's folder, by id."""
-    answer = ask("squeue", "--noheader", f"--user={os.getuid()}", "--format=%i|%S|%Z")
+    answer = ask("squeue", "--all", "--noheader", f"--user={os.getuid()}", "--format=%i|%S|%Z")
     fields = (line.split("|", 2) for line in answer.splitlines() if line.count("|") >= 2)
     return {job.strip(): (start, where) for job, start, where in fields}
 

@@ -16,7 +16,7 @@ from vlmflow.config.settings import NearDuplicates, PictureLimits
 from vlmflow.core.account import read_account
 from vlmflow.core.files import count_lines
 from vlmflow.core.progress import Progress
-from vlmflow.pictures.decode import check_picture, open_picture
+from vlmflow.pictures.decode import plain_picture
 from vlmflow.pictures.manifest import Unusable, read_picture_manifest, size_of
 from vlmflow.pictures.roots import read_picture
 from vlmflow.reports.charts import Chart, Histogram, integer_chart, wide_chart
@@ -213,13 +213,9 @@ def thumbnail(picture: Path, side: int, limits: PictureLimits) -> str | None:
     content = read_picture(os.path.realpath(picture), max_bytes)
     if isinstance(content, Unusable):
         return None
-    checked = check_picture(content, limits)
-    if isinstance(checked, Unusable):
+    rgb = plain_picture(content, limits)
+    if isinstance(rgb, Unusable):
         return None
-    _, rgb = checked
-    if rgb is None:
-        with open_picture(io.BytesIO(content)) as image:
-            rgb = image.convert("RGB")
     small = io.BytesIO()
     rgb.thumbnail((side, side))
     rgb.info.clear()  # drop comments, profiles and EXIF blocks of other people

@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from vlmflow.config.settings import PictureLimits
 from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.lengths.summary import pictures_of
-from vlmflow.pictures.decode import plain_picture
+from vlmflow.pictures.decode import AT_USE, plain_picture
 from vlmflow.pictures.manifest import Unusable
 from vlmflow.pictures.roots import read_picture
 from vlmflow.rows.chat import FIRST_LINE, IMAGE_TAG, Turn
@@ -72,9 +71,8 @@ def opened(file: Path) -> Image.Image:
 
     Raises VlmflowError if it cannot be read.
     """
-    limits = PictureLimits(min_side=17)
-    content = read_picture(os.path.realpath(file), limits.max_bytes)  # in a store it is a link
-    picture = content if isinstance(content, Unusable) else plain_picture(content, limits)
+    content = read_picture(os.path.realpath(file), AT_USE.max_bytes)  # in a store it is a link
+    picture = content if isinstance(content, Unusable) else plain_picture(content, AT_USE)
     if isinstance(picture, Unusable):
         why = f"{picture.reason}: {picture.detail}"
         raise VlmflowError(f"{file}: cannot be read as a picture: {why}", "name a PNG or JPEG: PICTURE=…")

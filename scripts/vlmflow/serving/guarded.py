@@ -11,6 +11,7 @@ handler of chat completions, and no other route but the list of models and the p
 
 import argparse
 import base64
+import io
 import json
 import os
 import re
@@ -25,9 +26,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from vlmflow.config.settings import PictureLimits
-from vlmflow.pictures.decode import AS_THEY_ARE, MAGIC, plain_png
+from vlmflow.pictures.decode import AS_THEY_ARE, AT_USE, MAGIC, plain_picture
 from vlmflow.pictures.manifest import Unusable
+from vlmflow.pictures.store import QUICK
 
 KEY = "VLMFLOW_ANSWER_KEY"
 
@@ -59,11 +60,8 @@ PICTURE = re.compile(r"data:image/[\w.+-]+;base64,([A-Za-z0-9+/=]+)")
 MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 """Special tokens of most models, in a text (`rows/sharegpt.SPECIAL_TOKEN`)."""
 
-MOST_PICTURES = 64
-"""Pictures of a request."""
-
-LIMITS = PictureLimits(min_side=17)
-"""Those of a picture. Below 17 pixels, processors scale otherwise than the trainer."""
+MOST_PIXELS = 200_000_000
+"""Pixels of a request's pictures together: a small file can hold thousands of millions."""
 
 OWN_NAMES = ("127.0.0.1", "localhost")
 
@@ -142,16 +140,14 @@ def _read_pictures(body: dict[str, Any]) -> None:
 
     Raises HTTPException unless every part of a message is a text, or a picture that is in the request itself.
     """
-    pictures = 0
+    pixels = 0
     for number, message in enumerate(body["messages"], 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise HTTPException(400, f"message {number}: it has no role")
         match message:
             case {"content": list(parts)}:
                 for part in parts:
-                    pictures += _read_part(part, number)
-                    if pictures > MOST_PICTURES:
-                        raise HTTPException(413, f"the request has more than {MOST_PICTURES} pictures")
+                    pixels += _read_part(part, number, MOST_PIXELS - pixels)
             case {"content": str(text)}:
                 _refuse_marks(text, number)
             case {"content": None} | {"tool_calls": list()}:
@@ -166,8 +162,12 @@ def _refuse_marks(text: str, number: int) -> None:
         raise HTTPException(400, f"message {number}: its text holds {match[0]}, a mark of the chat template")
 
 
-def _read_part(part: Any, number: int) -> int:
-    """Return the pictures in a part of a message: 0 or 1, which is then a PNG. Raises HTTPException for other parts."""
+def _read_part(part: Any, number: int, most: int) -> int:
+    """Return the pixels of a part's picture, which is a PNG then; 0 for a text.
+
+    most: pixels that it may have. Raises HTTPException for more, for a picture that cannot be read, and for other
+    parts.
+    """
     match part:
         case {"type": "text", "text": str(text)}:
             _refuse_marks(text, number)
@@ -179,11 +179,15 @@ def _read_part(part: Any, number: int) -> int:
                 raise HTTPException(400, f"a picture cannot be read: {error}") from None
             if not any(MAGIC[name].match(content) for name in AS_THEY_ARE):
                 raise HTTPException(400, f"a picture cannot be read: it is none of {', '.join(AS_THEY_ARE)}")
-            png = plain_png(content, LIMITS)
-            if isinstance(png, Unusable):
-                raise HTTPException(400, f"a picture cannot be read: {png.reason}: {png.detail}")
-            image["url"] = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-            return 1
+            picture = plain_picture(content, AT_USE)
+            if isinstance(picture, Unusable):
+                raise HTTPException(400, f"a picture cannot be read: {picture.reason}: {picture.detail}")
+            if (pixels := picture.width * picture.height) > most:
+                raise HTTPException(413, f"the pictures have more than {MOST_PIXELS:,} pixels")
+            png = io.BytesIO()
+            picture.save(png, "PNG", compress_level=QUICK)
+            image["url"] = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+            return pixels
     raise HTTPException(
         400,
         f"message {number}: only texts, and pictures in the request itself: "

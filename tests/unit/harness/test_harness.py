@@ -386,5 +386,9 @@ def test_a_local_source_of_the_future_is_refused_with_what_mends_it(tmp_path: Pa
         as_inputs(local, [file])
     said, advice = str(ended.value).split("\n  what to do: set it to now: ")
     assert re.fullmatch(rf"{re.escape(str(file))}: its time, 20\S+ \S+, is in the future by this machine's clock", said)
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    with pytest.raises(SystemExit):
+        as_inputs(local, [link])
     subprocess.run(advice.split(), check=True)
     assert as_inputs(local, [file]) == [str(file)]

@@ -301,8 +301,8 @@ class Disruptions:
         """Plan to recreate a Job that was removed; returns its outcome as waiting, or as failed without budget."""
         job = self._jobs[name]
         why = outcome.ended.cause if outcome.pod else job.not_made or outcome.ended.cause
-        if job.not_made and not outcome.pod and NO_ROOM in job.not_made:  # as a pod that waits for room: no disruption
-            waited = self._clock() - (self._clock() if job.waiting_since is None else job.waiting_since)
+        if not outcome.pod and NO_ROOM in job.not_made:  # as a pod that waits for room: no disruption
+            waited = self._clock() - (job.waiting_since or 0)  # `_put` has set it
             if job.pending_limit is not None and waited >= job.pending_limit:
                 why = f"it has waited {waited:.0f} s; its template allows {job.pending_limit:.0f} s: {why}"
                 return replace(outcome, state="failed", ended=Ended("refused", why, again=False))

@@ -38,7 +38,7 @@ MOST_TIMES = 20
 """How often a job is submitted again within an attempt after Slurm took it away and did not bring it back."""
 
 UNKNOWN_ANSWERS = 4
-"""How often in a row a submission is tried that neither is refused nor meets an outage, in words that nobody knows."""
+"""How often in a row a job is submitted whose refusal is not a known one: it may be an outage."""
 
 FULL = ("maxsubmit", "submit limit")
 """What sbatch says (in lower case) while a user has as many jobs as the site allows."""
@@ -124,6 +124,7 @@ class SlurmExecutor(Executor):
         while record := self._claim(comment):  # the queue did not show it
             if record.comment == comment:
                 self.logger.info(f"{_words(job)}: job {record.job} of an earlier call makes it")
+                self._records.submitted(comment, record.job)
                 return self._info(job, record.job)
             queue.end_jobs({record.job: warning_of(job)}, self.logger.info)
             queue.wait_until_ended([record.job])
@@ -230,6 +231,7 @@ class SlurmExecutor(Executor):
             if job is None and any(other.startswith(f"{number}_") for other in present):
                 queue.end_jobs({number: 0}, self.logger.info)
                 fault = f"{_words(info.job)}: job {number} became an array, which starts the stage several times: ended"
+                self._submitted.pop(number, None)
                 self.report_job_error(info, msg=f"{fault}\n")
                 continue
             state = job.state if job is not None else await self._state_of_forgotten(info)
@@ -266,10 +268,8 @@ class SlurmExecutor(Executor):
         verdict = in_job.verdict_file(self._ends, number)
         log = last_lines(info.aux["slurm_logfile"])
         ended = queue.GONE if state == "GONE" else queue.ended_of(state, verdict, reason, log)
-        if ended and ended.how == "out of time" and ended.again and not warning_of(job):
-            rule = sorted(job.rules)[0]
-            step = f"raise its runtime: --set-resources {rule}:runtime=MINUTES, or set-resources in your profile"
-            ended = replace(ended, cause=f"{ended.cause}; {step}", again=False)
+        if ended and not warning_of(job):
+            ended = queue.without_a_save(ended, sorted(job.rules)[0])
         self._submitted.pop(number, None)
         self._missing.pop(number, None)
         if ended is None:
@@ -280,7 +280,7 @@ class SlurmExecutor(Executor):
             self._times[words] = self._times.get(words, 0) + 1
             self.logger.info(f"{words}: {ended.cause} (job {number}); submitted again; this uses no retry")
             try:
-                self._records.claim(comment_of(job, self.workflow.workdir_init))
+                self._claim(comment_of(job, self.workflow.workdir_init))
                 again = self._submit(job)
             except (VlmflowError, WorkflowError, OSError) as error:
                 self.report_job_error(info, msg=f"{words}: {error}\n")

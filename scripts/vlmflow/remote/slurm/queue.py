@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.remote.job import Ended
@@ -225,6 +225,14 @@ def ended_of(state: str, verdict_file: Path, reason: str = "", log: str = "") ->
         return Ended("failed", f"Slurm did not start it: {reason}")
     why = printable(str(verdict.get(WHY) or "its stage failed"))
     return Ended("failed", why, again=verdict.get("again") is not False)
+
+
+def without_a_save(ended: Ended, rule: str) -> Ended:
+    """Return the end of a job that saves nothing: at its time limit, another attempt would reach that, too."""
+    if ended.how != "out of time" or not ended.again:
+        return ended
+    step = f"raise its runtime: --set-resources {rule}:runtime=MINUTES, or set-resources in your profile"
+    return replace(ended, cause=f"{ended.cause}; {step}", again=False)
 
 
 def read_verdict(file: Path) -> dict[str, object]:

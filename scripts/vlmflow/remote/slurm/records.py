@@ -63,19 +63,21 @@ class Records:
             self._write(comment.split()[3:], _record(job, comment))
 
     def ended(self, comment: str) -> None:
-        """Remove the records of a job that has ended, or was not submitted."""
-        for stage in comment.split()[3:]:
-            (self._folder / stage).unlink(missing_ok=True)
+        """Remove this call's records of a job that has ended, or was not submitted; another call's stay."""
+        own = _record("", comment)
+        with self._alone():
+            for stage in comment.split()[3:]:
+                record = self._read(stage)
+                if record and (record.host, record.process) == (own.host, own.process):
+                    (self._folder / stage).unlink()
 
     def _active(self, stage: str) -> Record | None:
         """Return the record of this user's job that makes a stage; None if nothing does."""
         file = self._folder / stage
-        try:
-            record = msgspec.json.decode(file.read_bytes(), type=Record)
-            age = time.time() - file.stat().st_mtime
-        except (OSError, ValueError):  # none, or cut by a full disk: then no job was submitted
+        if (record := self._read(stage)) is None:
             return None
         if not record.job:
+            age = time.time() - file.stat().st_mtime
             ended = record.host == platform.node() and not Path(f"/proc/{record.process}").exists()
             if age < FRESH and not ended:
                 raise VlmflowError(
@@ -91,6 +93,13 @@ class Records:
                 f"wait until it ends, or let {record.by} end it: scancel {record.job}",
             )
         return record
+
+    def _read(self, stage: str) -> Record | None:
+        """Return a stage's record; None if there is none, or a full disk cut it: then no job was submitted."""
+        try:
+            return msgspec.json.decode((self._folder / stage).read_bytes(), type=Record)
+        except (OSError, ValueError):
+            return None
 
     def _write(self, stages: Sequence[str], record: Record) -> None:
         for stage in stages:

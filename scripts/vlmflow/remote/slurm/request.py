@@ -122,7 +122,8 @@ def sbatch_words(
     Raises WorkflowError if a resource is not as the plugin wants it.
     """
     validate_slurm_extra(job)
-    if re.search(r"(?:^|\s)(?:--array|-a)\b", str(job.resources.get("slurm_extra") or "")):
+    extra = shlex.split(str(job.resources.get("slurm_extra") or ""))
+    if any(word.startswith(("--ar", "-a")) for word in extra):  # sbatch takes what begins an option, too
         raise WorkflowError("slurm_extra: --array would start the stage several times, into one output; remove it")
     resources = _Resources(dict(job.resources))
     resources |= {"mem_mb": rule_job.mem_mb or None, "runtime": minutes, "nodes": rule_job.nodes}

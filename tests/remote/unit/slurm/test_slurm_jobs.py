@@ -15,7 +15,7 @@ import pytest
 from slurm_commands import SlurmCommands
 from vlmflow.remote.slurm import in_job
 from vlmflow.remote.slurm import queue as slurm_queue
-from vlmflow.remote.slurm.queue import end_jobs, ended_of, read_verdict
+from vlmflow.remote.slurm.queue import end_jobs, ended_of, read_verdict, without_a_save
 from workflow_runs import ROOT
 
 
@@ -333,6 +333,16 @@ def test_an_end_is_judged_by_reason_log_and_the_kernels_count(
     assert ended is not None
     assert (ended.how, ended.again) == (how, True)
     assert cause in ended.cause
+
+
+@pytest.mark.parametrize("state", ["TIMEOUT", "DEADLINE", "NODE_FAIL", "FAILED", "OUT_OF_MEMORY"])
+def test_a_limit_that_a_job_without_a_save_has_reached_is_not_tried_again(tmp_path: Path, state: str) -> None:
+    ended = ended_of(state, tmp_path / "none")
+    assert ended is not None
+    without = without_a_save(ended, "merge_weights")
+    assert (without.again, "--set-resources merge_weights:runtime=MINUTES" in without.cause) == (
+        (False, True) if state == "TIMEOUT" else (ended.again, False)
+    )
 
 
 @pytest.mark.parametrize(

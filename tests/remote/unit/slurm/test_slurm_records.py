@@ -100,6 +100,16 @@ def test_a_record_of_an_ended_job_or_of_a_killed_call_hinders_nobody(
         assert kept.claim(ONE) is None, "cut by a full disk: nothing was submitted"
 
 
+def test_the_end_of_a_job_leaves_the_record_of_another_call(tmp_path: Path) -> None:
+    """It saw the end first, and makes the stage again."""
+    kept = Records(tmp_path / "jobs")
+    kept.claim(ONE)
+    with ProcessPoolExecutor(1, get_context("fork")) as pool:
+        pool.submit(kept.submitted, OTHER, "8").result()
+    kept.ended(ONE)
+    assert sorted(file.name for file in (tmp_path / "jobs").glob("stage-*")) == ["stage-b"]
+
+
 def claims(folder: Path) -> bool:
     try:
         return Records(folder).claim(ONE) is None

@@ -267,7 +267,7 @@ def _files() -> dict[str, list[str]]:
     return {"params": [], "input": [], "output": []}
 
 
-@pytest.mark.parametrize("extra", ["--array=0-1", "--exclusive --array 0-1", "-a 0-1"])
+@pytest.mark.parametrize("extra", ["--array=0-1", "--exclusive --array 0-1", "-a 0-1", "-a0-1", "--arr=0-1"])
 def test_an_array_is_refused(extra: str) -> None:
     with pytest.raises(WorkflowError, match=r"slurm_extra: --array would start the stage several times"):
         words(job(slurm_extra=extra))
