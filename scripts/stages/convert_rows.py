@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from vlmflow.config.data_settings import DatasetSettings
+from vlmflow.config.raw_forms import form_of
 from vlmflow.config.settings import PartOf, RowChoice
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import log
@@ -13,6 +14,7 @@ from vlmflow.raw.found_kind import found_kind, of_kind, unread_pictures
 from vlmflow.raw.split import open_rows
 from vlmflow.rows.convert import convert
 from vlmflow.rows.form_rows import form_rows
+from vlmflow.rows.unread import refuse_unread_texts
 
 
 def main(
@@ -51,8 +53,9 @@ def main(
         if modality != "text":
             for key, advice in unread_pictures(rows, kind, columns, choice).items():
                 log.warning("%s: rows without a picture have some under %r, which is not read: %s", rows, key, advice)
-        account = convert(rows, converted, rejects, split, make, choice, threads)
-    account.found_kind = why
+        if not form_of(kind).fixed:
+            refuse_unread_texts(rows, form_rows(kind, settings, choice.take, choice.frames), converted.parent.name, why)
+        account = convert(rows, converted, rejects, split, make, choice, threads, why)
     write_account(unread, account)
 
 

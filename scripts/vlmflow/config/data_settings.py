@@ -76,9 +76,10 @@ class DatasetSettings(Settings):
 
     ignore_keys: list[str] = []
     """Keys to ignore although they change what a row means (label, weight, chosen, rejected, objects, videos, and
-    others that the kind does not read). The workflow does not read these keys; one with a value stops the conversion
-    unless it is named here. A key of a turn is `messages.weight`. Null, empty and neutral values (`videos: []`,
-    `weight: 1`, `label: true`) never stop the conversion; all other unread keys are only counted, in stats.json."""
+    others that the kind does not read), or hold texts as long as the answers. The workflow does not read these keys;
+    one with a value stops the conversion unless it is named here. A key of a turn is `messages.weight`, one of an
+    object `metadata.tools`. Null, empty and neutral values (`videos: []`, `weight: 1`, `label: true`) never stop the
+    conversion; all other unread keys are only counted, in stats.json."""
 
     take: Take = None
     """Of preference data, the answers to use. chosen: the better one, `chosen` (or the row's own answer, beside
@@ -184,9 +185,10 @@ class DatasetSettings(Settings):
         _refuse_unreadable_columns(self._names, self.columns)
         meanings = form.meanings_of(self.columns)
         for key in self.ignore_keys:
-            if key not in meanings:
+            if key not in meanings and (form.fixed or key in self._names.values()):
                 raise ValueError(
                     f"ignore_keys: {key!r} never stops a row of kind {self.kind}; these do: {', '.join(meanings)}"
+                    + ", and unread keys of other names that hold texts" * (not form.fixed)
                 )
         if self.val and self.val_share != type(self).model_fields["val_share"].default:
             raise ValueError(

@@ -28,13 +28,14 @@ class Meaning(NamedTuple):
 
     says: its meaning, for people. has: whether a value has this meaning; null, empty and neutral values do not.
     of_answers: in a turn, it counts only if the assistant speaks; what others say is not trained. turns: its content
-    may be written as turns instead.
+    may be written as turns instead. inside: whether it counts also in an object under a key of any name.
     """
 
     says: str
     has: Callable[[Any], bool]
     of_answers: bool = False
     turns: bool = False
+    inside: bool = False
 
 
 NOTHING = frozenset({"", "null", "none", "nan", "[]", "{}"})
@@ -98,8 +99,10 @@ PREFERENCE = Meaning(
     "a better and a worse answer, for preference training (DPO); take: chosen trains the better one", is_given
 )
 LABEL = Meaning("false marks the answer as a bad one, for KTO training; take: true leaves it out", is_bad)
-TOOLS = Meaning("the tools that answers may call", is_given)
-SYSTEM = Meaning("the system prompt", is_given, turns=True)
+TOOLS = Meaning("the tools that answers may call", is_given, inside=True)
+SYSTEM = Meaning("the system prompt", is_given, turns=True, inside=True)
+REASONING = Meaning("the assistant's reasoning before its answer", is_given, inside=True)
+NO_REASONING = Meaning("false asks for an answer without reasoning", is_bad, inside=True)
 REGIONS = Meaning("regions of the pictures, for grounding", is_given)
 MEDIA = Meaning("videos or audio that the row is about; frames_as_pictures reads frames in files", is_given)
 
@@ -127,15 +130,25 @@ OF_TEXTS = MEDIA_KEYS | {
 }
 """Those of rows that are one text, whose other weights are those of a corpus."""
 
+REASONINGS = dict.fromkeys(
+    (
+        *("reasoning", "reasoning_content", "reasoning_details", "reasoning_text", "thinking", "thought", "thoughts"),
+        *("cot", "complex_cot", "chain_of_thought", "rationale", "rationales"),
+    ),
+    REASONING,
+)
 OF_CONVERSATIONS = {
     **MEDIA_KEYS,
     **TRAINED,
     "objects": REGIONS,
-    **dict.fromkeys(("system", "system_prompt"), SYSTEM),
-    **dict.fromkeys(("tools", "functions"), TOOLS),
+    **dict.fromkeys(("system", "system_prompt", "system_message", "custom_instructions"), SYSTEM),
+    **dict.fromkeys(("tools", "functions", "xml_tools", "python_tools"), TOOLS),
+    **REASONINGS,
+    "enable_thinking": NO_REASONING,
     **dict.fromkeys(("label", "kto_tag"), LABEL),
     **dict.fromkeys(("chosen", "rejected", "rejected_response", "rejected_messages"), PREFERENCE),
 }
+INSIDE = frozenset(folded(key) for key, meaning in OF_CONVERSATIONS.items() if meaning.inside)
 HISTORY = {"history": Meaning("the turns before the question", is_given, turns=True)}
 OF_ANSWERS = {key: meaning._replace(of_answers=True) for key, meaning in TRAINED.items()}
 OF_TURNS = {
@@ -143,9 +156,7 @@ OF_TURNS = {
     **OF_ANSWERS,
     **{f"content.{key}": meaning for key, meaning in OF_ANSWERS.items()},
     **dict.fromkeys(("tool_calls", "function_call"), Meaning("tool calls", is_given)),
-    **dict.fromkeys(
-        ("reasoning_content", "reasoning", "thinking"), Meaning("the assistant's reasoning before its answer", is_given)
-    ),
+    **REASONINGS,
     **dict.fromkeys(("image", "images"), Meaning("pictures given in the turn, not in the row", is_given)),
 }
 
@@ -271,6 +282,12 @@ class RawForm:
             for key, meaning in OF_TURNS.items()
         }
         return self.meanings_of_rows(columns) | of_turns
+
+
+def key_inside(path: str) -> str:
+    """Return the key that one in an object stands for: `tools` for `metadata.tools`, `turns.a` for `turns.b.a`."""
+    holder, _, key = path.rpartition(".")
+    return f"{holder.rpartition('.')[0]}.{key}".removeprefix(".")
 
 
 def may_be_null(holds: Any) -> bool:

@@ -26,10 +26,7 @@ from vlmflow.raw.damaged_file import ANOTHER_FILE
 from vlmflow.raw.named import is_picture, raw_type, reader
 from vlmflow.raw.rewritten import OBJECT, rewriter, spelled
 from vlmflow.raw.split import RawRows
-from vlmflow.raw.table_file import BYTES
-
-LOOKED_AT = 200
-"""How many rows are looked at, from the first one on."""
+from vlmflow.raw.table_file import BYTES, LOOKED_AT
 
 FITS = 0.5
 """The share of these rows that a form must read to be a possible one: some rows may be broken."""

@@ -19,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from operator import add
 from pathlib import Path
-from typing import IO, NoReturn, Self
+from typing import IO, Any, NoReturn, Self
 
 import msgspec
 
@@ -83,6 +83,7 @@ class JsonRows:
     faults: by row number, why the row could not be read from a table (see table_file).
     columns: a table's column names, with the types of their values; None for JSON, where each row has its own keys.
     unread_columns: the names of a table's columns that its rows here do not have.
+    unread_texts: those of them that hold texts, with the values of the first rows (table_file.LOOKED_AT).
 
     Raises VlmflowError if the file is missing, empty, truncated, or neither an array nor objects.
     """
@@ -93,6 +94,7 @@ class JsonRows:
         self.path = path
         self.faults: dict[int, str] = {}
         self.unread_columns: list[str] = []
+        self.unread_texts: dict[str, list[Any]] = {}
         try:
             with self._open() as file:
                 if not os.fstat(file.fileno()).st_size:

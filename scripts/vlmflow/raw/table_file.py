@@ -15,12 +15,15 @@ from typing import IO, Any
 
 import msgspec
 
-from vlmflow.config.raw_forms import folded
+from vlmflow.config.raw_forms import INSIDE, folded
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.raw.damaged_file import ANOTHER_FILE
 from vlmflow.raw.json_file import JsonRows, Places
 from vlmflow.raw.named import name_of
+
+LOOKED_AT = 200
+"""How many rows are looked at to find what they are, from the first one on."""
 
 BATCH_ROWS = 256
 BATCH_PICTURES = 32
@@ -100,7 +103,7 @@ class ParquetRows(TableRows):
     """The rows of a parquet file. Pictures in the file itself have the names of `embedded`; other bytes are not read.
 
     read_columns: the columns to read, if present, in any letter case; None for all. The others cost nothing, whatever
-    they hold.
+    they hold. Structs with a key that may change what a row means are read, too.
     """
 
     def __init__(self, path: Path, read_columns: Collection[str] | None = None) -> None:
@@ -124,8 +127,14 @@ class ParquetRows(TableRows):
                         f"{self.path}: has more than one column {twice[0]!r}", "give every column a name of its own"
                     )
                 wanted = set(map(folded, self.columns if self._read_columns is None else self._read_columns))
+                wanted |= {folded(field.name) for field in fields if _changes_meaning(field.type)}
                 readable = [name for name, holds in self.columns.items() if holds != NO_JSON and folded(name) in wanted]
                 self.unread_columns = [name for name in self.columns if name not in readable]
+                texts = [
+                    name for name in self.unread_columns if self.columns[name] == TEXT or "string" in self.columns[name]
+                ]
+                if texts and (first := next(table.iter_batches(LOOKED_AT, columns=texts, use_threads=False), None)):
+                    self.unread_texts = _texts_of(first)
                 self._pictures = [name for name in readable if self.columns[name] in (BYTES, f"list of {BYTES}")]
                 free = tuple(f"{key}: struct<" for key in SCHEMAS + ARGUMENTS)
                 self._padded = any(mark in str(fields.field(name).type) for name in readable for mark in free)
@@ -170,6 +179,20 @@ class ParquetRows(TableRows):
             return row
         except NO_VALUE as error:
             return error
+
+
+def _changes_meaning(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return types.is_struct(kind) and any(folded(field.name) in INSIDE for field in kind)
+
+
+def _texts_of(batch: Any) -> dict[str, list[Any]]:
+    try:
+        texts: dict[str, list[Any]] = batch.to_pydict()
+        return texts
+    except NO_VALUE:  # not UTF-8
+        return {}
 
 
 def _remove_padding(row: dict[str, Any]) -> None:

@@ -113,13 +113,20 @@ class Conversion(UnreadKeys, kw_only=True):
 
 
 def convert(
-    rows: RawRows, converted: Path, rejects: Path, split: str, make: MakeRows, choice: RowChoice, processes: int
+    rows: RawRows,
+    converted: Path,
+    rejects: Path,
+    split: str,
+    make: MakeRows,
+    choice: RowChoice,
+    processes: int,
+    why: str = "",
 ) -> Conversion:
     """Write every raw row as training rows to `converted`, or with a reason to `rejects`.
 
     Both are JSON lines (ConvertedRow, RejectedRow) in the order of the raw rows, with the same bytes for any number of
     processes. split: "train" or "test". make: converts a row. choice: which rows are used; the others are rejected as
-    left out.
+    left out. why: with `kind: auto`, the kind that was found, and why (`found_kind.Found`).
 
     Returns the account. It has the digests of both files, because reading these again would take a tenth of the time
     of the conversion.
@@ -141,9 +148,10 @@ def convert(
             of_bad.update(rejected)
             account.add(of_shard)
             progress.advance(len(shard))
-        account.refuse(str(rows), converted.parent.name, unread.meanings, unread.ignored)
+        account.refuse(str(rows), converted.parent.name, unread.meaning, unread.ignored, why)
     digests = {converted.name: of_good.hexdigest(), rejects.name: of_bad.hexdigest()}
-    return Conversion(**msgspec.structs.asdict(account.counts(unread.ignored)), digests=digests)
+    counts = msgspec.structs.asdict(account.counts(unread.ignored)) | {"found_kind": why}
+    return Conversion(**counts, digests=digests)
 
 
 def _convert_shard(

@@ -5,7 +5,7 @@ What a conversion did not read, and changed, counted: the part of its account th
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,18 +15,33 @@ from vlmflow.config.raw_forms import Meaning
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.rewritten import key_fault
 
+
+def ignoring(dataset: str, keys: Collection[str], why: str = "") -> str:
+    """Return the advice that makes a data set's keys ignored. why: with `kind: auto`, `found_kind.Found.why`."""
+    kind = f"kind: {why.partition(':')[0]}, " if why else ""  # only named kinds have ignore_keys
+    return f"add {'these lines' if why else 'this line'} to datasets.{dataset}: {kind}ignore_keys: [{', '.join(keys)}]"
+
+
 ESCAPED_COLON = re.compile(rb"\\(?=u003[aA])").search
 
 Names = tuple[str, ...]
 """Unread keys."""
 
 
-def strict_type(kind: type[msgspec.Struct], unread: Names, changed: list[Any]) -> type[msgspec.Struct]:
-    """Return the type of objects that have just the keys of `kind` and these unread keys.
+NO_OBJECT = str | int | float | bool | list[Any] | None
 
-    changed: fields that replace those of `kind`.
+
+def strict_type(
+    kind: type[msgspec.Struct], unread: Names, changed: list[Any], objects: Collection[str] | None = None
+) -> type[msgspec.Struct]:
+    """Return the type of objects that have just the keys of `kind` and these unread keys, as unread0, unread1 ….
+
+    changed: fields that replace those of `kind`. objects: the unread keys whose values may be objects; None for all.
     """
-    keys = [(f"unread{number}", Any, msgspec.field(name=key)) for number, key in enumerate(unread)]
+    keys = [
+        (f"unread{number}", Any if objects is None or key in objects else NO_OBJECT, msgspec.field(name=key))
+        for number, key in enumerate(unread)
+    ]
     return msgspec.defstruct(
         kind.__name__, [*changed, *keys], bases=(kind,), kw_only=True, forbid_unknown_fields=True, gc=False
     )
@@ -131,10 +146,12 @@ class Found:
         self.raw_feedback += other.raw_feedback
         self.changed += other.changed
 
-    def refuse(self, where: str, dataset: str, meanings: Mapping[str, Meaning], ignored: Collection[str]) -> None:
+    def refuse(
+        self, where: str, dataset: str, meaning: Callable[[str], Meaning], ignored: Collection[str], why: str = ""
+    ) -> None:
         """Raise VlmflowError if keys change what rows mean and are not ignored; it names all of them.
 
-        where: the raw files, for the message. meanings: by key.
+        where: the raw files, for the message. meaning: returns that of a key. why: see `ignoring`.
         """
         if not (stopping := sorted(self.meant.keys() - set(ignored))):
             return
@@ -142,13 +159,13 @@ class Found:
         for key in stopping:
             number, value = self.first[key]
             example = f"first in row {number} (counted from 0), with {value}"
-            lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {example}: {meanings[key].says}")
-        turns = all(meanings[key].turns for key in stopping)
+            lines.append(f"  {key}: {self.meant[key]} of {self.rows} rows, {example}: {meaning(key).says}")
+        turns = all(meaning(key).turns for key in stopping)
         in_turns = ", or write the keys' content as turns" if turns else ""
         raise VlmflowError(
             "\n".join([f"{where}: the workflow does not read these keys, which change what rows mean:", *lines]),
-            f"remove such rows{in_turns}; to train on them as if these keys were absent, add this line to "
-            f"datasets.{dataset}: ignore_keys: [{', '.join([*ignored, *stopping])}]",
+            f"remove such rows{in_turns}; to train on them as if these keys were absent, "
+            + ignoring(dataset, [*ignored, *stopping], why),
         )
 
     def counts(self, ignored: Collection[str]) -> UnreadKeys:

@@ -1,31 +1,42 @@
 """Counts what the conversion does not read (keys, and last turns without an answer), and the texts that it changes.
 
-An unread key that changes what the row means stops the conversion (see `config.raw_forms`).
+An unread key that changes what the row means stops the conversion (see `config.raw_forms`), also one level deep in an
+object under a key of any name (`chat_template_kwargs.xml_tools`), and so does one with texts as long as the answers.
 
 Counting costs next to nothing if rows have the same keys. The first row with a set of keys is checked key by key; then
 a strict decoder, which accepts just this set, decodes and checks the rows after it. A row that it refuses is checked
 key by key again.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vlmflow.config.raw_forms import Meaning, folded
+from vlmflow.config.raw_forms import Meaning, folded, key_inside
 from vlmflow.config.settings import NOT_IN_COLUMNS
+from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
 from vlmflow.raw.rewritten import OBJECT
+from vlmflow.raw.split import RawRows
+from vlmflow.raw.table_file import LOOKED_AT
+from vlmflow.rows.chat import ASSISTANT, IMAGE_TAG
 from vlmflow.rows.raw_text import UnreadKey
-from vlmflow.rows.strict_rows import NAMES_KEPT, Found, Names, row_decoder, strict_type
+from vlmflow.rows.strict_rows import NAMES_KEPT, Found, Names, ignoring, row_decoder, strict_type
 
 SHAPES_KEPT = 32
 """The most sets of keys for which a process makes decoders; rows with other sets are checked key by key."""
 
 NAME_KEPT = 100
 """The most characters of a key that are counted as its name, and the most bytes of a value in a message."""
+
+if TYPE_CHECKING:  # it loads this module
+    from vlmflow.rows.convert import MakeRows
 
 Keys = dict[str, msgspec.Raw]
 """The keys of an object, with their values as JSON."""
@@ -73,10 +84,12 @@ class Unread:
         self.meanings, self.ignored = meanings or {}, ignored
         self._assistants = frozenset(assistants)
         self._names = {folded(key): key for key in self.meanings}
+        self._inside = any(meaning.inside for meaning in self.meanings.values())
         self._types, self._nested = types, nested
         self._fields = {field.encode_name: field for field in msgspec.structs.fields(types[1])}
         self._nested_keys = {key: _names(held) for key, held in nested.items()}
         self._shapes: dict[KeySet, Shape] = {}
+        self._inner: dict[str, set[str]] = {}  # by unread key, the keys without a meaning that objects under it have
         self.account = Found()
         self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
         self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
@@ -99,7 +112,7 @@ class Unread:
             keys = OBJECT(row)
         except (ValueError, RecursionError):
             return
-        meant = {self._known(key): value for key, value in keys.items() if key not in self._fields}
+        meant = {self.known(key): value for key, value in keys.items() if key not in self._fields}
         weighed = [(key, value, False) for key, value in meant.items() if key and key not in self.ignored]
         self._weigh(number, weighed)
         self.account.rows += bool(weighed)
@@ -121,8 +134,14 @@ class Unread:
                 self._weigh(number, self._in_objects(holder, nested[holder]))
         self._weigh(number, ((key, keys[key], False) for key in top))
         self.account.keys.update({path[:NAME_KEPT] for path in paths})
-        if all(len(sets) == 1 for sets in inner):
-            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths)
+        objects = [key for key in top if _is_object(keys[key])] if self._inside else None
+        for key in objects or ():
+            without = {name for name in _keys_in(keys[key]) if not self.known(f"{key}.{name}")}
+            if len(held := self._inner.setdefault(key, set())) < NAMES_KEPT:
+                held |= without
+        in_turns = (value for holder in nested for item in nested[holder] for value in item.values())
+        if all(len(sets) == 1 for sets in inner) and not (self._inside and any(map(_is_object, in_turns))):
+            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths, objects)
 
     def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
         """Return what was found since the last call. first: the number of the first row since then.
@@ -141,14 +160,26 @@ class Unread:
                 shape.rows = 0
         for column in columns if account.rows else ():
             account.keys[column[:NAME_KEPT]] += account.rows
-            if path := self._known(column):
+            if path := self.known(column):
                 account.meant[path] += account.rows
                 account.first[path] = (first, "bytes")
         return account
 
-    def _known(self, key: str) -> str:
-        """Return the key in `meanings` that is the same but for case and underscores; "" if there is none."""
-        return self._names.get(folded(key), "") if len(key) <= NAME_KEPT else ""
+    def known(self, key: str) -> str:
+        """Return the key in `meanings` that is the same but for case and underscores; "" if there is none.
+
+        For a key in an object under an unknown key, whose meaning counts there, too, return its path.
+        """
+        if len(key) > NAME_KEPT:
+            return ""
+        if known := self._names.get(folded(key), ""):
+            return known
+        known = self._names.get(folded(key_inside(key)), "")
+        return key if known and self.meanings[known].inside else ""
+
+    def meaning(self, path: str) -> Meaning:
+        """Return the meaning of a key that `known` returned."""
+        return self.meanings.get(path) or self.meanings[self._names[folded(key_inside(path))]]
 
     def _weigh(self, number: int, held: Iterable[tuple[str, Any, bool]]) -> None:
         """Count the keys whose values change what a row means, each once.
@@ -156,11 +187,11 @@ class Unread:
         held: keys with their values, decoded or as msgspec.Raw, and whether they are in an assistant's turn.
         """
         done: set[str] = set()
-        for key, value, answers in held:
-            path = self._known(key)
-            if not path or path in done or (self.meanings[path].of_answers and not answers):
+        for key, value, answers in chain.from_iterable(map(_with_inner, held)):
+            path = self.known(key)
+            if not path or path in done or (self.meaning(path).of_answers and not answers):
                 continue
-            if _has(self.meanings[path], value):
+            if _has(self.meaning(path), value):
                 done.add(path)
                 self.account.meant[path] += 1
                 if path not in self.account.first:
@@ -180,31 +211,55 @@ class Unread:
             answers = msgspec.json.decode(item[spoken_by]) in self._assistants
             yield from ((f"{holder}.{key}", value, answers) for key, value in item.items())
 
-    def _learn(self, keys: KeySet, paths: set[str]) -> None:
-        """Make the shape of this set of keys the current one.
+    def _learn(self, keys: KeySet, paths: set[str], objects: Collection[str] | None) -> None:
+        """Make the shape of this set of keys the current one. objects: see strict_type.
 
         A set has no shape if one of its keys may change what rows mean, because the values must then be checked in
         every row; nor if a key is too long, or a decoder cannot have it.
         """
         if keys not in self._shapes:
-            odd = any(self._known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
+            odd = any(self.known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
             if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
                 return
-            self._shapes[keys] = self._made(*keys)
+            self._shapes[keys] = self._made(*keys, objects)
         self.shape = self._shapes[keys]
 
-    def _made(self, top: Names, inner: Collection[Names]) -> Shape:
+    def _made(self, top: Names, inner: Collection[Names], objects: Collection[str] | None = None) -> Shape:
         names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
         changed = []
         for (key, held), unread in zip(self._nested.items(), inner, strict=True):
-            field, kind = self._fields[key], strict_type(held, unread, [])
+            field, kind = self._fields[key], strict_type(held, unread, [], () if self._inside else None)
             holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
             changed.append((field.name, holds, msgspec.field(name=key)))
-        decode = row_decoder(strict_type(general, top, changed))
+        decode = row_decoder(strict_type(general, top, changed, objects))
         if not any(inner) and plain is not general:
-            decode = row_decoder(strict_type(plain, top, []), decode)
+            decode = row_decoder(strict_type(plain, top, [], objects), decode)
+        if objects:
+            decode = _with_known(decode, [(f"unread{top.index(key)}", self._inner[key]) for key in objects])
         return Shape(decode, tuple(names))
+
+
+def _with_known(decode: Callable[[bytes], Any], objects: Collection[tuple[str, set[str]]]) -> Callable[[bytes], Any]:
+    """Return a decoder that also refuses rows with other keys in unread objects. objects: fields with their keys."""
+
+    def decoded(row: bytes) -> Any:
+        raw = decode(row)
+        for field, known in objects:
+            if type(value := getattr(raw, field)) is dict and not known.issuperset(value):
+                raise msgspec.ValidationError
+        return raw
+
+    return decoded
+
+
+def _is_object(raw: msgspec.Raw) -> bool:
+    return memoryview(raw)[0] == ord("{")
+
+
+def _keys_in(raw: msgspec.Raw) -> Collection[str]:
+    value = _value(raw)
+    return value.keys() if isinstance(value, dict) else ()
 
 
 def _has(meaning: Meaning, value: Any) -> bool:
@@ -212,6 +267,90 @@ def _has(meaning: Meaning, value: Any) -> bool:
         return meaning.has(_value(value) if isinstance(value, msgspec.Raw) else value)
     except RecursionError:  # a value as deep as this is not empty
         return True
+
+
+WORD = re.compile(r"(?<!\S)\W*[^\W\d_]{2,}|[\u3040-\u30ff\u3400-\u9fff]{2}")
+PROSE = 3
+"""So many words make a text more than a name. In Chinese and Japanese, two characters count as a word."""
+
+
+def refuse_unread_texts(rows: RawRows, make: "MakeRows", dataset: str, why: str = "") -> None:
+    """Raise VlmflowError if unread keys hold texts as long as the answers: they may belong to the conversations.
+
+    The first LOOKED_AT rows are looked at. Texts that the training rows have, or that repeat these, are no loss. Names,
+    paths and numbers do not count, nor texts of which most rows have the same.
+
+    make: converts rows, and is used for nothing else. why: see `ignoring`.
+    """
+    unread, answers, held = make.unread, list[int](), dict[str, dict[int, str]]()
+    for number, row in zip(range(LOOKED_AT), rows, strict=False):
+        made = make("", number, row)
+        paths = unread.take().keys
+        if number in rows.faults or not isinstance(made, list):
+            continue
+        turns = [(turn.speaker, _plain(turn.value)) for turn in made[-1].conversations]
+        answers.append(max(len(text) for speaker, text in turns if speaker in ASSISTANT))
+        keys = _value(msgspec.Raw(row))
+        of_columns = rows.files[0].unread_texts if number < len(rows.files[0]) else {}
+        values = {path: _at(keys, path) for path in paths} | {key: texts[number] for key, texts in of_columns.items()}
+        conversation = "\n".join(text for _, text in turns)
+        for key, value in values.items():
+            texts = [text for text in map(_plain, _texts_in(value)) if len(WORD.findall(text)) >= PROSE]
+            lost = [text for text in texts if text not in conversation and any(turn not in text for _, turn in turns)]
+            if lost and key not in unread.ignored and not unread.known(key):
+                held.setdefault(key, {})[number] = "\n".join(lost)
+    lines = []
+    for key, of_rows in sorted(held.items()):
+        length, of_answers = mean(map(len, of_rows.values())), mean(answers)
+        if length >= of_answers and 2 * len(set(of_rows.values())) > len(of_rows):
+            first, text = next(iter(of_rows.items()))
+            lines.append(
+                f"  {key}: {len(of_rows)} of the first {len(answers)} rows, {length:.0f} characters (the answers "
+                f"{of_answers:.0f}), first in row {first} (counted from 0), with {shown(text[:NAME_KEPT])}"
+            )
+        else:
+            del held[key]
+    if lines:
+        raise VlmflowError(
+            "\n".join(
+                [f"{rows}: the workflow does not read these keys, whose texts are as long as the answers:", *lines]
+            ),
+            "write what belongs to the conversations into their turns, or name the right keys in columns; to train "
+            "without these keys, " + ignoring(dataset, [*unread.ignored, *held], why),
+        )
+
+
+def _plain(text: str) -> str:
+    """Return a text without tags of pictures, as one line."""
+    return " ".join(text.replace(IMAGE_TAG, " ").split())
+
+
+def _at(value: Any, path: str) -> Any:
+    """Return what is at a path like `messages.content.note`: of lists, a list of what their items have there."""
+    if isinstance(value, list):
+        return [_at(item, path) for item in value]
+    if not isinstance(value, dict) or path in value:
+        return value[path] if isinstance(value, dict) else None
+    return [_at(value[key], path.removeprefix(f"{key}.")) for key in value if path.startswith(f"{key}.")]
+
+
+def _texts_in(value: Any, depth: int = 6) -> Iterator[str]:
+    """Yield the texts in a value, and in its lists and objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict) and depth:
+        for held in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(held, depth - 1)
+
+
+def _with_inner(entry: tuple[str, Any, bool]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield a key with its value, and the keys of the value if that is an object."""
+    key, value, answers = entry
+    yield entry
+    if isinstance(value, msgspec.Raw):
+        value = _value(value) if _is_object(value) else None
+    if isinstance(value, dict):
+        yield from ((f"{key}.{inner}", held, answers) for inner, held in value.items())
 
 
 def _value(raw: msgspec.Raw) -> Any:

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from vlmflow.rows.chat import Reject
 from vlmflow.rows.convert import convert
 from vlmflow.rows.raw_messages import CALL_KEYS, LOSS_KEYS
 from vlmflow.rows.strict_rows import UnreadKeys
+from vlmflow.rows.unread import refuse_unread_texts
 
 TALK = [{"from": "human", "value": "What?"}, {"from": "gpt", "value": "It."}]
 CHAT = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "It."}]
@@ -95,6 +97,12 @@ STOPS = [
     ("sharegpt", turns({"weight": 0.5}, of="conversations"), "conversations.weight"),
     ("sharegpt", turns({"loss_scale": 0}, of="conversations"), "conversations.loss_scale"),
     ("text", {"text": "It.", "audios": ["a.wav"]}, "audios"),
+    ("vqa", {"question": "What?", "answer": "It.", "thinking": "Hm."}, "thinking"),
+    ("prompt_completion", {"prompt": "What?", "completion": "It.", "reasoning": "Hm."}, "reasoning"),
+    ("alpaca", ASK | {"system_message": "Be brief."}, "system_message"),
+    ("alpaca", ASK | {"enable_thinking": False}, "enable_thinking"),
+    ("messages", turns({"reasoning_details": [{"text": "Hm."}]}), "messages.reasoning_details"),
+    ("messages", turns({"thought": "Hm."}), "messages.thought"),
 ]
 
 
@@ -116,6 +124,90 @@ def test_a_key_that_changes_what_a_row_means_stops_the_conversion(
     found = converted(path, kind, ignore_keys=[key], **prompt)
     assert found.ignored_keys == {key: 2}
     assert found.unread_keys[key] == 2
+
+
+INSIDE = [
+    ("messages", {"chat_template_kwargs": {"xml_tools": [json.dumps(TOOL)], "x": 1}}, "chat_template_kwargs.xml_tools"),
+    ("messages", {"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
+    ("messages", turns({"extra": {"reasoning": "Hm."}}), "messages.extra.reasoning"),
+    ("sharegpt", turns({"extra": {"thinking": "Hm."}}, of="conversations"), "conversations.extra.thinking"),
+    ("vqa", {"meta": {"System_Prompt": "Be brief."}}, "meta.System_Prompt"),
+    ("prompt_completion", {"metadata.tools": [TOOL]}, "metadata.tools"),
+]
+SOUND = {
+    "messages": turns(),
+    "sharegpt": turns(of="conversations"),
+    "vqa": {"question": "What?", "answer": "It."},
+    "prompt_completion": {"prompt": "What?", "completion": "It."},
+}
+
+
+@pytest.mark.parametrize(("kind", "change", "key"), INSIDE)
+@pytest.mark.parametrize("before", [None, {"x": 1}, "x"], ids=["null", "object", "text"])
+def test_a_key_in_an_object_of_any_name_stops_the_conversion(
+    tmp_path: Path, kind: str, change: dict[str, Any], key: str, before: Any
+) -> None:
+    """Also where earlier rows have something else there, so that a strict decoder takes them."""
+    name = "meta" if kind == "vqa" else "chat_template_kwargs"
+    sound = SOUND[kind] | {name: before}
+    path = written(tmp_path, [sound, sound | {"id": 1}, sound, SOUND[kind] | change, sound])
+    with pytest.raises(VlmflowError, match=f"\n  {key}: 1 of 5 rows, first in row 3 ") as raised:
+        converted(path, kind)
+    assert raised.value.next_step.endswith(f"ignore_keys: [{key}]")
+    assert converted(path, kind, ignore_keys=[key]).ignored_keys == {key: 1}
+
+
+def test_a_struct_of_parquet_stops_too(tmp_path: Path) -> None:
+    rows = [{"messages": CHAT, "kwargs": {"tools": tools, "x": "y"}} for tools in ("", json.dumps([TOOL]))]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    with pytest.raises(VlmflowError, match=r"kwargs\.tools: 1 of 2 rows"):
+        converted(tmp_path / "rows.parquet", "messages")
+
+
+LONG = "A disc lies on a cube of wood."
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "stops"),
+    [
+        ("caption", lambda n: f"{LONG} {n}", True),
+        ("captions", lambda n: [f"{LONG} {n}", "x"], True),
+        ("german", lambda n: [{"role": "user", "content": f"Was steht auf Seite {n}?"}], True),
+        ("图片说明", lambda n: f"木头方块上放着一个圆盘，还有三本书第{n}页", True),
+        ("url", lambda n: f"pictures/{LONG.replace(' ', '/')}/{n}", False),
+        ("licence", lambda n: LONG * 3, False),
+        ("text", lambda n: f"### Human: What?\n\n### Assistant: It is on page {n}.", False),
+        ("question", lambda n: "What is  shown on the page?", False),
+        ("note", lambda n: f"On page {n}" if n else None, False),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_unread_texts_as_long_as_the_answers_stop(
+    tmp_path: Path, key: str, value: Callable[[int], Any], stops: bool, suffix: str
+) -> None:
+    """Texts that the conversation has, or that repeat it, are no loss, nor are names and what all rows share."""
+    rows = [{"question": "What is shown on the page?", "answer": f"It is on page {n}."} for n in range(5)]
+    if key == "text":
+        rows = [row | {"question": "What?"} for row in rows]
+    table = [
+        (row if key != "question" else {**row, "ask": row["question"]}) | {key: value(n)} for n, row in enumerate(rows)
+    ]
+    columns = {"question": "ask"} if key == "question" else {}
+    path = tmp_path / f"rows.{suffix}"
+    if suffix == "jsonl":
+        path.write_bytes(msgspec.json.Encoder().encode_lines(table))
+    else:
+        pq.write_table(pa.Table.from_pylist(table), path)
+    dataset = DatasetSettings(kind="vqa", train=str(path), columns=columns)
+    with open_rows([path], "train", [], dataset.read_columns) as read:
+        if not stops:
+            refuse_unread_texts(read, form_rows("vqa", "text", columns, None, None), "mine")
+            return
+        with pytest.raises(VlmflowError, match=f"\n  {key}: 5 of the first 5 rows, ") as raised:
+            refuse_unread_texts(read, form_rows("vqa", "text", columns, None, None), "mine", "vqa: found")
+        assert raised.value.next_step.endswith(f"add these lines to datasets.mine: kind: vqa, ignore_keys: [{key}]")
+        ignored = form_rows("vqa", "text", columns, None, None, [key])
+        refuse_unread_texts(read, ignored, "mine")
 
 
 HIDDEN = [
@@ -314,7 +406,7 @@ def test_counts_are_those_of_a_plain_loop(rows: list[tuple[Any, Any, Any]], tmp_
 
 
 def test_a_key_without_a_meaning_cannot_be_ignored() -> None:
-    for key, kind in (("lable", "messages"), ("history", "messages"), ("label", "text")):
+    for key, kind in (("messages", "messages"), ("prompt", "prompt_completion"), ("text", "text")):
         with pytest.raises(ValueError, match=f"ignore_keys: '{key}' never stops a row of kind {kind}"):
             DatasetSettings(kind=kind, train="x", prompt="p" if kind == "text" else None, ignore_keys=[key])
     with pytest.raises(ValueError, match="'label' never stops a row of kind fire; these do: weight, "):
@@ -334,4 +426,4 @@ def test_what_is_not_trained_stops_fires_rows_too(key: str, value: Any) -> None:
     assert found.meant == {f"conversations.{meant}": 1, meant: 1}
     assert found.first[f"conversations.{meant}"][0] == 2
     with pytest.raises(VlmflowError, match=f"conversations.{meant}: 1 of 4 rows"):
-        found.refuse("raw", "fire", make.unread.meanings, make.unread.ignored)
+        found.refuse("raw", "fire", make.unread.meaning, make.unread.ignored)
