@@ -19,8 +19,9 @@ from tiny_trainings import Tiny
 from trainer_faults import COUNT, DEEPSPEED, FSDP2, KILL, before_trainers
 from vlmflow.config.deepspeed_json import BLOCKS, OWN_CHECK, check_deepspeed
 from vlmflow.config.strategies import DDP, STRATEGIES, Strategy, strategy_of
+from vlmflow.core.account import read_account
 from vlmflow.core.errors import PassingError, VlmflowError
-from vlmflow.in_trainer.messages import Begin, Event, Log, read_events, rows_of_step
+from vlmflow.in_trainer.messages import DIGESTS, Begin, Event, Log, SavedDigests, read_events, rows_of_step
 from vlmflow.supervisor.run_folder import SAFE, ForeignCodeError, refuse_foreign_code
 from vlmflow.supervisor.train import Trained, train
 from vlmflow.swift.arguments import Training
@@ -166,6 +167,9 @@ def test_a_killed_training_resumes_exactly(text: Tiny, name: str, tmp_path: Path
     quick |= {"micro_batch_tokens": 80}
     trained = killed_and_resumed(training_of(text, SHARDED[name], **quick), tmp_path, on_cores)
     assert [len(batches) for batches in rows_of_step(trained.folder.path, 2).values()] == [2, 2]
+    states = {file.name for pattern in ("*.pt", "*.pth") for file in trained.last.folder.rglob(pattern)}
+    digests = read_account(trained.last.folder / DIGESTS, SavedDigests)
+    assert {Path(file).name for file in digests.records} == states > {"scheduler.pt", "rng_state_0.pth"}
     if name == "zero2":
         assert named_in(trained.last.folder) == set(SAFE) - {SCALED}, "all of them are needed"
     if name == "fsdp2":

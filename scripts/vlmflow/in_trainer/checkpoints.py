@@ -6,6 +6,7 @@ makes up for it. Stored are
 
 - the SHA-256 of the files that it may release, so that later damage is noticed. safetensors files have no checksum:
   blocks of zeros after a crash of the machine, or a flipped bit, read as weights;
+- a digest of each other file that a training resumes from, since another checkpoint's optimizer loads as well;
 - of the model's own weights, which tensors were trained, and some rows with their logits. They let the proof show that
   the published folder answers as the model did in the trainer, without trusting what saved or rewrote the weights.
 """
@@ -15,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import _CHECKPOINT_PREFIX
@@ -22,8 +24,8 @@ from transformers import TrainerCallback
 from transformers.core_model_loading import revert_weight_conversion
 
 from vlmflow.config.strategies import ADAPTER_CONFIG, MODEL_INDEX, strategy_of, tuner_of
-from vlmflow.core.account import write_account
-from vlmflow.core.files import sha256_of
+from vlmflow.core.account import read_account, write_account
+from vlmflow.core.files import records_digest, sha256_of
 from vlmflow.in_trainer.engine import Ranks, gather, refuse_different_weights
 from vlmflow.in_trainer.messages import (
     DIGESTS,
@@ -114,6 +116,7 @@ class Checkpoints(TrainerCallback):
         if not tuner_of(orders.tuner).trains_adapter:
             trainer.save_model = partial(_save_with_logits, trainer, trainer.save_model)
         trainer.save_model = partial(_save_with_digests, trainer, trainer.save_model)
+        trainer._save_rng_state = partial(_save_states_with_digests, trainer, trainer._save_rng_state)
         self._save_checkpoint = trainer._save_checkpoint
         trainer._save_checkpoint = self._save_checkpoint_alive
 
@@ -135,6 +138,18 @@ def _save_with_digests(trainer: Any, save: Any, folder: str | None = None, **val
     if trainer.args.should_save and folder is not None:
         files = {file for pattern in PATTERNS for file in Path(folder).glob(pattern)}
         write_account(Path(folder, DIGESTS), SavedDigests({file.name: sha256_of(file) for file in sorted(files)}))
+
+
+def _save_states_with_digests(trainer: Any, save: Any, folder: str) -> None:
+    """Save the random numbers, the last of a rank's states, as `save` does, then the digests of all ranks' states."""
+    save(folder)
+    gather(None)  # all ranks have saved theirs
+    if trainer.args.should_save:
+        place = Path(folder)
+        saved = read_account(place / DIGESTS, SavedDigests)
+        states = sorted(file for pattern in ("*.pt", "*.pth") for file in place.rglob(pattern))
+        records = {str(file.relative_to(place)): records_digest(file) for file in states}
+        write_account(place / DIGESTS, msgspec.structs.replace(saved, records=records))
 
 
 def _save_with_logits(trainer: Any, save: Any, folder: str | None = None, **values: Any) -> None:

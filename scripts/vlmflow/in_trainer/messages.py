@@ -258,9 +258,14 @@ class BadStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedDigests(msgspec.Struct, frozen=True):
-    """The SHA-256 of a checkpoint's files when they were saved, by name."""
+    """The digests of a checkpoint's files when they were saved, by their paths in its folder.
+
+    sha256: of the bytes of those that may be released. records: `core.files.records_digest` of those that torch.save
+    wrote: optimizer, scheduler, random numbers, and what the strategy adds; none in earlier versions' checkpoints.
+    """
 
     sha256: dict[str, str]
+    records: dict[str, str] = {}
 
 
 class TrainedTensors(msgspec.Struct, frozen=True):

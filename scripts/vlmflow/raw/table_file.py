@@ -9,7 +9,7 @@ import tempfile
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,8 +26,17 @@ LOOKED_AT = 200
 """How many rows are looked at to find what they are, from the first one on."""
 
 BATCH_ROWS = 256
-BATCH_PICTURES = 32
-"""Rows that are in memory at a time, in tables without and with pictures in them."""
+"""Rows that are in memory at a time."""
+
+BATCH_BYTES = 16_000_000
+"""Bytes of values that become objects of Python at a time; a row may have more, and is then alone."""
+
+MOST_BYTES = 4 * BATCH_BYTES
+"""The most bytes of a batch if each of its texts were the longest: in a file, many rows may share one."""
+
+GROUP_BYTES = 500_000_000
+MOST_COMPRESSED = 100
+"""A column with more bytes than this in a row group, compressed more than so many times, is refused."""
 
 NAMERS = 4
 """Threads that name pictures, and write them: both leave Python to others."""
@@ -130,27 +139,84 @@ class ParquetRows(TableRows):
                 wanted |= {folded(field.name) for field in fields if _changes_meaning(field.type)}
                 readable = [name for name, holds in self.columns.items() if holds != NO_JSON and folded(name) in wanted]
                 self.unread_columns = [name for name in self.columns if name not in readable]
-                texts = [
-                    name for name in self.unread_columns if self.columns[name] == TEXT or "string" in self.columns[name]
-                ]
-                if texts and (first := next(table.iter_batches(LOOKED_AT, columns=texts, use_threads=False), None)):
-                    self.unread_texts = _texts_of(first)
                 self._pictures = [name for name in readable if self.columns[name] in (BYTES, f"list of {BYTES}")]
                 free = tuple(f"{key}: struct<" for key in SCHEMAS + ARGUMENTS)
                 self._padded = any(mark in str(fields.field(name).type) for name in readable for mark in free)
                 self._progress.total = table.metadata.num_rows
-                size = BATCH_PICTURES if self._pictures else BATCH_ROWS
+                self._look_at_texts(table)
                 with ThreadPoolExecutor(NAMERS) as pool:
                     each = pool.map if self._pictures else map
-                    for batch in table.iter_batches(size, columns=readable, use_threads=False):
-                        yield from self._rows_of(batch, each)
-                        self._progress.advance(len(batch))
+                    for group in range(table.num_row_groups):
+                        size = self._rows_at_a_time(table, group, readable)
+                        for batch in table.iter_batches(size, row_groups=[group], columns=readable, use_threads=False):
+                            yield from self._rows_of(batch, each)
+                            self._progress.advance(len(batch))
                 pa.default_memory_pool().release_unused()  # else each process of the stage is as large
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, pa.ArrowException) as error:
             raise VlmflowError(f"{self.path}: {error}", "fetch or write the file again") from None
+
+    def _look_at_texts(self, table: Any) -> None:
+        """Set `unread_texts`: what the first rows have in columns of texts that are not read."""
+        texts = [
+            name for name in self.unread_columns if self.columns[name] == TEXT or "string" in str(self.columns[name])
+        ]
+        if not texts:
+            return
+        with suppress(*NO_VALUE):  # not UTF-8, or too large
+            size = min(LOOKED_AT, self._rows_at_a_time(table, 0, texts))
+            self.unread_texts = next(table.iter_batches(size, columns=texts, use_threads=False)).to_pydict()
+
+    def _rows_at_a_time(self, table: Any, group: int, names: Collection[str]) -> int:
+        """Return how many rows of a row group are in memory at a time. names: the columns that are read.
+
+        Raises ValueError if a column may not fit in memory: pages are decompressed whole, and a few kilobytes may be a
+        page of any size.
+        """
+        rows = table.metadata.row_group(group)
+        total, longest = 1, 1.0
+        for chunk in map(rows.column, range(rows.num_columns)):
+            name, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
+            if name not in names:
+                continue
+            if size > max(GROUP_BYTES, MOST_COMPRESSED * chunk.total_compressed_size):
+                raise ValueError(
+                    f"column {name!r} of row group {group} has {size:,} bytes in the memory, "
+                    f"{chunk.total_compressed_size:,} in the file"
+                )
+            total += size
+            if chunk.has_dictionary_page:
+                each = chunk.num_values / max(1, rows.num_rows)
+                longest += each * self._dictionary_bytes(chunk.dictionary_page_offset)
+        return int(max(1, min(BATCH_ROWS, BATCH_BYTES * rows.num_rows // total, MOST_BYTES // longest)))
+
+    def _dictionary_bytes(self, offset: int) -> int:
+        """Return the size of a column's dictionary, decompressed; raises ValueError if there is none.
+
+        Its page begins with a header in Thrift's compact protocol, of which this is the second number (parquet.thrift,
+        `PageHeader`). Before each of both numbers a byte stands for its place and type.
+        """
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            header = iter(file.read(16))
+        for _ in range(2):
+            number = shift = 0
+            next(header, None)
+            for byte in header:
+                number |= (byte & 0x7F) << shift
+                shift += 7
+                if byte < 0x80:
+                    break
+            else:
+                raise ValueError(f"no page at byte {offset}")
+        return number >> 1  # the lowest bit is the sign
 
     def _rows_of(self, batch: Any, each: Callable[..., Iterable[bytes | Exception]]) -> Iterator[bytes]:
         """Yield the rows of a batch as JSON. each: like `map`."""
+        if len(batch) > 1 and batch.nbytes > BATCH_BYTES:
+            half = len(batch) // 2
+            yield from self._rows_of(batch.slice(0, half), each)
+            yield from self._rows_of(batch.slice(half), each)
+            return
         try:
             rows = batch.to_pylist()
         except NO_VALUE:
@@ -185,14 +251,6 @@ def _changes_meaning(kind: Any) -> bool:
     import pyarrow.types as types
 
     return types.is_struct(kind) and any(folded(field.name) in INSIDE for field in kind)
-
-
-def _texts_of(batch: Any) -> dict[str, list[Any]]:
-    try:
-        texts: dict[str, list[Any]] = batch.to_pydict()
-        return texts
-    except NO_VALUE:  # not UTF-8
-        return {}
 
 
 def _remove_padding(row: dict[str, Any]) -> None:

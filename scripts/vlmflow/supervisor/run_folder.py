@@ -34,7 +34,7 @@ import msgspec
 
 from vlmflow.config.strategies import LORA, Strategy, Tuner
 from vlmflow.core.errors import PassingError, VlmflowError, log, printable
-from vlmflow.core.files import sha256_of, write_json
+from vlmflow.core.files import records_digest, sha256_of, write_json
 from vlmflow.core.lease import Lease
 from vlmflow.in_trainer.messages import DIGESTS, PROGRESS, STATE, SavedDigests, evaluated, stalled
 from vlmflow.supervisor.report import kinds_of, released_files
@@ -267,7 +267,7 @@ def newest_whole_checkpoint(output: Path, processes: int, strategy: Strategy, tu
 
 
 def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tuner = LORA) -> Checkpoint | None:
-    """Return the checkpoint in `folder`, or None if a file is missing, incomplete or not as it was saved.
+    """Return the checkpoint in `folder`, or None if a file is missing, incomplete, of another one or not as saved.
 
     processes: the number of trainers that wrote it. strategy, tuner: how they trained.
 
@@ -277,7 +277,8 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
 
     try:
         state = json.loads((folder / STATE).read_bytes())
-        if _changed_since_saved(folder, released_files(folder, tuner)):
+        saved, names = _saved_digests(folder), released_files(folder, tuner)  # raises if one is missing
+        if saved.sha256 and any(saved.sha256.get(name) != sha256_of(folder / name) for name in names):
             return None
         random_states = ["rng_state.pth"] if processes == 1 else [f"rng_state_{rank}.pth" for rank in range(processes)]
         # Files of torch.save are zip archives with a checksum per record.
@@ -288,10 +289,14 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
             with zipfile.ZipFile(file) as archive:
                 if archive.testzip() is not None:
                     return None
+            if saved.records and saved.records.get(str(file.relative_to(folder))) != records_digest(file):
+                return None
     except (OSError, ValueError, SafetensorError, *DAMAGED_ZIP):
         return None
     try:
-        return Checkpoint(folder, msgspec.convert(state, TrainerState))
+        checkpoint = Checkpoint(folder, msgspec.convert(state, TrainerState))
+        of_another = NAME.fullmatch(folder.name) and folder.name != f"checkpoint-{checkpoint.step}"
+        return None if of_another else checkpoint
     except msgspec.ValidationError as error:
         raise VlmflowError(
             f"{folder / STATE}: {error}",
@@ -299,15 +304,14 @@ def read_checkpoint(folder: Path, processes: int, strategy: Strategy, tuner: Tun
         ) from None
 
 
-def _changed_since_saved(checkpoint: Path, names: list[str]) -> bool:
-    """Return whether a file's bytes are not the saved ones; False without digests, as in earlier versions' checkpoints.
+def _saved_digests(checkpoint: Path) -> SavedDigests:
+    """Return the digests of a checkpoint's files as they were saved; none for those of earlier versions.
 
-    Raises ValueError if the digests cannot be read.
+    Raises ValueError if they cannot be read.
     """
     if not (checkpoint / DIGESTS).exists():
-        return False
-    saved = msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests).sha256
-    return any(saved.get(name) != sha256_of(checkpoint / name) for name in names)
+        return SavedDigests({})
+    return msgspec.json.decode((checkpoint / DIGESTS).read_bytes(), type=SavedDigests)
 
 
 def _states(folder: Path, processes: int, strategy: Strategy) -> list[Path]:

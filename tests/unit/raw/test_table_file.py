@@ -1,6 +1,9 @@
 """Tables of parquet whose cells are objects."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
+from workflow_runs import ROOT
 
 CITY = {"type": "function", "function": {"name": "weather", "parameters": {"properties": {"city": {"type": "string"}}}}}
 ADD = {
@@ -56,3 +61,54 @@ def test_arguments_of_anthropics_calls_too(tmp_path: Path) -> None:
     with open_rows([tmp_path / "rows.parquet"], "train") as read:
         first, second = [json.loads(row)["messages"][0]["content"][0]["input"] for row in read]
     assert (first, second) == ({"by": {"day": "Monday"}}, {"by": {"hour": 3}})
+
+
+LONG = 1_000_000
+"""Characters of a text that a file may have once, for many rows."""
+
+SAME = "x" * LONG
+NEARLY = [f"{number}{SAME}" for number in range(250)]
+SMALL_FILES = {
+    "one text for all rows": pa.table({"prompt": [SAME] * 250, "completion": ["a"] * 250}),
+    "one text in all turns": pa.table({"prompt": [[{"role": "user", "content": SAME}]] * 250}),
+    "texts that compress": pa.table({"prompt": NEARLY}),
+    "pictures that compress": pa.table({"image": [text.encode() for text in NEARLY]}),
+    "one text in an unread column": pa.table({"prompt": ["a"] * 250, "note": [SAME] * 250}),
+}
+
+READ = """
+import re, resource, sys
+from pathlib import Path
+import pyarrow.compute, pyarrow.parquet
+from vlmflow.core.errors import VlmflowError
+from vlmflow.raw.split import open_rows
+has = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_DATA, (has + 300_000_000, -1))
+with open_rows([Path(sys.argv[1])], "train", [], ["prompt", "completion", "image"]) as rows:
+    print(len(rows), sum(map(len, rows)), sum(map(len, rows.files[0].unread_texts)))
+"""
+
+
+@pytest.mark.parametrize("name", SMALL_FILES)
+def test_a_small_file_does_not_become_a_large_process(name: str, tmp_path: Path) -> None:
+    """Files of some kilobytes, whose rows have 250 MB, which are there twice if all are read at once."""
+    table, path = SMALL_FILES[name], tmp_path / "rows.parquet"
+    pq.write_table(table, path, compression="zstd", use_dictionary="compress" not in name, write_batch_size=4)
+    assert path.stat().st_size < 100_000
+    read = [sys.executable, "-c", READ, str(path)]
+    found = subprocess.run(read, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")})
+    rows, characters, unread = map(int, found.stdout.split() or [0, 0, 0])
+    assert rows == len(table), found.stderr
+    assert characters >= (len(table) * LONG if "prompt" in table.column_names and "unread" not in name else len(table))
+    assert unread == ("unread" in name) * len("note")
+
+
+def test_a_column_that_compresses_too_well_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyArrow writes 1,024 rows into one page, which is decompressed at once."""
+    monkeypatch.setattr("vlmflow.raw.table_file.GROUP_BYTES", 500_000)
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"a": ["b"], "text": [SAME]}), path, compression="zstd", use_dictionary=False)
+    with pytest.raises(VlmflowError, match=r"'text' of row group 0 has 1,000,\d+ bytes in the memory, \d+ in the file"):
+        open_rows([path], "train")
+    with open_rows([path], "train", [], ["a"]) as rows:
+        assert list(rows) == [b'{"a":"b"}'], "a column that is not read may be as it likes"

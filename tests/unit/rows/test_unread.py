@@ -177,7 +177,7 @@ LONG = "A disc lies on a cube of wood."
         ("url", lambda n: f"pictures/{LONG.replace(' ', '/')}/{n}", False),
         ("licence", lambda n: LONG * 3, False),
         ("text", lambda n: f"### Human: What?\n\n### Assistant: It is on page {n}.", False),
-        ("question", lambda n: "What is  shown on the page?", False),
+        ("question", lambda n: f"What is  shown on page {n}?", False),
         ("note", lambda n: f"On page {n}" if n else None, False),
     ],
 )
@@ -186,7 +186,7 @@ def test_unread_texts_as_long_as_the_answers_stop(
     tmp_path: Path, key: str, value: Callable[[int], Any], stops: bool, suffix: str
 ) -> None:
     """Texts that the conversation has, or that repeat it, are no loss, nor are names and what all rows share."""
-    rows = [{"question": "What is shown on the page?", "answer": f"It is on page {n}."} for n in range(5)]
+    rows = [{"question": f"What is shown on page {n}?", "answer": f"It is on page {n}."} for n in range(5)]
     if key == "text":
         rows = [row | {"question": "What?"} for row in rows]
     table = [

@@ -18,7 +18,7 @@ from vlmflow.config.run_settings import LoraSettings
 from vlmflow.config.strategies import DDP
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.core.files import sha256_of
+from vlmflow.core.files import records_digest, sha256_of
 from vlmflow.in_trainer.messages import DIGESTS, SavedDigests
 from vlmflow.supervisor.report import refuse_other_adapter, release
 from vlmflow.supervisor.run_folder import (
@@ -139,6 +139,26 @@ def test_weights_that_changed_since_they_were_saved_are_no_checkpoint(tmp_path: 
     assert read_checkpoint(folder, 2, DDP) is None
     (folder / DIGESTS).write_text("[")
     assert read_checkpoint(folder, 2, DDP) is None
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state_1.pth", "trainer_state.json"])
+def test_a_file_of_another_checkpoint_is_noticed(name: str, tmp_path: Path) -> None:
+    """A cut rsync, a restored backup and a stale cache leave whole files, which load as well."""
+    old, new = checkpoint(tmp_path / "old", 10), checkpoint(tmp_path, 20)
+    states = ["optimizer.pt", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"]
+    for number, folder in enumerate((old, new)):
+        for state in states:
+            torch.save({"state": torch.full((4,), number)}, folder / state)
+        write_account(
+            folder / DIGESTS,
+            SavedDigests(
+                {file: sha256_of(folder / file) for file in FILES[:2]},
+                {state: records_digest(folder / state) for state in states},
+            ),
+        )
+    assert read_checkpoint(new, 2, DDP) is not None
+    (new / name).write_bytes((old / name).read_bytes())
+    assert read_checkpoint(new, 2, DDP) is None
 
 
 @pytest.mark.parametrize("key", ["r", "lora_alpha", "use_rslora", "use_dora"])
