@@ -67,13 +67,13 @@ LONG = 1_000_000
 """Characters of a text that a file may have once, for many rows."""
 
 SAME = "x" * LONG
-NEARLY = [f"{number}{SAME}" for number in range(250)]
+NEARLY = [f"{number}{SAME}" for number in range(400)]
 SMALL_FILES = {
-    "one text for all rows": pa.table({"prompt": [SAME] * 250, "completion": ["a"] * 250}),
-    "one text in all turns": pa.table({"prompt": [[{"role": "user", "content": SAME}]] * 250}),
+    "one text for all rows": pa.table({"prompt": [SAME] * 400, "completion": ["a"] * 400}),
+    "one text in all turns": pa.table({"prompt": [[{"role": "user", "content": SAME}]] * 400}),
     "texts that compress": pa.table({"prompt": NEARLY}),
     "pictures that compress": pa.table({"image": [text.encode() for text in NEARLY]}),
-    "one text in an unread column": pa.table({"prompt": ["a"] * 250, "note": [SAME] * 250}),
+    "one text in an unread column": pa.table({"prompt": ["a"] * 400, "note": [SAME] * 400}),
 }
 
 READ = """
@@ -83,7 +83,7 @@ import pyarrow.compute, pyarrow.parquet
 from vlmflow.core.errors import VlmflowError
 from vlmflow.raw.split import open_rows
 has = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (has + 300_000_000, -1))
+resource.setrlimit(resource.RLIMIT_DATA, (has + 400_000_000, -1))
 with open_rows([Path(sys.argv[1])], "train", [], ["prompt", "completion", "image"]) as rows:
     print(len(rows), sum(map(len, rows)), sum(map(len, rows.files[0].unread_texts)))
 """
@@ -91,7 +91,7 @@ with open_rows([Path(sys.argv[1])], "train", [], ["prompt", "completion", "image
 
 @pytest.mark.parametrize("name", SMALL_FILES)
 def test_a_small_file_does_not_become_a_large_process(name: str, tmp_path: Path) -> None:
-    """Files of some kilobytes, whose rows have 250 MB, which are there twice if all are read at once."""
+    """Files of some kilobytes, whose rows have 400 MB, which are there twice if all are read at once."""
     table, path = SMALL_FILES[name], tmp_path / "rows.parquet"
     pq.write_table(table, path, compression="zstd", use_dictionary="compress" not in name, write_batch_size=4)
     assert path.stat().st_size < 100_000
