@@ -5,6 +5,7 @@ Texts from outside, and counts, for terminals and pages.
 How a stage says why it failed, to Snakemake's process and to whoever runs its pod; and how its log is read there.
 """
 
+import errno
 import logging
 import re
 from pathlib import Path
@@ -43,6 +44,33 @@ class InterruptedTrainingError(PassingError):
     def __init__(self, cause: str, next_step: str, saved: bool) -> None:
         super().__init__(cause, next_step)
         self.saved = saved
+
+
+NO_ROOM = "free disk space there, then run the same command again"
+NOT_ALLOWED = "let this user read and write there, or work in another folder (--directory)"
+NO_LOCKS = "this volume has no file locks; work in a folder on one that has (--directory)"
+FAULTY = "look at the disk, or at its server (dmesg), then run the same command again"
+OF_SYSTEM = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), NO_ROOM),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), NOT_ALLOWED),
+    **dict.fromkeys((errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP), NO_LOCKS),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENODEV), FAULTY),
+    errno.EMFILE: "allow a process more open files (ulimit -n 4096), then run the same command again",
+    errno.ENFILE: "the machine has too many open files; run the same command again when others have ended",
+    errno.ENOENT: "somebody removed it meanwhile: run the same command again",
+}
+"""What to do about an OSError that no module expects, by its number."""
+
+
+def of_system(error: OSError, place: object) -> PassingError | None:
+    """Return an error of the operating system with its path and the next step; None if its number has none.
+
+    place: where it happened, if the error names no path.
+    """
+    if error.errno not in OF_SYSTEM:
+        return None
+    where = place if error.filename is None else error.filename
+    return PassingError(f"{error.strerror}: '{where}'", OF_SYSTEM[error.errno])
 
 
 def printable(text: str) -> str:

@@ -15,12 +15,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, of_system
 
 
 def leave_out_what_nobody_uses() -> None:
@@ -49,18 +49,24 @@ def clear(workflow: Any) -> None:
     Snakemake's own lock is a file, which remains after a SIGKILL. Every main process of this workflow also holds a
     shared flock, which ends with the process: if an exclusive one succeeds, the files are stale. If others hold it, the
     files stay, and Snakemake reports that the directory is locked.
+
+    Raises PassingError if the working directory cannot be written to, or has no file locks.
     """
     if not workflow.is_main_process or workflow.dryrun:
         return
-    LOCK.parent.mkdir(exist_ok=True)
-    lock = LOCK.open("w")
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        for stale in (LOCK.parent / "locks").glob("*.lock"):
-            stale.unlink(missing_ok=True)
-    except BlockingIOError:
-        pass
-    fcntl.flock(lock, fcntl.LOCK_SH)
+        LOCK.parent.mkdir(exist_ok=True)
+        (LOCK.parent / "locks").mkdir(exist_ok=True)
+        lock = LOCK.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for stale in (LOCK.parent / "locks").glob("*.lock"):
+                stale.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass
+        fcntl.flock(lock, fcntl.LOCK_SH)
+    except OSError as error:
+        raise (of_system(error, LOCK.absolute()) or error) from None
     _held.append(lock)
 
 
@@ -191,6 +197,44 @@ def on_sigterm(then: Callable[[], None]) -> None:
         then()
 
     JobScheduler.exit_gracefully = wait_and_say
+
+
+def tell_stages_to_end() -> None:
+    """Let the stages on this machine hear of SIGTERM and SIGINT that Snakemake alone gets, from `kill` or a supervisor.
+
+    snakemake/executors/local.py:260 (`Executor.cancel`): Snakemake waits until its jobs end by themselves, a training
+    after its last step. After Ctrl-C in a terminal stages have heard of it, and most have ended when this tells them.
+    """
+    from snakemake.executors.local import Executor
+
+    on_sigterm(_end_stages)
+    wait = Executor.cancel
+
+    def cancel(executor: Any) -> None:
+        timer = threading.Timer(AFTER_CTRL_C, _end_stages)
+        timer.daemon = True
+        timer.start()
+        wait(executor)
+
+    Executor.cancel = cancel
+
+
+AFTER_CTRL_C = 2.0
+"""Seconds in which stages end that heard of Ctrl-C themselves. Trainings then save; a second signal changes nothing."""
+
+
+def _end_stages() -> None:
+    import psutil
+
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has just ended
+            for program in child.children() if child.name() in ("sh", "bash") else [child]:
+                if STAGE_SCRIPTS in " ".join(program.cmdline()):
+                    program.terminate()
+
+
+STAGE_SCRIPTS = ".snakemake/scripts/"
+"""A part of the command line of each stage that Snakemake runs."""
 
 
 def watch_executor(plugin: Any, named: Callable[[], None], install: Callable[[], None] | None) -> None:

@@ -26,7 +26,6 @@ A part of the configuration (`PartOf[DatasetSettings]`) has the keys that the ru
 """
 
 import argparse
-import errno
 import fcntl
 import gc
 import inspect
@@ -57,6 +56,7 @@ from vlmflow.core.errors import (
     InterruptedTrainingError,
     PassingError,
     VlmflowError,
+    of_system,
     printable_lines,
 )
 from vlmflow.core.processes import descends_from, die_with_parent
@@ -262,8 +262,9 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
     except KeyboardInterrupt:
         _fail("interrupted", log, job)
     except Exception as error:
-        if getattr(error, "errno", None) == errno.ENOSPC:
-            _fail(f"{error}\n  what to do: free disk space there, then run the same command again", log, job)
+        outputs = ", ".join(map(str, job.output)) if job else "one of its files"
+        if isinstance(error, OSError) and (known := of_system(error, outputs)):
+            _fail(_named(str(known), job), log, job)
         logging.getLogger("vlmflow").debug(traceback.format_exc())
         if log is None:
             traceback.print_exc()

@@ -111,6 +111,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
         storage.prepare(workflow)
         patches.store_by(*storage.OBJECTS)
     if workflow.is_main_process:
+        patches.tell_stages_to_end()
         screen.install(workflow)
         _install_executors(workflow, settings)
     plan.install(workflow, settings, _refuse_plan, lambda: after_success(workflow, settings))

@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from vlmflow.config.model import check_config
+from vlmflow.core.errors import PassingError, of_system
 from vlmflow.harness import patches
 from vlmflow.harness.inputs import RuleInputs, as_inputs, splits_of
 from vlmflow.harness.params import RuleParams
@@ -235,8 +237,39 @@ def test_a_full_disk_is_reported_with_the_next_step(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "  what to do: free disk space there, then run the same command again"
 
 
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.EDQUOT, "free disk space"),
+        (errno.EROFS, "let this user read and write"),
+        (errno.ENOSYS, "no file locks"),
+        (errno.ESTALE, "look at the disk"),
+        (errno.EMFILE, "ulimit -n"),
+    ],
+)
+def test_an_error_of_the_system_names_its_path_and_the_next_step(number: int, advice: str) -> None:
+    error = of_system(OSError(number, os.strerror(number), "/data/x"), "one of the outputs")
+    assert error is not None
+    assert error.cause == f"{os.strerror(number)}: '/data/x'"
+    assert advice in error.next_step
+    nameless = of_system(OSError(number, os.strerror(number)), "a.json, b.json")
+    assert nameless is not None
+    assert nameless.cause.endswith(": 'a.json, b.json'")
+    assert of_system(OSError("no number"), "x") is None
+
+
 def workflow(**values: bool) -> SimpleNamespace:
     return SimpleNamespace(**({"is_main_process": True, "dryrun": False} | values))
+
+
+def test_a_volume_without_file_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(patches.fcntl, "flock", flock)
+    with pytest.raises(PassingError, match=rf"{tmp_path}/\.snakemake/vlmflow\.lock'\n  what to do: .*no file locks"):
+        patches.clear(workflow())
 
 
 def test_a_lock_that_nobody_holds_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,13 @@
 """Each patch of Snakemake still has its reason: the tests fail when upstream no longer needs it."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import snakemake_storage_plugin_fs
@@ -221,3 +225,110 @@ def test_no_job_hears_of_sigterm(tmp_path: Path) -> None:
     assert (tmp_path / "all.txt").exists()
     assert "the job hears of it" not in said
     assert "the workflow hears of it" in said
+
+
+STAGES = """
+patches.only_note_sigterm()
+{patch}
+rule all:
+    input: expand("{{n}}.txt", n=range({stages}))
+rule stage:
+    output: "{{n}}.txt"
+    params: seconds={seconds}
+    script: "stage.py"
+"""
+
+STAGE = """
+import os, signal, sys, time
+from pathlib import Path
+
+def told(*_):
+    print("told", flush=True)
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, told)
+Path("begun").touch()
+time.sleep(snakemake.params.seconds)
+Path(snakemake.output[0]).touch()
+"""
+
+
+def begin(folder: Path, patch: str, stages: int, seconds: float) -> "subprocess.Popen[str]":
+    """Start Snakemake on stages that take some seconds each."""
+    write(folder, STAGES.format(patch=patch, stages=stages, seconds=seconds))
+    (folder / "stage.py").write_text(STAGE)
+    call = [sys.executable, "-m", "snakemake", "--cores", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(call, cwd=folder, text=True, start_new_session=True, **pipes)
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stage_hears_what_snakemake_alone_is_told(tmp_path: Path, sent: signal.Signals) -> None:
+    """`tell_stages_to_end`. Without it the stage goes on to its end."""
+    with begin(tmp_path, "patches.tell_stages_to_end()", 2, 300) as process:
+        while not (tmp_path / "begun").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(sent)
+        said = process.communicate(timeout=60)[0]
+    assert "told" in said
+    assert process.returncode
+    assert not list(tmp_path.glob("*.txt"))
+
+
+def test_upstream_tells_no_stage_of_ctrl_c(tmp_path: Path) -> None:
+    with begin(tmp_path, "", 1, 3) as process:
+        while not (tmp_path / "begun").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[0]
+    assert "told" not in said
+    assert (tmp_path / "0.txt").exists()
+
+
+def moments(count: int) -> list[Any]:
+    """Return numbers from 0 to below 1, of `count` equal moments of a run."""
+    return [number / count for number in range(count)]
+
+
+@pytest.fixture(scope="session")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The seconds of a workflow of three short stages."""
+    began = time.monotonic()
+    with begin(tmp_path_factory.mktemp("whole"), "patches.tell_stages_to_end()", 3, 0.1) as process:
+        process.communicate()
+    assert process.returncode == 0
+    return time.monotonic() - began
+
+
+def ends_when_told(folder: Path, moment: float, whole: float, sent: signal.Signals) -> None:
+    """Send a signal to Snakemake at a moment of a run; check that it ends, and that a second run finishes the work."""
+    with begin(folder, "patches.tell_stages_to_end()", 3, 0.1) as process:
+        time.sleep(moment * whole)
+        process.send_signal(sent)
+        try:
+            process.communicate(timeout=GRACE)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    again = [sys.executable, "-m", "snakemake", "--cores", "1", "--nolock", "--rerun-incomplete"]
+    done = called(again, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(folder.glob("*.txt"))) == 3
+
+
+GRACE = 30.0
+"""Seconds that Kubernetes and Slurm give a process between SIGTERM and SIGKILL."""
+
+
+@pytest.mark.parametrize("moment", moments(20))
+def test_snakemake_ends_at_any_moment_of_a_run(moment: float, whole_run: float, tmp_path: Path) -> None:
+    """Also before it handles signals, while it plans, between two stages, and at its own end."""
+    ends_when_told(tmp_path, moment, whole_run, signal.SIGTERM)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_snakemake_ends_at_a_thousand_moments(sent: signal.Signals, whole_run: float, tmp_path: Path) -> None:
+    for number, moment in enumerate(moments(500)):
+        (folder := tmp_path / str(number)).mkdir()
+        ends_when_told(folder, moment, whole_run, sent)
