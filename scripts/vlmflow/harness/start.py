@@ -29,7 +29,7 @@ from vlmflow.config.model import Config, check_config
 from vlmflow.config.tables import read_sources
 from vlmflow.core.account import LEVEL, RECORDS, RECORDS_FOLDER
 from vlmflow.core.child_programs import NAMED
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VERDICT, VlmflowError
 from vlmflow.core.processes import import_path
 from vlmflow.harness import patches, plan, screen, stage
 from vlmflow.harness.inputs import Names, RuleInputs
@@ -103,6 +103,8 @@ def before_rules(workflow: Any, settings: Config) -> Config:
         patches.leave_out_what_nobody_uses()
         if stage.IN_SLURM in os.environ:
             import_module("vlmflow.remote.slurm.in_job").install(workflow, patches.on_sigterm)
+        elif VERDICT in os.environ:
+            import_module("vlmflow.remote.job").say_memory_kills(workflow)
     stage.let_stages_end_with_this_process()
     screen.collect_failures()
     tell_stages(workflow, settings)

@@ -1,13 +1,17 @@
 """A job of Snakemake as every executor sees it: what its rule declares, how a try of it ends, and what its log says."""
 
+import atexit
+import json
+import os
 import re
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from vlmflow.remote.library import FAILURE, plain
+from vlmflow.remote.library import FAILURE, VERDICT, plain
 
 TRAININGS_BY = "runs.{run}.nodes, processes, device, train.dataloader_workers and resources"
 DECIDED_BY = {
@@ -76,6 +80,50 @@ def interrupt_when_told_to_end() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, signal.default_int_handler)
+
+
+NO_MEMORY = "no_memory"
+"""The key of a verdict that says that the kernel killed a process for its memory."""
+
+
+def say_memory_kills(workflow: Any) -> None:
+    """Let this pod's Snakemake say at its end that the kernel killed a process for its memory, if the stage failed.
+
+    Kubernetes calls only the end of a container's first process OOMKilled; with control groups of version 1, or with
+    the kubelet's singleProcessOOMKill, the kernel kills another one, and the container ends with exit code 1.
+    """
+
+    def say() -> None:
+        failed = workflow.scheduler is None or workflow.scheduler.failed
+        if failed and killed_for_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), in_pod=True):
+            with suppress(OSError):
+                Path(os.environ[VERDICT]).write_text(json.dumps({NO_MEMORY: True}))
+
+    atexit.register(say)
+
+
+def killed_for_memory(own: Path, mounted: Path, in_pod: bool = False) -> bool:
+    """Return whether the kernel killed a process of this job for its memory: control groups count it, of any version.
+
+    own: the list of this process's control groups. mounted: the folder of all; in a pod it holds just the container's.
+    """
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return False
+    for _, controllers, group in lines:
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        folder = mounted / ("memory" if controllers else "") / group.lstrip("/")
+        # Of Slurm: the task's, the step's, and the job's; those above are of other jobs, too.
+        places = [folder, *(above for above in folder.parents if "/job_" in str(above))]
+        for place in [*places, *([mounted / ("memory" if controllers else "")] if in_pod else [])]:
+            for name in ("memory.events", "memory.oom_control"):
+                with suppress(OSError, ValueError):
+                    counts = dict(line.split() for line in (place / name).read_text().splitlines())
+                    if int(counts.get("oom_kill", 0)):
+                        return True
+    return False
 
 
 MORE_MEMORY = 1.5

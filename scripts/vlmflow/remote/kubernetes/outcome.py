@@ -11,7 +11,7 @@ from typing import Literal
 
 from vlmflow.remote.cluster.api import Object, Refused
 from vlmflow.remote.cluster.groups import node_of, nodes_of, rule_container
-from vlmflow.remote.job import Ended
+from vlmflow.remote.job import NO_MEMORY, Ended
 from vlmflow.remote.library import NOT_AGAIN
 
 LOST_SECONDS = 30.0
@@ -145,8 +145,10 @@ def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
     if "deletionTimestamp" in pod["metadata"] and (ended or job is None):
         return TAKEN if job else Ended("lost", "its Job was deleted")
     if ended:
+        if _verdict(ended).get(NO_MEMORY) is True:
+            return Ended("out of memory", "a process was killed: it needed more memory than its limit")
         signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
-        again = not _says_not_again(ended)
+        again = _verdict(ended) != NOT_AGAIN
         return Ended("failed", f"ended with exit code {ended.get('exitCode')}{signalled}", again)
     if is_lost(pod, now):
         node = pod.get("spec", {}).get("nodeName")
@@ -159,13 +161,14 @@ def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
     return Ended("lost" if refused else "failed", why)
 
 
-def _says_not_again(ended: Object) -> bool:
-    """Return whether a stage reported NOT_AGAIN as its termination message."""
+def _verdict(ended: Object) -> Mapping[str, object]:
+    """Return what a stage, or its Snakemake, reported as its termination message; {} if that is no verdict."""
     message = ended.get("message") or ""
     try:
-        return len(message) <= VERDICT_BYTES and json.loads(message) == NOT_AGAIN
+        verdict = json.loads(message) if len(message) <= VERDICT_BYTES else {}
     except (ValueError, RecursionError):
-        return False
+        return {}
+    return verdict if isinstance(verdict, dict) else {}
 
 
 def _words_of(job: Object) -> str:

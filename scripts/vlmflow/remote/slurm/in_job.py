@@ -22,8 +22,9 @@ from typing import Any
 
 import psutil
 
+from vlmflow.remote.job import NO_MEMORY, killed_for_memory
 from vlmflow.remote.library import ATTEMPT, NODE_0, NOT_AGAIN, OTHER_NODE, PORT, PORT_OF, SAVED, VERDICT
-from vlmflow.remote.slurm.queue import NO_MEMORY, WHY, SlurmError, ask, read_verdict, seconds
+from vlmflow.remote.slurm.queue import WHY, SlurmError, ask, read_verdict, seconds
 
 ENDS = "VLMFLOW_SLURM_ENDS"
 """The variable with the folder in which stages leave their verdicts; only a job of our executor has it."""
@@ -106,29 +107,6 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
     signal.signal(signal.SIGTERM, end)
     on_sigterm(tell)
     atexit.register(come_again)
-
-
-def killed_for_memory(own: Path, mounted: Path) -> bool:
-    """Return whether the kernel killed a process of this job for its memory: control groups count it, of any version.
-
-    own: the list of this process's control groups. mounted: the folder of all. Slurm alone may call the end FAILED.
-    """
-    try:
-        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:
-        return False
-    for _, controllers, group in lines:
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        folder = mounted / ("memory" if controllers else "") / group.lstrip("/")
-        # The task's, the step's, and the job's; those above are of other jobs, too.
-        for place in [folder, *(above for above in folder.parents if "/job_" in str(above))]:
-            for name in ("memory.events", "memory.oom_control"):
-                with contextlib.suppress(OSError, ValueError):
-                    counts = dict(line.split() for line in (place / name).read_text().splitlines())
-                    if int(counts.get("oom_kill", 0)):
-                        return True
-    return False
 
 
 def tell_trainers() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vlmflow.remote.job import Ended
+from vlmflow.remote.job import NO_MEMORY, Ended
 from vlmflow.remote.library import VlmflowError, counted, printable
 
 SECONDS = 60.0
@@ -195,8 +195,8 @@ ENDS = {
 
 GONE = Ended("lost", "Slurm no longer knows it, and it made no target")
 
-WHY, NO_MEMORY = "why", "no_memory"
-"""The keys of a verdict that say why a job does not come again, and that the kernel killed a process for its memory."""
+WHY = "why"
+"""The key of a verdict that says why a job does not come again."""
 
 KILLED_FOR_MEMORY = re.compile(r"oom[-_]kill event|out-of-memory handler|OOM Killed", re.IGNORECASE)
 """What slurmstepd writes into a job's log (22.05 to 24.11), whatever the job's state is then."""

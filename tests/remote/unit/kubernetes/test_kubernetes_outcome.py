@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from vlmflow.core.errors import NOT_AGAIN
+from vlmflow.remote.job import NO_MEMORY
 from vlmflow.remote.kubernetes.outcome import judge
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -149,6 +150,14 @@ def test_a_failure_that_a_stage_reports_is_not_retried(message: str, again: bool
     ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = message
     outcome = judge(job(Failed="BackoffLimitExceeded"), [ended], None, NOW)
     assert (outcome.state, outcome.ended.again, outcome.ended.taken_away) == ("failed", again, False)
+
+
+def test_a_process_that_was_killed_for_its_memory_is_known_by_its_pods_word() -> None:
+    """With control groups of version 1 Kubernetes says exit code 1; another attempt gets more memory."""
+    ended = pod("Failed", 1)
+    ended["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = json.dumps({NO_MEMORY: True})
+    outcome = judge(job(Failed="BackoffLimitExceeded"), [ended], None, NOW)
+    assert (outcome.ended.how, outcome.ended.again) == ("out of memory", True)
 
 
 def test_a_stage_that_fails_while_its_pod_is_removed_was_disrupted() -> None:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_commands import SlurmCommands
+from vlmflow.remote.job import killed_for_memory
 from vlmflow.remote.slurm import in_job
 from vlmflow.remote.slurm import queue as slurm_queue
 from vlmflow.remote.slurm.queue import end_jobs, ended_of, read_verdict, without_a_save
@@ -359,8 +360,21 @@ def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: s
     (tmp_path / "own").write_text(f"{own}\n")
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
-    assert in_job.killed_for_memory(tmp_path / "own", tmp_path) is killed
-    assert not in_job.killed_for_memory(tmp_path / "none", tmp_path)
+    assert killed_for_memory(tmp_path / "own", tmp_path) is killed
+    assert not killed_for_memory(tmp_path / "none", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("own", "file"),
+    [("0::/", "memory.events"), ("9:memory:/kubepods/pod1/container", "memory/memory.oom_control")],
+)
+def test_in_a_pod_the_folder_of_control_groups_is_the_containers(tmp_path: Path, own: str, file: str) -> None:
+    (tmp_path / "own").write_text(f"{own}\n")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("oom_kill 1\n")
+    assert killed_for_memory(tmp_path / "own", tmp_path, in_pod=True)
+    (tmp_path / file).write_text("oom_kill 0\n")
+    assert not killed_for_memory(tmp_path / "own", tmp_path, in_pod=True)
 
 
 def test_a_job_that_succeeded_did_so_whatever_its_stage_left(tmp_path: Path) -> None:
