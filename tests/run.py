@@ -39,9 +39,6 @@ BUDGET = ROOT / "tests" / "budget.yaml"
 OVER = 1.1
 """CI fails if the tests cost more than this multiple of their budget: measurements differ."""
 
-FASTER = 1.1
-"""The most that a machine counts as faster than that of the budget: part of what tests do is no import."""
-
 LONGEST_END = 10.0
 """Seconds until a part is killed that was told to end."""
 
@@ -205,7 +202,7 @@ def within_budget(minutes: float, allowed: float, second: float, of_budget: floa
 
     minutes: core-minutes. allowed: those of the budget. second, of_budget: as `Speed.mean`, on the two machines.
     """
-    scaled = minutes * min(FASTER, of_budget / second)
+    scaled = minutes * min(1.0, of_budget / second)
     fits = scaled <= OVER * allowed
     print(
         f"{minutes:.1f} core-minutes, an import of torch took {second:.1f} s; {scaled:.1f} at the speed of the machine "

@@ -200,20 +200,20 @@ from types import SimpleNamespace
 from vlmflow.harness import screen
 from snakemake.logging import logger
 
-screen.SILENCE = 2
+screen.SILENCE = 3
 logger.setLevel("INFO")
 logger.addHandler(__import__("logging").StreamHandler())
 verify = SimpleNamespace(message="Verifying x", log=["logs/verify/x.log"])
 train = SimpleNamespace(message=None, rule=SimpleNamespace(name="train"), log=[])
 running = []
 screen.watch(SimpleNamespace(scheduler=SimpleNamespace(running=running)))
-time.sleep(3)
-running.extend([verify, train])
-for seconds in range(12):
+time.sleep(4)
+for seconds in range(16):
     print("a stage's line", file=sys.stderr, flush=True)
+    running[:] = [verify, train]  # after the first line: until then nobody has written for as long as makes a silence
     time.sleep(0.25)
 print("silence", file=sys.stderr, flush=True)
-time.sleep(5)
+time.sleep(7)
 """
 
 
@@ -224,8 +224,8 @@ def test_silence_is_broken_and_nothing_else(tmp_path: Path) -> None:
         call = [sys.executable, "-c", WATCHED]
         subprocess.run(call, stderr=file, env={"PYTHONPATH": str(ROOT / "scripts")}, check=True)
     lines = said.read_text().splitlines()
-    assert lines[:13] == [*["a stage's line"] * 12, "silence"]
-    assert set(lines[13:]) == {"still running: Verifying x (logs/verify/x.log); train"}
+    assert lines[:17] == [*["a stage's line"] * 16, "silence"]
+    assert set(lines[17:]) == {"still running: Verifying x (logs/verify/x.log); train"}
 
 
 @pytest.mark.parametrize(
