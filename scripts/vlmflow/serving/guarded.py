@@ -26,7 +26,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from vlmflow.pictures.decode import AS_THEY_ARE, AT_USE, MAGIC, plain_picture
+from vlmflow.pictures.decode import AS_THEY_ARE, AT_USE, MAGIC, check_picture, plain_picture
 from vlmflow.pictures.manifest import Unusable
 from vlmflow.pictures.store import QUICK
 
@@ -62,6 +62,10 @@ MARK = re.compile(r"<\|[^<>|\s]{1,40}\|>")
 
 MOST_PIXELS = 200_000_000
 """Pixels of a request's pictures together: a small file can hold thousands of millions."""
+
+SENT_ON = ("JPEG", "PNG")
+"""Formats of pictures that go to the model as they are, if a store leaves them so: to write a photo again takes as long
+as a short answer."""
 
 OWN_NAMES = ("127.0.0.1", "localhost")
 
@@ -136,7 +140,7 @@ async def _body_of(request: Request) -> dict[str, Any]:
 
 
 def _read_pictures(body: dict[str, Any]) -> None:
-    """Put each picture of a request in the form in which it is trained, as PNG.
+    """Put each picture of a request in the form in which it is trained: as it is if a store leaves it so, or as PNG.
 
     Raises HTTPException unless every part of a message is a text, or a picture that is in the request itself.
     """
@@ -163,7 +167,7 @@ def _refuse_marks(text: str, number: int) -> None:
 
 
 def _read_part(part: Any, number: int, most: int) -> int:
-    """Return the pixels of a part's picture, which is a PNG then; 0 for a text.
+    """Return the pixels of a part's picture, which then is as trainers see it; 0 for a text.
 
     most: pixels that it may have. Raises HTTPException for more, for a picture that cannot be read, and for other
     parts.
@@ -179,20 +183,27 @@ def _read_part(part: Any, number: int, most: int) -> int:
                 raise HTTPException(400, f"a picture cannot be read: {error}") from None
             if not any(MAGIC[name].match(content) for name in AS_THEY_ARE):
                 raise HTTPException(400, f"a picture cannot be read: it is none of {', '.join(AS_THEY_ARE)}")
-            picture = plain_picture(content, AT_USE)
-            if isinstance(picture, Unusable):
-                raise HTTPException(400, f"a picture cannot be read: {picture.reason}: {picture.detail}")
+            checked = check_picture(content, AT_USE)
+            if isinstance(checked, Unusable):
+                raise HTTPException(400, f"a picture cannot be read: {checked.reason}: {checked.detail}")
+            picture, _ = checked
             if (pixels := picture.width * picture.height) > most:
                 raise HTTPException(413, f"the pictures have more than {MOST_PIXELS:,} pixels")
-            png = io.BytesIO()
-            picture.save(png, "PNG", compress_level=QUICK)
-            image["url"] = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+            if picture.format not in SENT_ON or picture.rewritten or picture.first_frame:
+                image["url"] = f"data:image/png;base64,{base64.b64encode(_as_png(content)).decode()}"
             return pixels
     raise HTTPException(
         400,
         f"message {number}: only texts, and pictures in the request itself: "
         '{"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}',
     )
+
+
+def _as_png(content: bytes) -> bytes:
+    png, picture = io.BytesIO(), plain_picture(content, AT_USE)
+    assert not isinstance(picture, Unusable), "check_picture has read it"
+    picture.save(png, "PNG", compress_level=QUICK)
+    return png.getvalue()
 
 
 def with_texts(read: Callable[..., list[dict[str, Any]]]) -> Callable[..., list[dict[str, Any]]]:

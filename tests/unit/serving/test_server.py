@@ -269,6 +269,15 @@ def test_a_model_sees_a_picture_as_trained_ones(client: TestClient, tmp_path: Pa
         assert max(high for _, high in difference.getextrema()) <= (2 if "phone" in kind else 0)
 
 
+@pytest.mark.parametrize(("format", "mode"), [("JPEG", "RGB"), ("JPEG", "L"), ("PNG", "RGB"), ("PNG", "1")])
+def test_what_a_store_leaves_as_it_is_goes_on_as_it_is(client: TestClient, format: str, mode: str) -> None:
+    """A photo of 12 megapixels would take a second to be written again."""
+    sent = as_data(saved(drawn().convert(mode), format))
+    assert client.post(PATH, json=chat([picture(sent)])).status_code == 200
+    (part,) = (message["content"] for message in asked[0]["messages"])
+    assert part[0]["image_url"]["url"] == sent
+
+
 @pytest.mark.parametrize("format", ["GIF", "TIFF"])
 def test_frames_behind_the_first_are_not_decoded(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, format: str
