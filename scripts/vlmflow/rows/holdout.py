@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from vlmflow.core.errors import log
 from vlmflow.rows.chat import Reject, dialogue_start
 from vlmflow.rows.row_check import CheckedRows, Verdict
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -58,23 +59,37 @@ FindLookAlikes = Callable[[frozenset[bytes]], "Mapping[bytes, LookAlike]"]
 """Takes the SHA-256 digests of the test split's pictures; returns the other pictures that look like one, by SHA-256."""
 
 
-def hold_out(rows: Mapping[bytes, int], share: float, key: str, forbidden: frozenset[bytes]) -> frozenset[bytes]:
+def hold_out(
+    rows: Mapping[bytes, int],
+    share: float,
+    key: str,
+    forbidden: frozenset[bytes],
+    connected: Mapping[bytes, Sequence[bytes]] = {},
+) -> frozenset[bytes]:
     """Return the groups (digests of pictures or prompts) whose rows are held out.
 
     Groups are taken in an order that depends only on the key and their digests, until they have `share` of the rows. If
-    the share is more than 0, at least one is taken. A group is held out as a whole, so that no group is in two splits.
+    the share is more than 0, at least one is taken. A group is held out as a whole, so that no group is in two splits,
+    and with all that are connected with it if these have no more rows than the share: others have what it has, and
+    would be in no split.
 
     rows: the number of usable rows of each group, at least 1. key: at most 64 bytes; another key gives another order.
-    forbidden: groups that are not in the train split anyway; their rows do not count.
+    forbidden: groups that are not in the train split anyway; their rows do not count. connected: see
+    `CheckedRows.connected`.
     """
     free = rows.keys() - forbidden
-    wanted = share * sum(rows[digest] for digest in free)
+    most = wanted = share * sum(rows[digest] for digest in free)
     chosen: set[bytes] = set()
     for digest in sorted(free, key=lambda digest: hashlib.blake2b(digest, key=key.encode()).digest()):
         if wanted <= 0:
             break
-        chosen.add(digest)
-        wanted -= rows[digest]
+        if digest in chosen:
+            continue
+        together = [group for group in connected.get(digest, [digest]) if group in free]
+        if sum(rows[group] for group in together) > most:
+            together = [digest]
+        chosen.update(together)
+        wanted -= sum(rows[group] for group in together)
     return frozenset(chosen)
 
 
@@ -149,12 +164,21 @@ def held_out(
     """
     train = checked["train"]
     raw_val = checked["val"].parts if "val" in checked else frozenset()
-    test = hold_out(train.groups, 0.0 if "test" in checked else test_share, f"{seed} test", train.groups_with(raw_val))
+    connected = train.connected() if train.several else {}
+    of_val = train.groups_with(raw_val)
+    test = hold_out(train.groups, 0.0 if "test" in checked else test_share, f"{seed} test", of_val, connected)
     in_test = test_parts | train.parts_of(test)
     near = find_look_alikes(frozenset(in_test))
     of_test = test_questions | {train.questions[group] for group in test & train.questions.keys()}
     questions = train.questions | (checked["val"].questions if "val" in checked else {})
     asks = frozenset(group for group, question in questions.items() if question in of_test)
     taken = train.groups_with(in_test | near.keys()) | asks
-    val = hold_out(train.groups, 0.0 if "val" in checked else val_share, str(seed), taken)
-    return HeldOut(test, val, frozenset(in_test), raw_val | train.parts_of(val), near, asks)
+    val = hold_out(train.groups, 0.0 if "val" in checked else val_share, str(seed), taken, connected)
+    in_val = raw_val | train.parts_of(val)
+    if left_out := sum(train.groups[group] for group in train.groups_with(in_val) - val - taken):
+        log.warning(
+            "%d of %d rows have a picture of val beside others, and are in no split: give val as "
+            "files (datasets.NAME.val), or a smaller val_share",
+            *(left_out, sum(train.groups.values())),
+        )
+    return HeldOut(test, val, frozenset(in_test), in_val, near, asks)

@@ -287,6 +287,28 @@ class CheckedRows:
         """Return the groups whose rows have any of some parts; of those with a single part also groups not here."""
         return frozenset(parts).union(group for group, held in self.several.items() if not parts.isdisjoint(held))
 
+    def connected(self) -> dict[bytes, list[bytes]]:
+        """Return, by group, all groups that rows with several pictures connect with it, if there are others.
+
+        Groups are connected that have a common picture, and those that are connected with the same one.
+        """
+        above: dict[bytes, bytes] = {}
+
+        def top(part: bytes) -> bytes:
+            while (parent := above.setdefault(part, part)) != part:
+                above[part] = part = above[parent]
+            return part
+
+        for held in self.several.values():
+            for part in held[1:]:
+                above[top(part)] = top(held[0])
+        members: dict[bytes, list[bytes]] = {}
+        for group in self.groups:
+            part = self.several.get(group, [group])[0]
+            if part in above:
+                members.setdefault(top(part), []).append(group)
+        return {group: groups for groups in members.values() if len(groups) > 1 for group in groups}
+
     def _spooled(self, shards: Iterator[bytes], progress: Progress) -> Iterator[list[Grouped]]:
         for shard in shards:
             self._spool.write(shard)
