@@ -98,7 +98,14 @@ def advice(lost: Counter[str], asked_for: int, sources: Counter[str], quarantine
         case "special_token":
             return (
                 "take the marks out of the texts: reasoning (<think>…</think>) is read at the beginning of answers "
-                f"only, and tool calls in turns or keys of their own; the rows are in {quarantine}"
+                "only, and tool calls in turns or keys of their own; no setting keeps others, which would begin or end "
+                f"a turn; the rows are in {quarantine}"
+            )
+        case "alternation":
+            return (
+                "let human and gpt speak by turns, from a question to an answer: take a greeting of gpt before the "
+                "first question out of the rows, or write it into their system turn; no setting drops it; the rows are "
+                f"in {quarantine}"
             )
         case "bad_shape" if reasons[leading] >= NEARLY_ALL * asked_for:
             return (

@@ -168,6 +168,11 @@ def test_paths_that_lead_out_of_every_root_are_not_mended_by_another_root(tmp_pa
     assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path outside")
 
 
+def test_a_greeting_before_the_first_question_has_its_advice(tmp_path: Path) -> None:
+    said = advice(Counter({"alternation": 4}), 40, Counter(), tmp_path / "mine" / "quarantine.jsonl", none_left=True)
+    assert "take a greeting of gpt before the first question out of the rows" in said
+
+
 def test_single_rows_should_be_fixed(tmp_path: Path) -> None:
     sound = [TEXT | {"prompt": f"q{n}"} for n in range(20)]
     said = refusal(tmp_path, [*sound, BROKEN, *sound[:9], *[{"prompt": "x"}] * 4], modality="text")
