@@ -284,12 +284,6 @@ class RawForm:
         return self.meanings_of_rows(columns) | of_turns
 
 
-def key_inside(path: str) -> str:
-    """Return the key that one in an object stands for: `tools` for `metadata.tools`, `turns.a` for `turns.b.a`."""
-    holder, _, key = path.rpartition(".")
-    return f"{holder.rpartition('.')[0]}.{key}".removeprefix(".")
-
-
 def may_be_null(holds: Any) -> bool:
     """Return whether a key of this type may be null, or missing."""
     return holds is Any or NoneType in get_args(holds)

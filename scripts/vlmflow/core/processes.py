@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -45,6 +46,28 @@ def descends_from(ancestor: int) -> bool:
             if process == ancestor:
                 return True
     return False
+
+
+SHELLS = ("sh", "bash", "dash")
+"""Snakemake starts a stage through one."""
+
+
+def tell_stages(to_be_told: Callable[[Any], bool]) -> None:
+    """Send SIGTERM to each stage that this Snakemake runs, or starts from now on, once; it never returns.
+
+    to_be_told: whether a stage (a psutil.Process) is told now; each is asked about again until it is.
+    """
+    import psutil  # only here: most processes tell nobody
+
+    told: set[int] = set()
+    while True:
+        for child in psutil.Process().children():
+            with suppress(psutil.Error):  # it has just ended
+                for stage in child.children() if child.name() in SHELLS else [child]:
+                    if stage.pid not in told and to_be_told(stage):
+                        told.add(stage.pid)
+                        stage.send_signal(signal.SIGTERM)
+        time.sleep(0.2)
 
 
 def bound_to_this_process(signal_number: int = signal.SIGKILL) -> Callable[[], None]:

@@ -15,12 +15,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 from vlmflow.core.errors import VlmflowError, of_system
+from vlmflow.core.processes import tell_stages
 
 
 def leave_out_what_nobody_uses() -> None:
@@ -56,7 +57,6 @@ def clear(workflow: Any) -> None:
         return
     try:
         LOCK.parent.mkdir(exist_ok=True)
-        (LOCK.parent / "locks").mkdir(exist_ok=True)
         lock = LOCK.open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,6 +199,13 @@ def on_sigterm(then: Callable[[], None]) -> None:
     JobScheduler.exit_gracefully = wait_and_say
 
 
+STAGE_SCRIPTS = ".snakemake/scripts/"
+"""A part of the command line of each stage that Snakemake runs."""
+
+AFTER_CTRL_C = 2.0
+"""Seconds in which stages end that heard of Ctrl-C themselves. Trainings then save; a second signal changes nothing."""
+
+
 def tell_stages_to_end() -> None:
     """Let the stages on this machine hear of SIGTERM and SIGINT that Snakemake alone gets, from `kill` or a supervisor.
 
@@ -207,34 +214,19 @@ def tell_stages_to_end() -> None:
     """
     from snakemake.executors.local import Executor
 
-    on_sigterm(_end_stages)
+    def end_stages(after: float = 0.0) -> None:
+        teller = threading.Timer(after, tell_stages, [lambda stage: STAGE_SCRIPTS in " ".join(stage.cmdline())])
+        teller.daemon = True
+        teller.start()
+
+    on_sigterm(end_stages)
     wait = Executor.cancel
 
     def cancel(executor: Any) -> None:
-        timer = threading.Timer(AFTER_CTRL_C, _end_stages)
-        timer.daemon = True
-        timer.start()
+        end_stages(AFTER_CTRL_C)
         wait(executor)
 
     Executor.cancel = cancel
-
-
-AFTER_CTRL_C = 2.0
-"""Seconds in which stages end that heard of Ctrl-C themselves. Trainings then save; a second signal changes nothing."""
-
-
-def _end_stages() -> None:
-    import psutil
-
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):  # it has just ended
-            for program in child.children() if child.name() in ("sh", "bash") else [child]:
-                if STAGE_SCRIPTS in " ".join(program.cmdline()):
-                    program.terminate()
-
-
-STAGE_SCRIPTS = ".snakemake/scripts/"
-"""A part of the command line of each stage that Snakemake runs."""
 
 
 def watch_executor(plugin: Any, named: Callable[[], None], install: Callable[[], None] | None) -> None:

@@ -262,10 +262,10 @@ def run_stage(main: Callable[..., None], job: Any = None) -> None:
     except KeyboardInterrupt:
         _fail("interrupted", log, job)
     except Exception as error:
+        logging.getLogger("vlmflow").debug(traceback.format_exc())
         outputs = ", ".join(map(str, job.output)) if job else "one of its files"
         if isinstance(error, OSError) and (known := of_system(error, outputs)):
             _fail(_named(str(known), job), log, job)
-        logging.getLogger("vlmflow").debug(traceback.format_exc())
         if log is None:
             traceback.print_exc()
         where = f"the traceback is in {log}" if log else "the traceback is above"

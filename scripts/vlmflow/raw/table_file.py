@@ -157,20 +157,18 @@ class ParquetRows(TableRows):
 
     def _look_at_texts(self, table: Any) -> None:
         """Set `unread_texts`: what the first rows have in columns of texts that are not read."""
-        texts = [
-            name for name in self.unread_columns if self.columns[name] == TEXT or "string" in str(self.columns[name])
-        ]
+        texts = [name for name in self.unread_columns if self.columns[name] == TEXT or "string" in self.columns[name]]
         if not texts:
             return
-        with suppress(*NO_VALUE):  # not UTF-8, or too large
+        with suppress(*NO_VALUE, VlmflowError):  # not UTF-8, or too large
             size = min(LOOKED_AT, self._rows_at_a_time(table, 0, texts))
             self.unread_texts = next(table.iter_batches(size, columns=texts, use_threads=False)).to_pydict()
 
     def _rows_at_a_time(self, table: Any, group: int, names: Collection[str]) -> int:
         """Return how many rows of a row group are in memory at a time. names: the columns that are read.
 
-        Raises ValueError if a column may not fit in memory: pages are decompressed whole, and a few kilobytes may be a
-        page of any size.
+        Raises VlmflowError if a column may not fit in memory: pages are decompressed whole, and a few kilobytes may be
+        a page of any size.
         """
         rows = table.metadata.row_group(group)
         total, longest = 1, 1.0
@@ -179,9 +177,10 @@ class ParquetRows(TableRows):
             if name not in names:
                 continue
             if size > max(GROUP_BYTES, MOST_COMPRESSED * chunk.total_compressed_size):
-                raise ValueError(
-                    f"column {name!r} of row group {group} has {size:,} bytes in the memory, "
-                    f"{chunk.total_compressed_size:,} in the file"
+                raise VlmflowError(
+                    f"{self.path}: column {name!r} of row group {group} has {size:,} bytes in the memory, "
+                    f"{chunk.total_compressed_size:,} in the file",
+                    "write the table with smaller row groups",
                 )
             total += size
             if chunk.has_dictionary_page:

@@ -86,6 +86,18 @@ NO_MEMORY = "no_memory"
 """The key of a verdict that says that the kernel killed a process for its memory."""
 
 
+def verdict_of(text: str | bytes, most: int) -> dict[str, object]:
+    """Return what a stage, or its Snakemake, wrote as its verdict; {} if it wrote none that can be read.
+
+    most: how long a verdict may be, which is a short JSON text.
+    """
+    try:
+        verdict = json.loads(text) if len(text) <= most else {}
+    except (ValueError, RecursionError):
+        return {}
+    return verdict if isinstance(verdict, dict) else {}
+
+
 def say_memory_kills(workflow: Any) -> None:
     """Let this pod's Snakemake say at its end that the kernel killed a process for its memory, if the stage failed.
 

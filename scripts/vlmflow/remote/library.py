@@ -35,4 +35,5 @@ from vlmflow.core.files import (
     whole_folder,
 )
 from vlmflow.core.patience import AGAIN, CONNECT_TIMEOUT, PASSING_STATUS, READ_TIMEOUT, PassingFault, patiently
+from vlmflow.core.processes import tell_stages
 from vlmflow.core.progress import LOG_INTERVAL, Progress, clock

@@ -32,14 +32,14 @@ NO_OBJECT = str | int | float | bool | list[Any] | None
 
 
 def strict_type(
-    kind: type[msgspec.Struct], unread: Names, changed: list[Any], objects: Collection[str] | None = None
+    kind: type[msgspec.Struct], unread: Names, changed: list[Any], objects: Collection[str]
 ) -> type[msgspec.Struct]:
     """Return the type of objects that have just the keys of `kind` and these unread keys, as unread0, unread1 ….
 
-    changed: fields that replace those of `kind`. objects: the unread keys whose values may be objects; None for all.
+    changed: fields that replace those of `kind`. objects: the unread keys whose values may be objects.
     """
     keys = [
-        (f"unread{number}", Any if objects is None or key in objects else NO_OBJECT, msgspec.field(name=key))
+        (f"unread{number}", Any if key in objects else NO_OBJECT, msgspec.field(name=key))
         for number, key in enumerate(unread)
     ]
     return msgspec.defstruct(

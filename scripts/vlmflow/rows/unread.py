@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from vlmflow.config.raw_forms import Meaning, folded, key_inside
+from vlmflow.config.raw_forms import Meaning, folded
 from vlmflow.config.settings import NOT_IN_COLUMNS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.fetch.model_files import shown
@@ -43,8 +43,9 @@ Keys = dict[str, msgspec.Raw]
 
 OF_NESTED = msgspec.json.Decoder(Keys | list[Keys]).decode
 
-KeySet = tuple[Names, tuple[Names, ...]]
-"""The unread keys of a row, and those of the objects under each of its nested keys, all objects having the same."""
+KeySet = tuple[Names, tuple[Names, ...], Names]
+"""The unread keys of a row, those of the objects under each of its nested keys, all objects having the same, and those
+of the first that may hold objects: in this row or in one before."""
 
 
 @dataclass(slots=True)
@@ -92,7 +93,8 @@ class Unread:
         self._inner: dict[str, set[str]] = {}  # by unread key, the keys without a meaning that objects under it have
         self.account = Found()
         self._changes: Counter[frozenset[str]] = Counter()  # by set of rules: quicker than each rule by itself
-        self.shape = self._shapes.setdefault(((), tuple(() for _ in nested)), self._made((), [()] * len(nested)))
+        none: KeySet = (), tuple(() for _ in nested), ()
+        self.shape = self._shapes.setdefault(none, self._made(*none))
 
     def changed(self, rules: frozenset[str]) -> None:
         """Count a row with texts that these rules changed (`raw_text.RULES`)."""
@@ -134,14 +136,14 @@ class Unread:
                 self._weigh(number, self._in_objects(holder, nested[holder]))
         self._weigh(number, ((key, keys[key], False) for key in top))
         self.account.keys.update({path[:NAME_KEPT] for path in paths})
-        objects = [key for key in top if _is_object(keys[key])] if self._inside else None
-        for key in objects or ():
+        for key in filter(lambda key: self._inside and _is_object(keys[key]), top):
             without = {name for name in _keys_in(keys[key]) if not self.known(f"{key}.{name}")}
             if len(held := self._inner.setdefault(key, set())) < NAMES_KEPT:
                 held |= without
         in_turns = (value for holder in nested for item in nested[holder] for value in item.values())
         if all(len(sets) == 1 for sets in inner) and not (self._inside and any(map(_is_object, in_turns))):
-            self._learn((top, tuple(next(iter(sets)) for sets in inner)), paths, objects)
+            objects = tuple(key for key in top if key in self._inner)
+            self._learn((top, tuple(next(iter(sets)) for sets in inner), objects), paths)
 
     def take(self, columns: Collection[str] = (), first: int = 0) -> Found:
         """Return what was found since the last call. first: the number of the first row since then.
@@ -174,12 +176,12 @@ class Unread:
             return ""
         if known := self._names.get(folded(key), ""):
             return known
-        known = self._names.get(folded(key_inside(key)), "")
+        known = self._names.get(folded(_inside(key)), "")
         return key if known and self.meanings[known].inside else ""
 
     def meaning(self, path: str) -> Meaning:
         """Return the meaning of a key that `known` returned."""
-        return self.meanings.get(path) or self.meanings[self._names[folded(key_inside(path))]]
+        return self.meanings.get(path) or self.meanings[self._names[folded(_inside(path))]]
 
     def _weigh(self, number: int, held: Iterable[tuple[str, Any, bool]]) -> None:
         """Count the keys whose values change what a row means, each once.
@@ -211,8 +213,8 @@ class Unread:
             answers = msgspec.json.decode(item[spoken_by]) in self._assistants
             yield from ((f"{holder}.{key}", value, answers) for key, value in item.items())
 
-    def _learn(self, keys: KeySet, paths: set[str], objects: Collection[str] | None) -> None:
-        """Make the shape of this set of keys the current one. objects: see strict_type.
+    def _learn(self, keys: KeySet, paths: set[str]) -> None:
+        """Make the shape of this set of keys the current one.
 
         A set has no shape if one of its keys may change what rows mean, because the values must then be checked in
         every row; nor if a key is too long, or a decoder cannot have it.
@@ -221,23 +223,30 @@ class Unread:
             odd = any(self.known(path) or len(path) > NAME_KEPT or NOT_IN_COLUMNS.search(path) for path in paths)
             if odd or len(paths) > NAMES_KEPT or len(self._shapes) == SHAPES_KEPT:
                 return
-            self._shapes[keys] = self._made(*keys, objects)
+            self._shapes[keys] = self._made(*keys)
         self.shape = self._shapes[keys]
 
-    def _made(self, top: Names, inner: Collection[Names], objects: Collection[str] | None = None) -> Shape:
+    def _made(self, top: Names, inner: Collection[Names], objects: Names) -> Shape:
         names = [*top, *(f"{holder}.{key}" for holder, keys in zip(self._nested, inner, strict=True) for key in keys)]
         plain, general = self._types
         changed = []
         for (key, held), unread in zip(self._nested.items(), inner, strict=True):
-            field, kind = self._fields[key], strict_type(held, unread, [], () if self._inside else None)
+            field, kind = self._fields[key], strict_type(held, unread, [], () if self._inside else unread)
             holds = list[kind] if field.type != held else kind  # type: ignore[valid-type]  # a type made at run time
             changed.append((field.name, holds, msgspec.field(name=key)))
-        decode = row_decoder(strict_type(general, top, changed, objects))
+        may_be = objects if self._inside else top
+        decode = row_decoder(strict_type(general, top, changed, may_be))
         if not any(inner) and plain is not general:
-            decode = row_decoder(strict_type(plain, top, [], objects), decode)
+            decode = row_decoder(strict_type(plain, top, [], may_be), decode)
         if objects:
             decode = _with_known(decode, [(f"unread{top.index(key)}", self._inner[key]) for key in objects])
         return Shape(decode, tuple(names))
+
+
+def _inside(path: str) -> str:
+    """Return the key that one in an object stands for: `tools` for `metadata.tools`, `turns.a` for `turns.b.a`."""
+    holder, _, key = path.rpartition(".")
+    return f"{holder.rpartition('.')[0]}.{key}".removeprefix(".")
 
 
 def _with_known(decode: Callable[[bytes], Any], objects: Collection[tuple[str, set[str]]]) -> Callable[[bytes], Any]:
@@ -282,7 +291,8 @@ def refuse_unread_texts(rows: RawRows, make: "MakeRows", dataset: str, why: str 
 
     make: converts rows, and is used for nothing else. why: see `ignoring`.
     """
-    unread, answers, held = make.unread, list[int](), dict[str, dict[int, str]]()
+    unread, columns = make.unread, rows.files[0].unread_texts
+    answers, held = list[int](), dict[str, dict[int, str]]()
     for number, row in zip(range(LOOKED_AT), rows, strict=False):
         made = make("", number, row)
         paths = unread.take().keys
@@ -291,8 +301,8 @@ def refuse_unread_texts(rows: RawRows, make: "MakeRows", dataset: str, why: str 
         turns = [(turn.speaker, _plain(turn.value)) for turn in made[-1].conversations]
         answers.append(max(len(text) for speaker, text in turns if speaker in ASSISTANT))
         keys = _value(msgspec.Raw(row))
-        of_columns = rows.files[0].unread_texts if number < len(rows.files[0]) else {}
-        values = {path: _at(keys, path) for path in paths} | {key: texts[number] for key, texts in of_columns.items()}
+        of_columns = {key: of_rows[number] for key, of_rows in columns.items() if number < len(of_rows)}
+        values = {path: _at(keys, path) for path in paths} | of_columns
         conversation = "\n".join(text for _, text in turns)
         for key, value in values.items():
             texts = [text for text in map(_plain, _texts_in(value)) if len(WORD.findall(text)) >= PROSE]

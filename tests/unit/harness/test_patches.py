@@ -247,14 +247,15 @@ def told(*_):
     sys.exit(3)
 
 signal.signal(signal.SIGTERM, told)
-Path("begun").touch()
-time.sleep(snakemake.params.seconds)
+first = not list(Path().glob("*.txt"))
+Path("first" if first else "second").touch()
+time.sleep(0.1 if first or Path("again").exists() else snakemake.params.seconds)
 Path(snakemake.output[0]).touch()
 """
 
 
 def begin(folder: Path, patch: str, stages: int, seconds: float) -> "subprocess.Popen[str]":
-    """Start Snakemake on stages that take some seconds each."""
+    """Start Snakemake on stages of which the first is short, and the others take some seconds each."""
     write(folder, STAGES.format(patch=patch, stages=stages, seconds=seconds))
     (folder / "stage.py").write_text(STAGE)
     call = [sys.executable, "-m", "snakemake", "--cores", "1"]
@@ -262,27 +263,43 @@ def begin(folder: Path, patch: str, stages: int, seconds: float) -> "subprocess.
     return subprocess.Popen(call, cwd=folder, text=True, start_new_session=True, **pipes)
 
 
+def ended(process: "subprocess.Popen[str]", sent: signal.Signals, within: float) -> str:
+    """Send a signal to Snakemake alone; return what was said until its end, which must come within some seconds."""
+    process.send_signal(sent)
+    try:
+        return process.communicate(timeout=within)[0]
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def told_in_second(folder: Path, patch: str, seconds: float, sent: signal.Signals) -> str:
+    """Send a signal to Snakemake alone while its second stage runs; return what was said until its end."""
+    with begin(folder, patch, 2, seconds) as process:
+        while not (folder / "second").exists() and process.poll() is None:
+            time.sleep(0.05)
+        return ended(process, sent, 60)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_stage_hears_what_snakemake_alone_is_told(tmp_path: Path, sent: signal.Signals) -> None:
     """`tell_stages_to_end`. Without it the stage goes on to its end."""
-    with begin(tmp_path, "patches.tell_stages_to_end()", 2, 300) as process:
-        while not (tmp_path / "begun").exists() and process.poll() is None:
-            time.sleep(0.05)
-        process.send_signal(sent)
-        said = process.communicate(timeout=60)[0]
+    said = told_in_second(tmp_path, "patches.tell_stages_to_end()", 300, sent)
     assert "told" in said
-    assert process.returncode
-    assert not list(tmp_path.glob("*.txt"))
+    assert len(list(tmp_path.glob("*.txt"))) == 1
+
+
+def test_a_stage_that_begins_after_the_signal_hears_of_it(tmp_path: Path) -> None:
+    """Here its shell has begun, and does something before it; Snakemake waits for both."""
+    slow = "if ls *.txt >/dev/null 2>&1; then touch second; sleep 2; fi;"
+    patch = f"from snakemake.shell import shell\nshell.prefix({slow!r})\npatches.tell_stages_to_end()"
+    told_in_second(tmp_path, patch, 300, signal.SIGTERM)
+    assert len(list(tmp_path.glob("*.txt"))) == 1
 
 
 def test_upstream_tells_no_stage_of_ctrl_c(tmp_path: Path) -> None:
-    with begin(tmp_path, "", 1, 3) as process:
-        while not (tmp_path / "begun").exists() and process.poll() is None:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[0]
-    assert "told" not in said
-    assert (tmp_path / "0.txt").exists()
+    assert "told" not in told_in_second(tmp_path, "", 3, signal.SIGINT)
+    assert len(list(tmp_path.glob("*.txt"))) == 2
 
 
 def moments(count: int) -> list[Any]:
@@ -301,15 +318,14 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 def ends_when_told(folder: Path, moment: float, whole: float, sent: signal.Signals) -> None:
-    """Send a signal to Snakemake at a moment of a run; check that it ends, and that a second run finishes the work."""
-    with begin(folder, "patches.tell_stages_to_end()", 3, 0.1) as process:
+    """Send a signal to Snakemake at a moment of a run; check that it ends, and that a second run finishes the work.
+
+    By itself a stage after the first would outlast GRACE, also one that begins just after the signal.
+    """
+    with begin(folder, "patches.tell_stages_to_end()", 3, 2 * GRACE) as process:
         time.sleep(moment * whole)
-        process.send_signal(sent)
-        try:
-            process.communicate(timeout=GRACE)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        ended(process, sent, GRACE)
+    (folder / "again").touch()
     again = [sys.executable, "-m", "snakemake", "--cores", "1", "--nolock", "--rerun-incomplete"]
     done = called(again, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,7 +3,6 @@
 Of a Job of several pods the success is that of node 0, and the failure of any pod ends all.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -11,7 +10,7 @@ from typing import Literal
 
 from vlmflow.remote.cluster.api import Object, Refused
 from vlmflow.remote.cluster.groups import node_of, nodes_of, rule_container
-from vlmflow.remote.job import NO_MEMORY, Ended
+from vlmflow.remote.job import NO_MEMORY, Ended, verdict_of
 from vlmflow.remote.library import NOT_AGAIN
 
 LOST_SECONDS = 30.0
@@ -145,10 +144,11 @@ def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
     if "deletionTimestamp" in pod["metadata"] and (ended or job is None):
         return TAKEN if job else Ended("lost", "its Job was deleted")
     if ended:
-        if _verdict(ended).get(NO_MEMORY) is True:
+        verdict = verdict_of(ended.get("message") or "", VERDICT_BYTES)
+        if verdict.get(NO_MEMORY) is True:
             return Ended("out of memory", "a process was killed: it needed more memory than its limit")
         signalled = f" (signal {ended['exitCode'] - 128})" if ended.get("exitCode", 0) > 128 else ""
-        again = _verdict(ended) != NOT_AGAIN
+        again = verdict != NOT_AGAIN
         return Ended("failed", f"ended with exit code {ended.get('exitCode')}{signalled}", again)
     if is_lost(pod, now):
         node = pod.get("spec", {}).get("nodeName")
@@ -159,16 +159,6 @@ def _how_failed(job: Object | None, pod: Object | None, now: datetime) -> Ended:
     refused = status.get("phase") == "Failed" and "reason" in status
     why = f"{status.get('reason') or _words_of(job)} {message}".strip()
     return Ended("lost" if refused else "failed", why)
-
-
-def _verdict(ended: Object) -> Mapping[str, object]:
-    """Return what a stage, or its Snakemake, reported as its termination message; {} if that is no verdict."""
-    message = ended.get("message") or ""
-    try:
-        verdict = json.loads(message) if len(message) <= VERDICT_BYTES else {}
-    except (ValueError, RecursionError):
-        return {}
-    return verdict if isinstance(verdict, dict) else {}
 
 
 def _words_of(job: Object) -> str:

@@ -9,7 +9,6 @@ runs the training's agent, which waits for that one's launch file.
 """
 
 import atexit
-import contextlib
 import json
 import os
 import signal
@@ -20,17 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from vlmflow.remote.job import NO_MEMORY, killed_for_memory
-from vlmflow.remote.library import ATTEMPT, NODE_0, NOT_AGAIN, OTHER_NODE, PORT, PORT_OF, SAVED, VERDICT
+from vlmflow.remote.library import ATTEMPT, NODE_0, NOT_AGAIN, OTHER_NODE, PORT, PORT_OF, SAVED, VERDICT, tell_stages
 from vlmflow.remote.slurm.queue import WHY, SlurmError, ask, read_verdict, seconds
 
 ENDS = "VLMFLOW_SLURM_ENDS"
 """The variable with the folder in which stages leave their verdicts; only a job of our executor has it."""
-
-SHELLS = ("sh", "bash", "dash")
-"""Snakemake starts a stage through one."""
 
 TRAINERS = "torch.distributed.run"
 """A word in the command line of the child of a stage that starts the trainers, and ends with them."""
@@ -115,23 +109,7 @@ def tell_trainers() -> None:
     At other times SIGTERM would end the stage without a word of what it saved. After its trainers have ended, it may
     well put their result in place before the job must end.
     """
-    told: set[int] = set()
-    while True:
-        for stage in _stages():
-            with contextlib.suppress(psutil.Error):
-                if stage.pid not in told and any(TRAINERS in child.cmdline() for child in stage.children()):
-                    told.add(stage.pid)
-                    stage.send_signal(signal.SIGTERM)
-        time.sleep(0.2)
-
-
-def _stages() -> list[psutil.Process]:
-    """Return the stages that this Snakemake runs."""
-    stages: list[psutil.Process] = []
-    for child in psutil.Process().children():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            stages += child.children() if child.name() in SHELLS else [child]
-    return stages
+    tell_stages(lambda stage: any(TRAINERS in child.cmdline() for child in stage.children()))
 
 
 def requeue(job: str, saved: bool, warning: int) -> str:

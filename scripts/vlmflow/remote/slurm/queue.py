@@ -1,6 +1,5 @@
 """Slurm's commands, what its queue says of this user's jobs, how a job ended, and how jobs are ended for good."""
 
-import json
 import os
 import re
 import shutil
@@ -10,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vlmflow.remote.job import NO_MEMORY, Ended
+from vlmflow.remote.job import NO_MEMORY, Ended, verdict_of
 from vlmflow.remote.library import VlmflowError, counted, printable
 
 SECONDS = 60.0
@@ -239,11 +238,9 @@ def read_verdict(file: Path) -> dict[str, object]:
     """Return what a stage wrote as its verdict; {} if it wrote none that can be read."""
     try:
         with file.open("rb") as opened:
-            text = opened.read(VERDICT_BYTES + 1)
-        verdict = json.loads(text) if len(text) <= VERDICT_BYTES else {}
-    except (OSError, ValueError, RecursionError):
+            return verdict_of(opened.read(VERDICT_BYTES + 1), VERDICT_BYTES)
+    except OSError:
         return {}
-    return verdict if isinstance(verdict, dict) else {}
 
 
 UNTIL_ENDED = 120.0
