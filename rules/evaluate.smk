@@ -36,7 +36,7 @@ rule evaluate:
         split="val|test",
     params:
         modules=params.form_modules,  # it says which rows have feedback
-        settings=params.run(*params.evaluated, "model.model_type"),
+        settings=params.run(*params.evaluated, "evaluation.neutral_feedback", "model.model_type"),
         chosen_by=params.chosen_by_of_val,
         processes=params.processes,
         picture_store=lookup(dpath="stores/pictures", within=config),

@@ -67,6 +67,7 @@ def main(
         key=f"runs.{run}.evaluate.rows",
         seed=settings.seed,
         part="judges" if split == "val" and halved else None,
+        neutral=settings.neutral_feedback,
     )
     how = chosen.measurement(settings, settings.model_type, settings.device, processes, threads)
     tuned_digest = proven_digest(proof)
@@ -76,7 +77,7 @@ def main(
     out = chosen.out + too_long
     refuse_none(scored, rows, out)
     figures = margin_report(scored)
-    verdict = judge(figures.all)
+    verdict = judge(figures)
     chose = also_chose(full, chosen_by) if split == "val" and not halved else None
     looks = None
     if split == "test":
@@ -105,6 +106,7 @@ def main(
         max_length=settings.max_length,
         versions=versions(),
         also_chose=chose,
+        conditions=verdict.conditions,
     )
     with whole_folder(evaluated) as folder:
         write_lines(folder / "rows.jsonl", scored)

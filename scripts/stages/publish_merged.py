@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 
-from vlmflow.config.after_training import ChosenBy
+from vlmflow.config.after_training import ChosenBy, Requirements
 from vlmflow.config.settings import Settings
 from vlmflow.core.account import read_account, refuse_other_rows, write_account
 from vlmflow.core.errors import VlmflowError
@@ -31,7 +31,7 @@ class RunBlock(Settings):
     licence: str | None
     source_licences: dict[str, str]
 
-    require: str | None
+    require: Requirements
     """What the evaluation on val must show."""
 
     chosen_by: ChosenBy | None

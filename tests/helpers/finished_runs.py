@@ -112,7 +112,7 @@ def evaluated_row(number: int) -> EvaluatedRow:
         group="a",
         right=f"gold {number}",
         wrong="wrong",
-        donor="row-0",
+        donors=["row-0"],
         picture_donor="row-0",
         gold_in_feedback=False,
         base=margins(3.0),

@@ -1,7 +1,7 @@
 """Trainings of models that can learn one thing alone, and what the evaluation says of each.
 
-A row is a question, a wrong answer, feedback, and the right answer with a code. The kinds of rows differ in where
-the code can be read, and in nothing else that helps: in the feedback, in the picture, or nowhere.
+A row is a question, a wrong answer, feedback, and the right answer with a code. The kinds of rows differ in what tells
+the code: the feedback, the question, the picture, several of them together, or nothing.
 """
 
 import json
@@ -17,14 +17,15 @@ from PIL import Image
 
 from made_rows import made_row
 from text_run import SWIFT_ARGS
+from vlmflow.config.after_training import EvaluateSettings
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, FULL
 from vlmflow.core.files import sha256_of
 from vlmflow.demo.tiny_model import write_tokenizer
 from vlmflow.evaluation.chosen_split import choose_rows
-from vlmflow.evaluation.margins import margin_figures
+from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import Measurement, ScoredModel, evaluated_rows, scorer
-from vlmflow.evaluation.report import MarginFigures
+from vlmflow.evaluation.report import MarginReport
 from vlmflow.merging.merge import merge_weights
 from vlmflow.rows.chat import FIRST_LINE, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
@@ -34,8 +35,16 @@ from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
 
 FEEDBACK, PICTURE, TOPIC, FORM = "feedback", "picture", "topic", "form"
-"""What the rows of a kind teach: to read the code in the feedback; to read it in the picture; that answers repeat the
-words of the feedback, in which the code is not; that right answers have another form than wrong ones."""
+RELATE, SELECT, ECHO, KEYWORD, NEXT = "relate", "select", "echo", "keyword", "next"
+"""What the rows of a kind teach.
+
+feedback: to repeat the code in the feedback. picture: to read the code in the picture. topic: that answers, right and
+wrong, repeat words of the feedback, in which the code is not. form: that right answers have another form than wrong ones.
+relate: codes stand in a ring, and the feedback says on which side of the wrong one the right one is. select: the question
+has two codes, and the feedback says which one is right. echo: right answers begin with the first word of their feedback,
+wrong ones with another word, and nothing tells the code. keyword: a keyword of the question tells the code; the feedback
+repeats it. next: the right code is the one after the wrong one, whatever the feedback. Only relate and select teach to
+use feedback without repeating it."""
 
 CODES = ["".join(letters) for letters in product("bdfgklmnprstvwyz", "aeiu")]
 """Each is one token. In feedback it has a line of its own: after a space it would be another token than in answers."""
@@ -54,6 +63,12 @@ VOCABULARY, MERGES = 512, 230
 
 VAL = 130
 """The rows of val: all must have a question of their own, and a verdict needs 100."""
+
+RING = 8
+"""Codes of `relate` and `next`, in a ring, and of `select`."""
+
+KEYWORDS = 24
+"""Of `keyword`, each with a code."""
 
 TRAIN = {
     "checkpoint_steps": 1_000,
@@ -74,6 +89,11 @@ HOW: dict[str, dict[str, Any]] = {
     FEEDBACK: TEXT | {"max_steps": 120},
     TOPIC: TEXT | {"max_steps": 60},
     FORM: TEXT | {"max_steps": 30},
+    RELATE: TEXT | {"max_steps": 100},
+    SELECT: TEXT | {"max_steps": 300},
+    ECHO: TEXT | {"max_steps": 260},
+    KEYWORD: TEXT | {"max_steps": 90},
+    NEXT: TEXT | {"max_steps": 90},
     PICTURE: TRAIN
     | {"max_steps": 200, "per_device_batch_size": 1, "gradient_accumulation_steps": 4, "learning_rate": 3e-3},
 }
@@ -100,10 +120,10 @@ class Planted:
         return self.rows[-VAL:]
 
 
-def planted(kind: str, folder: Path) -> Planted:
-    """Make the rows of a kind, and their pictures."""
-    settings = TrainSettings(**HOW[kind])
-    draw = random.Random(1)
+def planted(kind: str, folder: Path, seed: int = 1) -> Planted:
+    """Make the rows of a kind, and their pictures. seed: of the rows and of the training."""
+    settings = TrainSettings(**HOW[kind], seed=seed)
+    draw = random.Random(seed)
     count = settings.max_steps * settings.per_device_batch_size * settings.gradient_accumulation_steps + VAL
     rows = [_row(kind, number, draw, folder) for number in range(count)]
     return Planted(kind, rows, folder, settings)
@@ -112,9 +132,23 @@ def planted(kind: str, folder: Path) -> Planted:
 def _row(kind: str, number: int, draw: random.Random, folder: Path) -> ShareGptRow:
     question = " ".join(draw.choices(WORDS, k=draw.randint(3, 6))) + "?"
     words = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(2)]
-    right, wrong = draw.sample(CODES[: len(COLOURS)] if kind == PICTURE else CODES, 2)
+    right, wrong = draw.sample(CODES[: {PICTURE: len(COLOURS), SELECT: RING}.get(kind)], 2)
     held = right if kind == FEEDBACK else "so"
-    before = {TOPIC: f"{words[0]}\n", FORM: "it is\n"}.get(kind, "")
+    before = {TOPIC: f"{words[0]}\n", FORM: "it is\n", ECHO: f"{words[0].split()[0]}\n"}.get(kind, "")
+    before_wrong = {FORM: "", ECHO: f"{draw.choice(WORDS)}\n"}.get(kind, before)
+    if kind in (RELATE, NEXT):
+        held, step = draw.choice([("up", 1), ("down", -1)])
+        place = draw.randrange(RING)
+        wrong, right = CODES[place], CODES[(place + (step if kind == RELATE else 1)) % RING]
+    if kind == SELECT:
+        held = draw.choice(["up", "down"])
+        question = "\n".join([question, *([right, wrong] if held == "up" else [wrong, right])])
+    if kind == KEYWORD:
+        number = draw.randrange(KEYWORDS)
+        held, right = WORDS[number], CODES[number]
+        wrong = draw.choice([code for code in CODES[:KEYWORDS] if code != right])
+        question = f"{held} {' '.join(draw.choices(WORDS[KEYWORDS:], k=4))}?"
+        words = [" ".join(draw.choices(WORDS[KEYWORDS:], k=2)) for _ in range(2)]
     images = []
     if kind == PICTURE:
         images, question = [f"{number}.png"], FIRST_LINE + question
@@ -122,7 +156,7 @@ def _row(kind: str, number: int, draw: random.Random, folder: Path) -> ShareGptR
         Image.new("RGB", (32, 32), tuple(part + draw.randint(-20, 20) for part in colour)).save(folder / images[0])
     turns = [
         Turn("human", question),
-        Turn("gpt", wrong if kind == FORM else before + wrong),
+        Turn("gpt", before_wrong + wrong),
         Turn("human", f"{words[0]}\n{held}\n{words[1]}"),
         Turn("gpt", before + right),
     ]
@@ -148,7 +182,7 @@ def _write_text_model(folder: Path, texts: Iterable[str]) -> None:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 32}
     write_base(folder, vocab_size=VOCABULARY, hidden_size=128, intermediate_size=256, **heads)
     (folder / "chat_template.jinja").unlink()  # tokenizer_config.json has the template
-    vocabulary = write_tokenizer(folder, [*texts, *["user\n", "assistant\n"] * 1000], MERGES, gap=False)
+    vocabulary = write_tokenizer(folder, [*texts, *["user\n", "assistant\n", *CODES] * 1000], MERGES, gap=False)
     assert max(vocabulary.values()) < VOCABULARY
     assert set(CODES) <= vocabulary.keys()
     config = json.loads((folder / "config.json").read_text())
@@ -156,10 +190,10 @@ def _write_text_model(folder: Path, texts: Iterable[str]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def figures_of_training(kind: str, folder: Path) -> MarginFigures:
+def report_of_training(kind: str, folder: Path, seed: int = 1) -> MarginReport:
     """Train on the rows of a kind by the workflow's own trainer, and compare the merged model with its base on val."""
     (folder / "pictures").mkdir()
-    made = planted(kind, folder / "pictures")
+    made = planted(kind, folder / "pictures", seed)
     base = write_model(folder / "base", made)
     for name in ("train", "val"):
         lines = [msgspec.json.encode(_line(row)) for row in getattr(made, name)]
@@ -188,11 +222,12 @@ def figures_of_training(kind: str, folder: Path) -> MarginFigures:
         for name, place in (("base", base.folder), ("tuned", folder / "merged"))
     )
     digests = {name: sha256_of(made.pictures / name) for row in made.val for name in row.images}
-    chosen, out = choose_rows(made.val, digests, {}, feedback=True, last_answer_only=False, count=VAL, key="k", seed=1)
+    how_many = {"count": VAL, "key": "k", "seed": 1, "neutral": EvaluateSettings().neutral_feedback}
+    chosen, out = choose_rows(made.val, digests, {}, feedback=True, last_answer_only=False, **how_many)
     assert len(out) < VAL / 10, out
     found, too_long = evaluated_rows(chosen, of_base, of_tuned)
     assert too_long == []
-    return margin_figures(found)
+    return margin_report(found)
 
 
 def _line(row: ShareGptRow) -> dict[str, Any]:

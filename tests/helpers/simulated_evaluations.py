@@ -5,12 +5,12 @@ PYTHONPATH=scripts:tests/helpers .venv/bin/python tests/helpers/simulated_evalua
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
 
 import msgspec
 import numpy as np
-from scipy.special import log_expit, ndtri
+from scipy.special import expit, log_expit, ndtri
 
 from made_rows import made_row
 from vlmflow.evaluation.answer_losses import Measured, Work
@@ -22,12 +22,23 @@ from vlmflow.evaluation.margins import (
     compare_losses,
     compare_shares,
     difference_interval,
+    intervals_of,
     links,
     mean_interval,
     share_interval,
 )
-from vlmflow.evaluation.report import OTHER, OWN, QUESTION, Loss, MarginFigures
-from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge, preferred
+from vlmflow.evaluation.report import (
+    NEUTRAL,
+    OTHERS,
+    OWN,
+    QUESTION,
+    Loss,
+    MarginFigures,
+    MarginReport,
+    OneAnswer,
+    Share,
+)
+from vlmflow.evaluation.verdict import EQUAL, LEARNED, NO_GAIN, SAME, TOO_FEW, WORSE, falls_short, judge, preferred
 from vlmflow.rows.chat import FIRST_LINE, Turn
 from vlmflow.rows.sharegpt import ShareGptRow
 
@@ -145,27 +156,71 @@ class Drawn:
     def models(self, differ: float = 0.5, level: float = LEVEL) -> Models:
         """Return two models that do not use feedback and differ by noise."""
         rows = level + self.normal()
-        return {context: rows + self.noise(differ) for context in (QUESTION, OWN, OTHER)}
+        return {context: rows + self.noise(differ) for context in (QUESTION, OWN, NEUTRAL, *OTHERS)}
 
 
 def verdicts(
-    models: Models, of_row: Sequence[str], one_answer: bool = False, pairs: Collection[tuple[int, int]] = ()
+    models: Models,
+    of_row: Sequence[str],
+    one_answer: bool = False,
+    pairs: Collection[tuple[int, int]] = (),
+    echo: Values | None = None,
 ) -> Counter[str]:
-    """Return the per cent of draws with each verdict, and with "costs" those that say so.
+    """Return the per cent of draws with each verdict, with "costs" those that say so, and with "gated" those that the
+    gate `not_worse` refuses.
 
     of_row: the group of each row. one_answer: margins are log-probabilities of right answers that have no wrong ones
-    beside them. pairs: see `margins.links`.
+    beside them. pairs: see `margins.links`. echo: (rows,), whether a row has echo; None if none has.
     """
-    groups = Groups(of_row)
-    uses = compare_shares(*preferred(models[OWN], models[OTHER]), Groups(of_row, pairs))
-    right = [compare_shares(*preferred(models[name], 0.0), groups) for name in (QUESTION, OWN)]
-    losses = compare_losses(*-models[OWN], groups)
+    every = figures(models, of_row, one_answer, pairs)
+    parts = [None] * DRAWS, [None] * DRAWS
+    if echo is not None:
+        parts = tuple(
+            figures({name: each[:, rows] for name, each in models.items()}, [of_row[n] for n in rows], one_answer)
+            for rows in (np.flatnonzero(echo), np.flatnonzero(~echo))
+        )
     found: Counter[str] = Counter()
-    for draw in range(DRAWS):
-        shares = (None, None) if one_answer else (right[0][draw], right[1][draw])
-        verdict = judge(MarginFigures(len(of_row), groups.count, *shares, uses[draw], None, {OWN: losses[draw]}))
-        found.update([verdict.name] + ["costs"] * verdict.costs_first_answers)
+    for all_rows, with_echo, without_echo in zip(every, *parts, strict=True):
+        verdict = judge(MarginReport(all_rows, None, {}, None, with_echo, without_echo))
+        gated = falls_short("not_worse", verdict, all_rows) is not None
+        found.update([verdict.name] + ["costs"] * verdict.costs_first_answers + ["gated"] * gated)
     return Counter({name: round(100 * count / DRAWS, 2) for name, count in found.items()})
+
+
+def figures(
+    models: Models, of_row: Sequence[str], one_answer: bool = False, pairs: Collection[tuple[int, int]] = ()
+) -> list[MarginFigures]:
+    """Return the figures of each draw; the parameters: `verdicts`."""
+    groups = Groups(of_row)
+    others = [models[name] for name in OTHERS if name in models]
+    uses = compare_shares(*np.mean([preferred(models[OWN], other) for other in others], axis=0), Groups(of_row, pairs))
+    base, tuned = models[OWN]
+    above = share_interval(preferred(tuned, base, EQUAL), groups)
+    different = np.count_nonzero(np.abs(tuned - base) > EQUAL, axis=0).tolist()
+    rows = len(of_row), groups.count
+    own = [Share(*rows, each, share) for each, share in zip(different, intervals_of(above), strict=True)]
+    preference = np.exp if one_answer else expit
+    adds, helps = (
+        compare_shares(*preferred(preference(models[OWN]), preference(models[name]), SAME), groups)
+        for name in (NEUTRAL, QUESTION)
+    )
+    losses = compare_losses(*-models[OWN], groups)
+    right = [compare_shares(*preferred(models[name], 0.0), groups) for name in (QUESTION, OWN)]
+    return [
+        MarginFigures(
+            *rows,
+            None if one_answer else right[0][draw],
+            None if one_answer else right[1][draw],
+            uses[draw],
+            None,
+            {OWN: losses[draw]},
+            adds[draw],
+            helps[draw],
+            own[draw],
+            OneAnswer(own[draw], losses[draw]) if one_answer else None,
+        )
+        for draw in range(DRAWS)
+    ]
 
 
 def null(
@@ -178,6 +233,127 @@ def null(
     return verdicts(models, drawn.groups, **how)
 
 
+HISTORY = (OWN, NEUTRAL, *OTHERS)
+"""Contexts in which the wrong answer was said before."""
+
+FOREIGN = (NEUTRAL, *OTHERS)
+"""Contexts whose feedback is not the row's own."""
+
+BASE, TUNED = 0, 1
+
+
+def drawn_base(seed: int, rows: int = 300, noise: float = 0.3) -> tuple[Drawn, Models]:
+    """Return two equal models as real ones are: after W was said they repeat it, and their own feedback helps a little.
+
+    noise: of a margin, in nats; half of its variance is of both models.
+    """
+    drawn = Drawn(seed, [1] * rows)
+    margins = LEVEL + drawn.normal()
+    models = {context: margins + drawn.noise(0.5) * noise / NOISE for context in (QUESTION, *HISTORY)}
+    shift(models, HISTORY, (-0.4, -0.4))
+    shift(models, (OWN,), (0.1, 0.1))
+    return drawn, models
+
+
+def shift(models: Models, contexts: Iterable[str], by: tuple[float, float], rows: Values | slice = slice(None)) -> None:
+    """Add so many nats to the margins of base and tuned model. rows: where."""
+    for context in contexts:
+        for model, amount in enumerate(by):
+            models[context][model, rows] += amount
+
+
+def planted(seed: int, plant: Callable[[Models], Values | None], rows: int = 300, noise: float = 0.3) -> Counter[str]:
+    """Judge a training. plant: changes the margins of its models, and may return which rows have echo."""
+    drawn, models = drawn_base(seed, rows, noise)
+    return verdicts(models, drawn.groups, echo=plant(models))
+
+
+def first_share(models: Models, share: float) -> Values:
+    """Return which rows are among the first, (rows,): rows are drawn, so these are like the others."""
+    rows = models[OWN].shape[1]
+    return np.arange(rows) < share * rows
+
+
+def repeats(models: Models) -> None:
+    """After any feedback the tuned model repeats its wrong attempt."""
+    shift(models, HISTORY, (0.4, -1.0))
+
+
+def unlearns(models: Models) -> None:
+    """The base copies words of its feedback, which name W; the tuned model ignores feedback."""
+    shift(models, (OWN,), (-0.5, -0.1))
+
+
+def forgets_w(models: Models) -> None:
+    """The tuned model no longer says W again, whatever the feedback."""
+    shift(models, HISTORY, (0, 0.4))
+    shift(models, (OWN,), (0, -0.1))
+
+
+def knows_more(models: Models) -> None:
+    """The tuned model knows more right answers, whatever the feedback."""
+    shift(models, (QUESTION, *HISTORY), (0, 1.0))
+
+
+def topic(models: Models) -> None:
+    """The question tells all; feedback repeats it, and foreign feedback leads astray."""
+    shift(models, (QUESTION, *HISTORY), (0, 3.0))
+    shift(models, FOREIGN, (0, -2.0))
+    shift(models, HISTORY, (0, 0.4))
+    shift(models, (OWN,), (0, -0.1))
+
+
+def confused(models: Models) -> None:
+    """Own feedback adds nothing to neutral feedback; another row's harms."""
+    shift(models, OTHERS, (0, -0.7))
+    shift(models, (NEUTRAL,), (0, 0.1))
+
+
+def confused_by_all(models: Models) -> None:
+    """Any feedback that does not fit harms, neutral feedback too; the own one adds nothing."""
+    shift(models, FOREIGN, (0, -0.7))
+    shift(models, (OWN,), (0, 0.3))
+
+
+def confused_without_w(models: Models) -> None:
+    """The same, of a model that also learned not to repeat W."""
+    shift(models, FOREIGN, (0, -0.7))
+    shift(models, HISTORY, (0, 0.4))
+
+
+def gold_alone(models: Models) -> Values:
+    """The tuned model gains in the rows alone whose feedback holds the gold answer; they are echo."""
+    rows = first_share(models, 0.15)
+    shift(models, (OWN,), (0, 3.0), rows)
+    shift(models, HISTORY, (0, 0.4))
+    return rows
+
+
+def learner(models: Models) -> None:
+    """The own feedback is worth 0.35 nats more in all rows, and W is no longer repeated."""
+    shift(models, HISTORY, (0, 0.4))
+    shift(models, (OWN,), (0, 0.35))
+
+
+def learner_in_a_quarter(models: Models) -> None:
+    """The own feedback is worth 1.5 nats in a quarter of the rows, and W is no longer repeated."""
+    shift(models, HISTORY, (0, 0.4))
+    shift(models, (OWN,), (0, 1.5), first_share(models, 0.25))
+
+
+def learner_that_repeats(models: Models) -> None:
+    """The own feedback is worth 0.35 nats more, and W is still repeated."""
+    shift(models, (OWN,), (0, 0.35))
+
+
+HOLES = {
+    each.__name__: each for each in (unlearns, forgets_w, knows_more, topic, confused, confused_by_all, gold_alone)
+}
+"""Trainings that did not teach to use feedback."""
+
+LEARNERS = {each.__name__: each for each in (learner, learner_in_a_quarter)}
+
+
 def shared_feedback(seed: int, rows: int, yes: float, right: bool, size: float = 1.0) -> Counter[str]:
     """Judge such models where each feedback shifts every row that gets it.
 
@@ -186,15 +362,19 @@ def shared_feedback(seed: int, rows: int, yes: float, right: bool, size: float =
     """
     random = Random(seed)
     cases = [read_case(row(n, "yes" if random.random() < yes else "no"), {}) for n in range(rows)]
+    for number, case in enumerate(cases):  # all feedback differs
+        case.turns[2].value += f" See {number}."
     place = {case.row.id: number for number, case in enumerate(cases)}
-    donors = feedback_donors(cases, {}, seed)
-    takers, givers = [place[name] for name in donors], [place[case.row.id] for case in donors.values()]
+    donors = {name: some for name, some in feedback_donors(cases, {}, seed).items() if len(some) == len(OTHERS)}
+    takers = [place[name] for name in donors]
     drawn = Drawn(seed, [1] * len(cases))
-    models, shift = drawn.models(), size * drawn.normal(2)
+    models, shifted = drawn.models(), size * drawn.normal(2)
     signs = np.array([1.0 if right or "yes" in case.answer else -1.0 for case in cases])[:, None]
-    models[OWN] += signs * shift
-    models[OTHER][:, takers] += signs[takers] * shift[:, givers]
-    pairs = links(list(donors), [case.row.id for case in donors.values()])
+    models[OWN] += signs * shifted
+    for number, context in enumerate(OTHERS):
+        givers = [place[some[number].row.id] for some in donors.values()]
+        models[context][:, takers] += signs[takers] * shifted[:, givers]
+    pairs = links(list(donors), [[case.row.id for case in some] for some in donors.values()])
     of_takers = {name: each[:, takers] for name, each in models.items()}
     return verdicts(of_takers, [drawn.groups[n] for n in takers], pairs=pairs)
 
@@ -208,7 +388,7 @@ def words_likelier(seed: int, longer: float = 1.0) -> Counter[str]:
     models = drawn.models()
     rows = len(drawn.groups)
     tokens = drawn.random.integers(4, 16, (2, rows, 1)) * np.array([longer, 1.0]).reshape(2, 1, 1)
-    for context, often in ((OWN, 0.3), (OTHER, 0.15)):
+    for context, often in ((OWN, 0.3), *((other, 0.15) for other in OTHERS)):
         right, wrong = (drawn.random.binomial(each.astype(int), often, (rows, DRAWS)) / each for each in tokens)
         models[context][1] += 3 * (right - wrong)
     return verdicts(models, drawn.groups)
@@ -239,7 +419,7 @@ def ten_points(seed: int, share: float, context: str, points: int = 10) -> Count
     models = drawn.models(level=0.0 if context == QUESTION else LEVEL)
     spread = np.hypot(1, NOISE) if context == QUESTION else NOISE * np.sqrt(2)
     models[context] += spread * ndtri([share / 100, (share + points) / 100]).reshape(2, 1, 1)
-    base, tuned = preferred(models[context], 0.0 if context == QUESTION else models[OTHER]).mean(axis=(1, 2))
+    base, tuned = preferred(models[context], 0.0 if context == QUESTION else models[OTHERS[0]]).mean(axis=(1, 2))
     assert abs(100 * (tuned - base) - points) < 0.3, "this is not what was to be simulated"
     return verdicts(models, drawn.groups)
 

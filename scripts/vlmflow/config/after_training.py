@@ -9,12 +9,29 @@ What chose a run's settings: the block that a search's `best.yaml` sets.
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 
 from vlmflow.config.settings import Count, Name, Positive, Settings, refuse_no_address
 from vlmflow.config.source import refuse_path
+
+
+Measure = Literal["right_first", "right_with_feedback", "uses_feedback", "adds", "helps", "sees"]
+"""A share of rows that an evaluation compares (`evaluation.report.MarginFigures`)."""
+
+Word = Literal["learned", "uses_feedback", "not_worse"]
+
+Requirement = Word | dict[Measure, Literal["not_worse"]]
+
+Requirements = Requirement | list[Requirement] | None
+"""What an evaluation must show: a word for its verdict, a word for each of some measures, or a list of these."""
+
+
+def each_requirement(require: Requirements) -> list[tuple[Measure | None, str]]:
+    """Return requirements one by one: a measure, or None for the verdict, and the word for it."""
+    some = require if isinstance(require, list) else [] if require is None else [require]
+    return [pair for one in some for pair in (one.items() if isinstance(one, dict) else [(None, one)])]
 
 
 class EvaluateSettings(Settings):
@@ -28,20 +45,47 @@ class EvaluateSettings(Settings):
     """The splits whose results are in the model card of `merged/NAME`. Choose by val, and look at test at the end:
     every look is counted, and the card shows the count."""
 
-    require: Literal["learned", "uses_feedback", "not_worse"] | None = None
-    """What val must show before the weights are published. learned: this verdict: the run learned to use feedback
-    (without feedback: the loss of the answers fell). uses_feedback: its own feedback makes the right answer likelier
-    than another row's in more than half of the rows, by the whole interval; in the base perhaps too. not_worse: the
-    verdict is not worse, and first answers are not shown to have suffered; too few rows show neither, and pass. null:
-    nothing."""
+    require: Requirements = None
+    """What val must show before the weights are published: a word, a word for a measure (`sees: not_worse`), or a list
+    of these. learned: this verdict: the run learned to use feedback (without feedback: most answers became likelier).
+    uses_feedback: its own feedback helps the right answer more than another row's in more than half of the rows, by the
+    whole interval; in the base perhaps too: a small untrained model that sees no picture reached 73 %. not_worse: the
+    verdict is not worse, and first answers are not shown to have suffered; too few rows show neither, and pass. Of a
+    measure: its share of rows is not shown to have fallen. null: nothing."""
 
     feedback: bool | None = None
     """Whether the human's later turns are feedback on the answer before, and the last answer is right; null: true for
     data sets of kind fire and volcano; of a mixture with such data sets, only their rows are evaluated then."""
 
+    neutral_feedback: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)] = [
+        "Your answer is not correct. Please look again.",
+        "That is not right. Please try once more.",
+        "This answer is wrong. Please think about it again.",
+    ]
+    """Feedback that says nothing but that the answer is wrong: a control beside another row's feedback. A row gets one of
+    these texts, in the form of its own feedback and with its score. Write them in the language of your data."""
+
     answers: bool = False
     """Also ask both models (`answers/NAME/SPLIT`, settings under `answer`), and show their answers on
     `reports/eval-NAME.html`."""
+
+    @field_validator("require", mode="before")
+    @classmethod
+    def _requires_what_is_known(cls, require: Any) -> Any:
+        for measure, word in each_requirement(require):
+            known = measure in get_args(Measure) and word == "not_worse" if measure else word in get_args(Word)
+            if not known:
+                raise ValueError(
+                    f"{f'{measure}: ' if measure else ''}{word} is unknown; a word is {', '.join(get_args(Word))}; of a "
+                    f"measure, {', '.join(get_args(Measure))}, write MEASURE: not_worse"
+                )
+        return require or None
+
+    @model_validator(mode="after")
+    def _val_decides(self) -> Self:
+        if self.require is not None and "val" not in self.splits:
+            raise ValueError(f"require: {self.require} is judged on val; add val to splits")
+        return self
 
 
 class AnswerSettings(Settings):

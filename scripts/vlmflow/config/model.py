@@ -16,6 +16,7 @@ import pydantic
 from pydantic import Field, field_validator, model_validator
 
 from vlmflow import CHECKOUT
+from vlmflow.config.after_training import each_requirement
 from vlmflow.config.data_settings import RAW_SPLITS, DatasetSettings
 from vlmflow.config.faults import say_faults
 from vlmflow.config.mixture_settings import AnyDataset, MixtureSettings, take_members
@@ -232,9 +233,26 @@ class Config(Settings):
             if search.run not in self.runs:
                 raise ValueError(f"search.{name}.run: unknown run {search.run!r}; runs has: {_names(self.runs)}")
             run = self.runs[search.run]
-            wanted = run.evaluation.feedback
-            feedback = any(map(has_feedback, self.datasets[run.dataset].kinds)) if wanted is None else wanted
-            check_search(name, search, run, feedback=feedback)
+            check_search(name, search, run, feedback=self._feedback_of(run))
+        return self
+
+    def _feedback_of(self, run: RunSettings) -> bool:
+        """Return whether a run is evaluated by feedback."""
+        wanted = run.evaluation.feedback
+        return any(map(has_feedback, self.datasets[run.dataset].kinds)) if wanted is None else wanted
+
+    @model_validator(mode="after")
+    def _data_can_give_what_is_required(self) -> Self:
+        for name, run in self.runs.items():
+            dataset = self.datasets[run.dataset]
+            feedback = self._feedback_of(run) or ("auto" in dataset.kinds and run.evaluation.feedback is None)
+            for measure, word in each_requirement(run.evaluation.require):
+                needs = "pictures" if measure == "sees" else "feedback" if measure or word == "uses_feedback" else None
+                if (needs == "pictures" and dataset.modality == "text") or (needs == "feedback" and not feedback):
+                    raise ValueError(
+                        f"runs.{name}.evaluate.require: {measure or word} is told by {needs}, and data set {run.dataset} "
+                        "has none; require learned or not_worse, or what it has"
+                    )
         return self
 
     @model_validator(mode="after")

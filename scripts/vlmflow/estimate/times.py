@@ -47,9 +47,9 @@ KERNELS, ADAPTER_KERNELS = 45, 60
 """Kernels of a layer's forward pass, and those that adapters add."""
 
 
-PASSES = 16
-"""Forward passes that the rule `evaluate` makes for a row, at most: eight with each model, of a right and a wrong
-answer in four contexts (`evaluation.measure`)."""
+PASSES = 28
+"""Forward passes that the rule `evaluate` makes for a row, at most: fourteen with each model, of a right and a wrong
+answer in seven contexts (`evaluation.measure`)."""
 
 
 @dataclass(frozen=True)

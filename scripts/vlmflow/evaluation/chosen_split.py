@@ -13,8 +13,10 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.choice import (
     Case,
     draw,
+    echoes,
     feedback_donors,
     last_attempts,
+    neutral_feedback,
     of_groups,
     parted,
     picture_donors,
@@ -84,12 +86,20 @@ class ChosenSplit:
 
 
 def choose_from_split(
-    files: SplitFiles, *, feedback: bool | None, count: int, key: str, seed: int, part: Part | None
+    files: SplitFiles,
+    *,
+    feedback: bool | None,
+    count: int,
+    key: str,
+    seed: int,
+    part: Part | None,
+    neutral: Sequence[str] = (),
 ) -> ChosenSplit:
     """Choose rows of a split.
 
     feedback: the run's evaluate.feedback; None: whether the kind has it, and of a mixture only the rows of such kinds.
     count, key, seed: of the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
+    neutral: the run's evaluate.neutral_feedback; () if no row is measured with it.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
@@ -127,6 +137,7 @@ def choose_from_split(
         seed=seed,
         half=half,
         one_prompt=account.one_prompt,
+        neutral=neutral,
     )
     refuse_none(chosen, file, out + others)
     return ChosenSplit(
@@ -174,6 +185,7 @@ def choose_rows(
     seed: int,
     half: frozenset[str] | None = None,
     one_prompt: bool = False,
+    neutral: Sequence[str] = (),
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
     """Choose the rows of a split; returns them in its order, and all others with the reason.
 
@@ -181,14 +193,15 @@ def choose_rows(
     their turns, by the ids of rows. feedback: whether the human's later turns are feedback. last_answer_only: whether a
     trajectory is one row per attempt. count: how many rows are wanted. key: the one of the configuration that says so.
     seed: of the draw and of the donors. half: the groups of which rows are wanted; the others only give controls.
-    one_prompt: all questions are the same (`halves.group_of`).
+    one_prompt: all questions are the same (`halves.group_of`). neutral: texts of neutral feedback; () for none.
     """
     cases = [read_case(row, pictures, one_prompt) for row in rows]
     cases, out = without_single_turns(cases)
     if last_answer_only:
         cases, others = last_attempts(cases)
         out += others
-    donors: dict[str, Case] = {}
+    donors: dict[str, list[Case]] = {}
+    echo: dict[str, list[str]] = {}
     if feedback:
         why = "it has one answer, or calls functions"
         cases, others = parted(cases, lambda case: bool(case.feedback), "no_feedback", why)
@@ -196,6 +209,7 @@ def choose_rows(
         made = [with_right_last(case) for case in cases]
         out += [left for left in made if isinstance(left, LeftOut)]
         cases = [case for case in made if isinstance(case, Case)]
+        echo = echoes(cases)
         donors = feedback_donors(cases, gold, seed)
         out += [without_donor(case) for case in cases if case.row.id not in donors]
         cases = [case for case in cases if case.row.id in donors]
@@ -204,11 +218,17 @@ def choose_rows(
         cases, others = of_groups(cases, half)
         out += others
     cases, others = draw(cases, count, seed, key)
-    chosen = []
-    for case in cases:
-        identity = case.row.id
-        donor, other_picture = donors.get(identity), other_pictures.get(identity)
-        chosen.append(row_to_measure(case, donor, other_picture, gold.get(identity)))
+    chosen = [
+        row_to_measure(
+            case,
+            donors.get(case.row.id, []),
+            other_pictures.get(case.row.id),
+            neutral=neutral_feedback(case, neutral) if feedback and neutral else (),
+            gold=gold.get(case.row.id),
+            echo=echo.get(case.row.id, []),
+        )
+        for case in cases
+    ]
     return chosen, out + others
 
 

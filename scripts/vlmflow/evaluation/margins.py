@@ -1,8 +1,8 @@
 """95 % intervals of means and shares whose rows come in groups: closed formulas, so nothing is drawn.
 
 Rows of one picture are alike, so every variance is that of groups: of the sums of what their rows have above the mean
-(the linearised variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4). Two rows that have each other's
-feedback or picture as a control are alike, too: what they have above the mean, multiplied, is added to the variance
+(the linearised variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4). Two rows of which one has the
+other's feedback or picture as a control, or that have the same control, are alike, too: what they have above the mean, multiplied, is added to the variance
 (dyadic dependence; Aronow, Samii and Assenova, Cluster-robust variance estimation for dyadic data, 2015). Quantiles are
 Student's, with as many degrees of freedom as there are effective groups, less one. Values may be one column (rows,) or
 many (rows, columns): then each column has an interval of its own. `docs/evaluation.md` has how often these intervals
@@ -18,6 +18,7 @@ everything does not lose by it, as differences of losses do, which have a floor.
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,14 +27,18 @@ from scipy.special import stdtrit
 from vlmflow.evaluation.report import (
     FEWEST_EFFECTIVE,
     FEWEST_GROUPS,
+    OWN,
+    QUESTION,
     SHARES,
     Compared,
     EvaluatedRow,
     Interval,
     MarginFigures,
     MarginReport,
+    OneAnswer,
+    Share,
 )
-from vlmflow.evaluation.verdict import row_shares
+from vlmflow.evaluation.verdict import EQUAL, preferred, row_shares
 from vlmflow.rows.mixture_files import sources_of
 
 COVERED = 0.95
@@ -59,11 +64,15 @@ def intervals_of(bounds: Bounds) -> list[Interval]:
 class Groups:
     """The groups of rows, by the group's name of each row.
 
-    links: the places of two rows that are alike without being of one group; each pair once. count: how many groups
-    there are. effective: as many groups of the same size would say as much (Kish, Survey Sampling, 1965).
+    links: the places of two rows that are alike without being of one group; each pair once. covered: how often an
+    interval shall hold the truth. count: how many groups there are. effective: as many groups of the same size would
+    say as much (Kish, Survey Sampling, 1965).
     """
 
-    def __init__(self, of_row: Sequence[str], links: Collection[tuple[int, int]] = ()) -> None:
+    def __init__(
+        self, of_row: Sequence[str], links: Collection[tuple[int, int]] = (), covered: float = COVERED
+    ) -> None:
+        self._covered = covered
         names, number = np.unique(np.asarray(of_row), return_inverse=True)
         self.count = len(names)
         self._order = np.argsort(number, kind="stable")
@@ -93,7 +102,7 @@ class Groups:
 
     def quantile(self) -> float:
         """Return Student's quantile of a two-sided interval."""
-        return float(stdtrit(self.effective - 1, (1 + COVERED) / 2))
+        return float(stdtrit(self.effective - 1, (1 + self._covered) / 2))
 
 
 def mean_interval(values: Values, groups: Groups) -> Bounds:
@@ -182,33 +191,48 @@ def _bounds(values: Values, *columns: Values) -> Bounds:
     return Bounds(*(each.reshape(values.shape[1:])[()] for each in columns))
 
 
-EQUAL = 1e-4
-"""Losses, in nats per token, that differ by no more are equal: float32 adds up to as much in another order."""
-
-
 def margin_report(rows: Sequence[EvaluatedRow]) -> MarginReport:
-    """Return the figures of rows, at least one."""
-    without_gold = [row for row in rows if not row.gold_in_feedback]
+    """Return the figures of rows, at least one.
+
+    The intervals of k sources cover 1 - 0.05 / k each (Bonferroni): so all of them hold the truth in 95 % of cases.
+    """
     by_source: dict[str, list[EvaluatedRow]] = defaultdict(list)
     for row in rows:
         for source in sources_of(row.id, row.source):
             by_source[source].append(row)
+    covered = 1 - (1 - COVERED) / len(by_source)
+    with_gold, without_gold = _parted(rows, lambda row: row.gold_in_feedback)
+    with_echo, without_echo = _parted(rows, lambda row: bool(row.echo))
     return MarginReport(
         all=margin_figures(rows),
-        without_gold=margin_figures(without_gold) if 0 < len(without_gold) < len(rows) else None,
-        sources={source: margin_figures(some) for source, some in sorted(by_source.items())},
+        with_gold=with_gold,
+        without_gold=without_gold,
+        with_echo=with_echo,
+        without_echo=without_echo,
+        sources={source: margin_figures(some, covered) for source, some in sorted(by_source.items())},
     )
 
 
-def margin_figures(rows: Sequence[EvaluatedRow]) -> MarginFigures:
-    """Return the figures of some rows, at least one."""
+def _parted(
+    rows: Sequence[EvaluatedRow], has: Callable[[EvaluatedRow], bool]
+) -> tuple[MarginFigures | None, MarginFigures | None]:
+    """Return the figures of the rows that have something, and of the others; both None if none has it."""
+    parts = [row for row in rows if has(row)], [row for row in rows if not has(row)]
+    having, others = (margin_figures(some) if some and parts[0] else None for some in parts)
+    return having, others
+
+
+def margin_figures(rows: Sequence[EvaluatedRow], covered: float = COVERED) -> MarginFigures:
+    """Return the figures of some rows, at least one. covered: how often an interval shall hold the truth."""
     contexts = {name: None for row in rows for name in row.base}
     adds = [(row, row_shares(row.base), row_shares(row.tuned)) for row in rows]
     return MarginFigures(
         rows=len(rows),
         groups=len({row.group for row in rows}),
-        losses={name: _losses(rows, name) for name in contexts},
-        **{name: _share(adds, name) for name in SHARES},
+        losses={name: _losses(rows, name, covered) for name in contexts},
+        **{name: _share(adds, name, covered) for name in SHARES},
+        own=_own(rows, covered),
+        one_answer=_one_answer(rows, covered),
     )
 
 
@@ -239,32 +263,69 @@ def _compared(
     return [Compared(len(base), groups.count, number, *each) for number, each in zip(different, three, strict=True)]
 
 
-def _share(rows: Sequence[tuple[EvaluatedRow, Mapping[str, float], Mapping[str, float]]], name: str) -> Compared | None:
+def _share(
+    rows: Sequence[tuple[EvaluatedRow, Mapping[str, float], Mapping[str, float]]], name: str, covered: float
+) -> Compared | None:
     """Compare a share. rows: with what each adds to the shares of the base and of the tuned model."""
     some = [each for each in rows if name in each[1]]
     if not some:
         return None
     row, base, tuned = zip(*some, strict=True)
-    donors = {"uses_feedback": [each.donor for each in row], "sees": [each.picture_donor for each in row]}.get(name, [])
-    groups = Groups([each.group for each in row], links([each.id for each in row], donors))
+    donors = {
+        "uses_feedback": [each.donors for each in row],
+        "sees": [[each.picture_donor] for each in row],
+    }.get(name, [])
+    groups = Groups([each.group for each in row], links([each.id for each in row], donors), covered)
     of_base, of_tuned = (np.array([[each[name]] for each in models]) for models in (base, tuned))
     return compare_shares(of_base, of_tuned, groups)[0]
 
 
-def links(ids: Sequence[str], donors: Sequence[str | None]) -> set[tuple[int, int]]:
-    """Return the places of rows of which one is the control of the other: each pair once.
+def links(ids: Sequence[str], donors: Sequence[Collection[str | None]]) -> set[tuple[int, int]]:
+    """Return the places of rows of which one is the control of the other, or which share one: each pair once.
 
     ids: of rows. donors: those of the same rows, or none.
     """
     numbers = {name: number for number, name in enumerate(ids)}
-    pairs = [(number, numbers[donor]) for number, donor in enumerate(donors) if donor is not None and donor in numbers]
-    return {(min(pair), max(pair)) for pair in pairs}
+    takers: dict[str, list[int]] = defaultdict(list)
+    for number, some in enumerate(donors):
+        for donor in some:
+            if donor is not None:
+                takers[donor].append(number)
+    alike = ([*some, *([numbers[donor]] if donor in numbers else [])] for donor, some in takers.items())
+    return {(min(pair), max(pair)) for some in alike for pair in combinations(some, 2)}
 
 
-def _losses(rows: Sequence[EvaluatedRow], context: str) -> Compared:
+def _own(rows: Sequence[EvaluatedRow], covered: float) -> Share | None:
+    """Return the share of rows whose margin with the own feedback is larger than the base's; None without feedback."""
+    some = [row for row in rows if OWN in row.base]
+    margins = (np.array([getattr(row, model)[OWN].value for row in some]) for model in ("base", "tuned"))
+    return share_above(*margins, Groups([row.group for row in some], covered=covered)) if some else None
+
+
+def _one_answer(rows: Sequence[EvaluatedRow], covered: float) -> OneAnswer | None:
+    """Return the figures of rows without a wrong answer; None if there are none."""
+    context = OWN if any(OWN in row.base for row in rows) else QUESTION
+    some = [row for row in rows if row.base[context].wrong is None]
+    if not some:
+        return None
+    base, tuned = (
+        np.array([getattr(row, model)[context].right.per_token for row in some]) for model in ("base", "tuned")
+    )
+    groups = Groups([row.group for row in some], covered=covered)
+    loss = compare_losses(base[:, None], tuned[:, None], groups)[0]
+    return OneAnswer(share_above(-base, -tuned, groups), loss)
+
+
+def share_above(base: Values, tuned: Values, groups: Groups) -> Share:
+    """Return in which share of rows the tuned model has more. base, tuned: (rows,), in nats per token."""
+    interval = intervals_of(share_interval(preferred(tuned, base, EQUAL)[:, None], groups))[0]
+    return Share(len(base), groups.count, int(np.count_nonzero(np.abs(tuned - base) > EQUAL)), interval)
+
+
+def _losses(rows: Sequence[EvaluatedRow], context: str, covered: float) -> Compared:
     some = [row for row in rows if context in row.base]
     base, tuned = (
         np.array([[margins[context].right.per_token] for margins in models])
         for models in ([row.base for row in some], [row.tuned for row in some])
     )
-    return compare_losses(base, tuned, Groups([row.group for row in some]))[0]
+    return compare_losses(base, tuned, Groups([row.group for row in some], covered=covered))[0]

@@ -27,8 +27,9 @@ from vlmflow.evaluation import answer_losses
 from vlmflow.evaluation.answer_losses import HowToMeasure, Measured, Pass, Work
 from vlmflow.evaluation.choice import Case
 from vlmflow.evaluation.report import (
-    OTHER,
+    NEUTRAL,
     OTHER_PICTURE,
+    OTHERS,
     OWN,
     QUESTION,
     EvaluatedRow,
@@ -69,45 +70,63 @@ SPARE = 1.2
 class ChosenRow:
     """A row to evaluate.
 
-    donor, picture_donor: the rows that give the controls; None in a data set without feedback, or if there is no such
-    picture. gold_in_feedback: whether its feedback contains the gold answer.
+    donors: the rows whose feedback is a control; none in a data set without feedback. picture_donor: the row whose
+    picture is; None if there is none. gold_in_feedback: whether its feedback contains the gold answer. echo: see
+    `choice.echoes`.
     """
 
     case: Case
-    donor: Case | None
+    donors: Sequence[Case]
     picture_donor: Case | None
     gold_in_feedback: bool
+    echo: list[str]
     work: Work
 
 
-def row_to_measure(case: Case, donor: Case | None, picture_donor: Case | None, gold: str | None) -> ChosenRow:
-    """Return a row with its controls and its conversations. gold: the gold answer, if the raw row has it."""
-    passes = passes_of(case, donor, picture_donor)
+def row_to_measure(
+    case: Case,
+    donors: Sequence[Case] = (),
+    picture_donor: Case | None = None,
+    *,
+    neutral: Sequence[str] = (),
+    gold: str | None = None,
+    echo: Sequence[str] = (),
+) -> ChosenRow:
+    """Return a row with its controls and its conversations.
+
+    neutral: neutral feedback for each of its own; () for none. gold: the gold answer, if the raw row has it. The others
+    are as in `ChosenRow`.
+    """
+    passes = passes_of(case, donors, picture_donor, neutral)
     content = msgspec.json.encode([passes, case.pictures, picture_donor.pictures if picture_donor else None])
     work = Work(hashlib.sha256(content).hexdigest()[:32], passes)
     answer = gold or answer_in(case.answer)
-    return ChosenRow(case, donor, picture_donor, any(holds(feedback, answer) for feedback in case.feedback), work)
+    gold_in_feedback = any(holds(feedback, answer) for feedback in case.feedback)
+    return ChosenRow(case, donors, picture_donor, gold_in_feedback, list(echo), work)
 
 
-def passes_of(case: Case, donor: Case | None, picture_donor: Case | None) -> dict[str, Pass]:
+def passes_of(
+    case: Case, donors: Sequence[Case], picture_donor: Case | None, neutral: Sequence[str] = ()
+) -> dict[str, Pass]:
     """Return the conversations of a row, by context and answer (`margins_of`).
 
-    donor: the row whose feedback is the control, with as many turns of it, without its pictures; None in a data set
+    donors: the rows whose feedback is a control, with as many turns of it, without its pictures; none in a data set
     without feedback.
     picture_donor: the row whose pictures are the control, with as many; None if there is none.
+    neutral: neutral feedback for each of the row's own, if that is a control.
     """
-    contexts = {QUESTION: case.turns[:-1]} if donor is None else {QUESTION: case.turns[:1], OWN: case.turns[:-1]}
-    if donor is not None:
-        contexts[OTHER] = list(case.turns[:-1])
-        others = donor.turns[2 : len(case.turns) - 1 : 2]
-        contexts[OTHER][2::2] = [Turn(turn.speaker, without_tags(turn.value)) for turn in others]
+    contexts = {QUESTION: case.turns[:1], OWN: case.turns[:-1]} if donors else {QUESTION: case.turns[:-1]}
+    others = [(OTHERS[number], donor.feedback) for number, donor in enumerate(donors)]
+    for context, feedback in [*([(NEUTRAL, neutral)] if neutral else []), *others]:
+        contexts[context] = list(case.turns[:-1])
+        contexts[context][2::2] = [Turn("human", without_tags(text)) for text in feedback[: len(case.feedback)]]
     pictures = dict.fromkeys(contexts, case.row.images)
     if picture_donor is not None:
-        contexts[OTHER_PICTURE] = contexts[QUESTION] if donor is None else contexts[OWN]
+        contexts[OTHER_PICTURE] = contexts[OWN] if donors else contexts[QUESTION]
         pictures[OTHER_PICTURE] = picture_donor.row.images
-    answers = {RIGHT: case.turns[-1]} if donor is None else scored_answers(case)
-    begins = BEGINNING if donor is not None and answers[RIGHT].value.startswith(BEGINNING) else ""
-    if donor is not None:  # what the training left out of the loss is history like all else
+    answers = scored_answers(case) if donors else {RIGHT: case.turns[-1]}
+    begins = BEGINNING if donors and answers[RIGHT].value.startswith(BEGINNING) else ""
+    if donors:  # what the training left out of the loss is history like all else
         contexts = {name: [Turn(turn.speaker, turn.value) for turn in turns] for name, turns in contexts.items()}
     return {
         f"{context} {which}": Pass(
@@ -155,7 +174,7 @@ def evaluated_rows(
             continue
         _refuse_other_answers(identity, ours)
         # Without feedback all answers are scored.
-        answers = {which: turn.value for which, turn in scored_answers(row.case).items()} if row.donor else {}
+        answers = {which: turn.value for which, turn in scored_answers(row.case).items()} if row.donors else {}
         evaluated.append(
             EvaluatedRow(
                 id=identity,
@@ -164,7 +183,8 @@ def evaluated_rows(
                 group=row.case.group,
                 right=answers.get(RIGHT),
                 wrong=answers.get(WRONG),
-                donor=row.donor.row.id if row.donor else None,
+                donors=[donor.row.id for donor in row.donors],
+                echo=row.echo,
                 picture_donor=row.picture_donor.row.id if row.picture_donor else None,
                 gold_in_feedback=row.gold_in_feedback,
                 base=margins_of(theirs.losses),

@@ -11,6 +11,7 @@ who looks at it again and again, and keeps the run with the best figure, has tra
 import fcntl
 import hashlib
 import json
+import math
 import os
 import time
 import uuid
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
 
@@ -68,10 +69,12 @@ def whole_lines(file: Path, form: type[Form]) -> Iterator[Form]:
                 yield decoder.decode(line)
 
 
-QUESTION, OWN, OTHER, OTHER_PICTURE = "question", "own", "other", "other_picture"
+QUESTION, OWN, NEUTRAL, OTHER_PICTURE = "question", "own", "neutral", "other_picture"
+OTHERS = ("other", "other_2", "other_3")
 """The context of the scored answers. question: the question alone; in a data set without feedback the
-whole row. own: all turns, with the row's own feedback. other: the same with another row's feedback. other_picture: the
-same as own (without feedback as question), with another row's picture."""
+whole row. own: all turns, with the row's own feedback. neutral: the same with feedback that only says that the answer is
+wrong. others: the same with the feedback of another row, of up to three. other_picture: the same as own (without
+feedback as question), with another row's picture."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -97,15 +100,21 @@ class Margin(msgspec.Struct, frozen=True):
         """Log p(right) per token, minus log p(wrong) per token if there is a wrong answer."""
         return (0.0 if self.wrong is None else self.wrong.per_token) - self.right.per_token
 
+    @property
+    def preference(self) -> float:
+        """The same as a probability, 0 to 1: σ of the margin, or of a row with one answer p(right) per token."""
+        return math.exp(self.value) if self.wrong is None else (1 + math.tanh(self.value / 2)) / 2
+
 
 class EvaluatedRow(msgspec.Struct, frozen=True):
     """A line of `rows.jsonl`: a row as both models see it.
 
     id, source, images: those of the row. group: rows with the same picture, or without one the same question, have the
     same. right, wrong: the texts that are scored; wrong is null in a row with one answer, and both are in a data set
-    without feedback, where all answers are scored. donor, picture_donor: the ids of the rows whose feedback and whose
-    picture are the controls; null without. gold_in_feedback: whether the row's feedback contains the gold answer.
-    base, tuned: the margins by context. A context that a row does not have is in neither: question alone without
+    without feedback, where all answers are scored. donors: the ids of the rows whose feedback is the control of each
+    context of OTHERS. picture_donor: that of the row whose picture is; null without. gold_in_feedback: whether the row's
+    feedback contains the gold answer. echo: the words that the right answer has from its feedback alone
+    (`choice.echoes`). base, tuned: the margins by context. A context that a row does not have is in neither: question alone without
     feedback, no other picture without a partner that has one.
     """
 
@@ -115,11 +124,12 @@ class EvaluatedRow(msgspec.Struct, frozen=True):
     group: str
     right: str | None
     wrong: str | None
-    donor: str | None
     picture_donor: str | None
     gold_in_feedback: bool
     base: dict[str, Margin]
     tuned: dict[str, Margin]
+    donors: list[str] = []
+    echo: list[str] = []
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -201,7 +211,29 @@ class Compared(msgspec.Struct, frozen=True):
     difference: Interval
 
 
-SHARES = ("right_first", "right_with_feedback", "uses_feedback", "sees")
+class Share(msgspec.Struct, frozen=True):
+    """The share of rows in which the tuned model is above its base; a row where both are equal counts one half.
+
+    rows, groups: how many. different: rows in which the models differ.
+    """
+
+    rows: int
+    groups: int
+    different: int
+    share: Interval
+
+
+class OneAnswer(msgspec.Struct, frozen=True):
+    """Of rows without a wrong answer. fell: where the loss of the answer is smaller. loss: its mean, in nats per token.
+
+    It is the loss with the row's own feedback; in data without feedback, after the row's own turns.
+    """
+
+    fell: Share
+    loss: Compared
+
+
+SHARES = ("right_first", "right_with_feedback", "uses_feedback", "adds", "helps", "sees")
 """The names of shares of rows (`MarginFigures`)."""
 
 
@@ -210,7 +242,11 @@ class MarginFigures(msgspec.Struct, frozen=True):
 
     right_first, right_with_feedback: the share of rows with a margin above 0, to the question alone and after the own
     feedback; of rows that have a wrong answer. uses_feedback: the share whose margin is larger after the own feedback
-    than after another row's. sees: the same of the own and another row's picture. Each is None if no row can tell.
+    than after another row's, on average over the row's donors. adds: the share whose preference is larger after the own
+    feedback than after neutral feedback. helps: the same of the own feedback and the question alone. sees: the share
+    whose margin is larger with the own picture than with another row's. own: the share whose margin with the own
+    feedback is larger than the base's. one_answer: of rows without a wrong answer. Each is None if no row can tell, and
+    what a report of an earlier version does not have.
     losses: the loss of the right answer by context, in nats per token.
     """
 
@@ -221,6 +257,10 @@ class MarginFigures(msgspec.Struct, frozen=True):
     uses_feedback: Compared | None
     sees: Compared | None
     losses: dict[str, Compared]
+    adds: Compared | None = None
+    helps: Compared | None = None
+    own: Share | None = None
+    one_answer: OneAnswer | None = None
 
     @property
     def shares(self) -> dict[str, Compared]:
@@ -231,13 +271,22 @@ class MarginFigures(msgspec.Struct, frozen=True):
 class MarginReport(msgspec.Struct, frozen=True):
     """All figures of an evaluation.
 
-    without_gold: of the rows whose feedback does not contain the gold answer; None if there are none, or all are such
-    rows. sources: by source, and in a mixture also by data set.
+    with_gold, without_gold: of the rows whose feedback contains the gold answer, and of the others. with_echo,
+    without_echo: of the rows with echo, and of the others. None without such rows; both of a pair if all rows lack it.
+    sources: by source, and in a mixture also by data set; so wide that all of their intervals hold together in 95 %.
     """
 
     all: MarginFigures
     without_gold: MarginFigures | None
     sources: dict[str, MarginFigures]
+    with_gold: MarginFigures | None = None
+    with_echo: MarginFigures | None = None
+    without_echo: MarginFigures | None = None
+
+    @property
+    def without_any_echo(self) -> MarginFigures | None:
+        """The figures of the rows without echo, be they all; None if all rows have echo."""
+        return self.without_echo if self.with_echo else self.all
 
 
 class EvaluatedModel(msgspec.Struct, frozen=True):
@@ -265,11 +314,22 @@ class AlsoChose(msgspec.Struct, frozen=True):
         )
 
 
+State = Literal["met", "refuted", "open"]
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """Whether a condition of "learned" is met: in all rows, and in those without echo."""
+
+    all: State
+    without_echo: State
+
+
 class EvaluationReport(msgspec.Struct, frozen=True):
     """The content of `eval/RUN/SPLIT/report.json`.
 
-    verdict: "learned", "worse", "no gain shown" or "too few rows" (`evaluation.verdict`). costs_first_answers: whether
-    that is shown besides. sentence: both for people. rows, groups: evaluated ones. left_out: rows of the split that are
+    verdict: "learned", "worse", "no gain shown", "too few rows" or "too few rows without echo" (`evaluation.verdict`).
+    costs_first_answers: whether that is shown besides. sentence: both for people. conditions: of "learned", by name, on
+    data with feedback. rows, groups: evaluated ones. left_out: rows of the split that are
     out, by reason. feedback: whether rows have feedback. figures: on what the verdict rests.
     looks: how often the data set's test split was looked at so far, this time included, so that no two reports on
     test are the same; null for val. also_chose: by what these rows chose the model, too; null if they chose nothing: on
@@ -300,6 +360,7 @@ class EvaluationReport(msgspec.Struct, frozen=True):
     max_length: int
     versions: dict[str, str]
     also_chose: AlsoChose | None = None
+    conditions: dict[str, Condition] = {}
 
 
 class ModelAnswer(Judgement, frozen=True):

@@ -16,21 +16,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from vlmflow.config.after_training import ChosenBy
+from vlmflow.config.after_training import ChosenBy, Requirements, each_requirement
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError
+from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.evaluation.report import (
     FEWEST_GROUPS,
-    OTHER,
+    NEUTRAL,
     OTHER_PICTURE,
+    OTHERS,
     OWN,
     QUESTION,
     AlsoChose,
     Compared,
+    Condition,
     EvaluationReport,
     Interval,
     Margin,
     MarginFigures,
+    MarginReport,
+    Share,
+    State,
 )
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.supervisor.report import TrainingReport
@@ -38,80 +43,153 @@ from vlmflow.supervisor.report import TrainingReport
 Values = NDArray[np.float64]
 
 
-def preferred(value: Values, other: Values | float) -> Values:
-    """Return 1 where one is above the other, 0 where it is below, and one half where they are equal: a tie."""
-    return (np.sign(value - other) + 1) / 2
+EQUAL = 1e-4
+"""Losses, in nats per token, that differ by no more are equal: float32 adds up to as much in another order."""
+
+SAME = 0.025
+"""Preferences that differ by less are equal: 19 against 20 nats is no difference for who reads the answer."""
+
+
+def preferred(value: Values, other: Values | float, equal: float = 0.0) -> Values:
+    """Return 1 where one is above the other, 0 where it is below, and one half where they are equal: a tie.
+
+    equal: so far they may differ.
+    """
+    difference = value - other
+    return (np.sign(difference) * (np.abs(difference) > equal) + 1) / 2
 
 
 def row_shares(margins: Mapping[str, Margin]) -> dict[str, float]:
     """Return what a row adds to each share that it can tell (`MarginFigures`): 1, 0, or one half for a tie.
 
+    *uses feedback* is the average over the row's donors.
+
     margins: those of one model, by context.
     """
-    values = {context: np.array(margin.value) for context, margin in margins.items()}
     one_answer = any(margin.wrong is None for margin in margins.values())
-    sides: dict[str, tuple[str, str | None]] = {
-        "right_first": (QUESTION, None),
-        "right_with_feedback": (OWN, None),
-        "uses_feedback": (OWN, OTHER),
-        "sees": (OWN if OWN in margins else QUESTION, OTHER_PICTURE),
-    }
+    values = {context: np.array(margin.value) for context, margin in margins.items()}
+    preferences = {context: np.array(margin.preference) for context, margin in margins.items()}
     shares = {}
-    for name, (context, other) in sides.items():
-        if context in values and (other in values if other else not one_answer):
-            shares[name] = float(preferred(values[context], values[other] if other else 0.0))
-    return shares
+    if not one_answer:
+        above = {"right_first": QUESTION, "right_with_feedback": OWN}
+        shares |= {name: preferred(values[context], 0.0) for name, context in above.items() if context in values}
+    if others := [values[context] for context in OTHERS if context in values]:
+        shares["uses_feedback"] = np.mean([preferred(values[OWN], other) for other in others])
+    if OWN in values:
+        controls = {"adds": NEUTRAL, "helps": QUESTION}
+        shares |= {
+            name: preferred(preferences[OWN], preferences[context], SAME)
+            for name, context in controls.items()
+            if context in values
+        }
+    if OTHER_PICTURE in values:
+        shares["sees"] = preferred(values[OWN if OWN in values else QUESTION], values[OTHER_PICTURE])
+    return {name: float(share) for name, share in shares.items()}
 
 
 LEARNED, WORSE, NO_GAIN, TOO_FEW = "learned", "worse", "no gain shown", "too few rows"
+TOO_FEW_WITHOUT_ECHO = "too few rows without echo"
 
 FEWEST_DIFFERENT = 10
-"""With fewer rows in which the models differ there is no verdict: four that all change one way may be chance."""
+"""With fewer rows in which the models differ nothing is shown: four that all change one way may be chance."""
 
 NEAR_CEILING = 0.9
 """A base that uses feedback in this share of rows leaves little to gain."""
+
+ABOVE = {"uses_feedback": 0.5, "adds": 0.5, "helps": 0.55}
+"""What a share of the tuned model must be above, by its whole interval. Feedback that says what the question says, too,
+raises *helps* to a little above one half."""
+
+CONDITIONS = {
+    "uses_feedback": "a row's own feedback helps more than another row's, and more often than in the base",
+    "adds": "it helps more than neutral feedback, and more often than in the base",
+    "helps": "after it the right answer is likelier than to the question alone, and more often than in the base",
+    "own": "with it the right answer is likelier than in the base",
+}
+"""The conditions of LEARNED, by name, for people."""
 
 
 class Verdict(msgspec.Struct, frozen=True):
     """What margins show.
 
-    name: LEARNED, WORSE, NO_GAIN or TOO_FEW. costs_first_answers: whether the tuned model is shown to prefer the right
-    answer less often than its base before any feedback. sentence: all of it for people.
+    name: LEARNED, WORSE, NO_GAIN, TOO_FEW or TOO_FEW_WITHOUT_ECHO. costs_first_answers: whether the tuned model is
+    shown to prefer the right answer less often than its base before any feedback. sentence: all of it for people.
+    conditions: those of LEARNED, by name; none without feedback.
     """
 
     name: str
     costs_first_answers: bool
     sentence: str
+    conditions: dict[str, Condition] = {}
 
 
-def judge(figures: MarginFigures) -> Verdict:
-    """Return the verdict on rows.
+def judge(figures: MarginReport) -> Verdict:
+    """Return the verdict on rows (docs/evaluation.md).
 
     A figure rose or fell if the interval of tuned minus base is above or below 0.
-    learned: *uses feedback* rose, and the answer with its own feedback did not suffer: *right over wrong* did not fall,
-    or, of rows with one answer, the loss did not rise. worse: *uses feedback* fell, and that answer suffered.
+    learned: each share of ABOVE rose, and is above its bound; in more than half of the rows the own feedback helps more
+    than it helps the base; and all of it also in the rows without echo. worse: with its own feedback the right answer
+    is less often likelier than the wrong one; in rows with one answer, its loss rose in most, and its mean did not fall.
     Without feedback the loss of the answers alone decides.
     """
-    uses, first = figures.uses_feedback, figures.right_first
-    change = (uses or figures.losses[QUESTION]).difference
-    if missing(uses or figures.losses[QUESTION]):
+    every, without_echo = figures.all, figures.without_any_echo
+    uses = every.uses_feedback
+    decides = uses or (every.one_answer.fell if every.one_answer else every.losses[QUESTION])
+    conditions = {}
+    if uses:
+        conditions = {
+            name: Condition(*(state_of(name, some) if some else "open" for some in (every, without_echo)))
+            for name in CONDITIONS
+        }
+    if _is_worse(every):
+        name = WORSE
+    elif missing(decides):
         name = TOO_FEW
-    elif uses and change.above_zero and not _suffered(figures):
-        name = LEARNED
+    elif uses and (without_echo is None or too_few_groups(without_echo.groups)):
+        name = TOO_FEW_WITHOUT_ECHO
     elif uses:
-        name = WORSE if change.below_zero and _suffered(figures) else NO_GAIN
+        name = LEARNED if all({each.all, each.without_echo} == {"met"} for each in conditions.values()) else NO_GAIN
     else:
-        name = LEARNED if change.below_zero else WORSE if change.above_zero else NO_GAIN
+        lost = every.one_answer
+        name = LEARNED if lost and _above(lost.fell) and not lost.loss.difference.above_zero else NO_GAIN
+    first = every.right_first
     costs = first is not None and _fell(first)
-    return Verdict(name, costs, " ".join(_sentences(name, costs, figures)))
+    return Verdict(name, costs, " ".join(_sentences(name, costs, figures, conditions)), conditions)
 
 
-def falls_short(require: str, verdict: Verdict, figures: MarginFigures) -> str | None:
+def state_of(name: str, figures: MarginFigures) -> State:
+    """Return whether rows meet a condition of LEARNED by whole intervals, refute it, or leave it open.
+
+    name: a key of CONDITIONS.
+    """
+    compared = figures.own if name == "own" else getattr(figures, name)
+    if compared is None or missing(compared):
+        return "open"
+    if isinstance(compared, Share):
+        shares = [(compared.share, 0.5)]
+    else:
+        shares = [(compared.tuned, ABOVE[name]), (compared.difference, 0.0)]
+    if all(share.low > bound for share, bound in shares):
+        return "met"
+    return "refuted" if any(share.high < bound for share, bound in shares) else "open"
+
+
+def falls_short(require: Requirements, verdict: Verdict, figures: MarginFigures) -> str | None:
     """Return why a run does not fulfil `runs.NAME.evaluate.require`, for people; None if it does.
 
     learned: the verdict. uses_feedback: the tuned model's *uses feedback* is above one half by its interval. not_worse:
-    the verdict is not worse, and the training is not shown to cost first answers.
+    the verdict is not worse, and the training is not shown to cost first answers; of a measure: it did not fall.
     """
+    for measure, word in each_requirement(require):
+        if reason := _falls_short(measure, word, verdict, figures):
+            return f"{f'{measure}: ' if measure else ''}{word}, but {reason}"
+    return None
+
+
+def _falls_short(measure: str | None, require: str, verdict: Verdict, figures: MarginFigures) -> str | None:
+    if measure:
+        share = figures.shares.get(measure)
+        return "no row can tell it" if share is None else f"it fell: {_in_rows(share)}" if _fell(share) else None
     if require == "learned" and verdict.name != LEARNED:
         return f"the verdict is {verdict.name!r}"
     if require == "uses_feedback":
@@ -132,6 +210,8 @@ def shown_shares(figures: MarginFigures) -> list[tuple[str, Compared]]:
     """Return the shares that card and page show, with what they are the shares of: rows in which …"""
     named = [
         ("its own feedback helps the right answer more than another row's feedback", figures.uses_feedback),
+        ("its own feedback helps the right answer more than neutral feedback", figures.adds),
+        ("the right answer is likelier after its own feedback than to the question alone", figures.helps),
         ("the right answer is likelier than the wrong one, with its own feedback", figures.right_with_feedback),
         ("the right answer is likelier than the wrong one, to the question alone", figures.right_first),
         ("its own picture helps the right answer more than another row's picture", figures.sees),
@@ -139,26 +219,39 @@ def shown_shares(figures: MarginFigures) -> list[tuple[str, Compared]]:
     return [(name, compared) for name, compared in named if compared]
 
 
-def _suffered(figures: MarginFigures) -> bool:
-    """Return whether the answer with its own feedback is shown to be less often right, or where none is wrong, lost."""
-    right = figures.right_with_feedback
+def _is_worse(figures: MarginFigures) -> bool:
+    """Return whether rows show a decline. Rows with a wrong answer decide, if they have an interval."""
+    right, lost = figures.right_with_feedback, figures.one_answer
     if right is not None and right.difference.low is not None:
         return _fell(right)
-    return figures.losses[OWN].difference.above_zero
+    return lost is not None and _below(lost.fell) and not lost.loss.difference.below_zero
 
 
 def _fell(share: Compared) -> bool:
     return share.difference.below_zero and not missing(share)
 
 
-def missing(decides: Compared) -> str | None:
+def _above(share: Share) -> bool:
+    return share.share.low is not None and share.share.low > 0.5 and not missing(share)
+
+
+def _below(share: Share) -> bool:
+    return share.share.high is not None and share.share.high < 0.5 and not missing(share)
+
+
+def too_few_groups(groups: int) -> str | None:
+    """Return how many pictures or questions are missing, for people; None if there are enough of them."""
+    if groups >= FEWEST_GROUPS:
+        return None
+    return f"{groups} different pictures or questions, and {FEWEST_GROUPS} are needed: {FEWEST_GROUPS - groups} are missing"
+
+
+def missing(decides: Compared | Share) -> str | None:
     """Return what a verdict needs and does not have, for people; None if it has enough."""
-    if decides.groups < FEWEST_GROUPS:
-        return (
-            f"{decides.groups} different pictures or questions, and {FEWEST_GROUPS} are needed: "
-            f"{FEWEST_GROUPS - decides.groups} are missing"
-        )
-    if decides.difference.low is None:
+    interval = decides.share if isinstance(decides, Share) else decides.difference
+    if few := too_few_groups(decides.groups):
+        return few
+    if interval.low is None:
         return "most rows have one of few pictures or questions, and so say little: more different ones are missing"
     if decides.different < FEWEST_DIFFERENT:
         return (
@@ -168,39 +261,70 @@ def missing(decides: Compared) -> str | None:
     return None
 
 
-def _sentences(name: str, costs: bool, figures: MarginFigures) -> list[str]:
-    uses, right, first = figures.uses_feedback, figures.right_with_feedback, figures.right_first
-    if uses is None:
-        answers = figures.losses[QUESTION]
-        begins = {
-            LEARNED: "The tuned model predicts the answers better than its base.",
-            WORSE: "The tuned model predicts the answers worse than its base.",
-            NO_GAIN: "No difference between the tuned model and its base is shown.",
-            TOO_FEW: f"Too few rows for a verdict: {missing(answers)}.",
-        }
-        change = _in_words(answers.difference)
-        return [begins[name], f"The loss of the answers changed by {change} nats per token; less is better."]
-    begins = {
-        LEARNED: "The tuned model learned to use feedback.",
-        WORSE: "The tuned model uses feedback less than its base, and answers worse with it.",
-        NO_GAIN: "It is not shown that the tuned model learned to use feedback.",
-        TOO_FEW: f"Too few rows for a verdict: {missing(uses)}.",
-    }
-    if name == NO_GAIN and uses.difference.above_zero:
-        begins[NO_GAIN] = "The tuned model uses feedback more than its base, but answers worse with it."
-    if name == NO_GAIN and uses.difference.below_zero:
-        begins[NO_GAIN] = "The tuned model uses feedback less than its base, but does not answer worse with it."
-    helps = "makes the right answer likelier" if right is None else "favours the right answer over the wrong one"
-    sentences = [begins[name], f"With another row's feedback as a control, its own {helps} {_in_rows(uses)}."]
-    if name in (NO_GAIN, TOO_FEW) and uses.base.mean >= NEAR_CEILING:
-        sentences.append("The base already does so in nearly all rows, so hardly any gain can be shown.")
-    if right is not None:
-        sentences.append(f"With its own feedback the right answer is likelier than the wrong one {_in_rows(right)}.")
-    else:
-        change = _in_words(figures.losses[OWN].difference)
-        sentences.append(f"The loss of the right answer with its own feedback changed by {change} nats per token.")
+def _sentences(name: str, costs: bool, figures: MarginReport, conditions: Mapping[str, Condition]) -> list[str]:
+    every, first = figures.all, figures.all.right_first
+    sentences = _of_feedback(name, figures, conditions) if every.uses_feedback else _of_losses(name, every)
     if costs and first is not None:
         sentences.append(f"It costs first answers: without feedback, the right one is likelier {_in_rows(first)}.")
+    return sentences
+
+
+def _of_losses(name: str, figures: MarginFigures) -> list[str]:
+    lost, answers = figures.one_answer, figures.losses[QUESTION]
+    begins = {
+        LEARNED: "The tuned model predicts the answers better than its base.",
+        WORSE: "The tuned model predicts the answers worse than its base.",
+        NO_GAIN: "No difference between the tuned model and its base is shown.",
+        TOO_FEW: f"Too few rows for a verdict: {missing(lost.fell if lost else answers)}.",
+    }
+    if name == NO_GAIN and lost and _above(lost.fell):
+        begins[NO_GAIN] = "No gain is shown: most rows got better, and a few rows lost much."
+    change = _in_words(answers.difference)
+    sentences = [begins[name], f"The loss of the answers changed by {change} nats per token; less is better."]
+    if lost:
+        share = lost.fell.share
+        sentences.append(f"It fell in {share.mean:.1%} of rows{share.ends('{:.1%}'.format)}.")
+    return sentences
+
+
+def _of_feedback(name: str, figures: MarginReport, conditions: Mapping[str, Condition]) -> list[str]:
+    every, without_echo = figures.all, figures.without_any_echo
+    uses, right = every.uses_feedback, every.right_with_feedback
+    assert uses is not None, "it is what tells data with feedback"
+    shown = [each for each, state in conditions.items() if {state.all, state.without_echo} != {"met"}]
+    not_shown = "; nor that ".join(CONDITIONS[each] for each in shown)
+    begins = {
+        LEARNED: "The tuned model learned to use feedback.",
+        WORSE: "The tuned model answers worse after feedback than its base.",
+        NO_GAIN: f"It is not shown that the tuned model learned to use feedback: not that {not_shown}.",
+        TOO_FEW: f"Too few rows for a verdict: {missing(uses)}.",
+        TOO_FEW_WITHOUT_ECHO: (
+            "Too few rows without echo for a verdict: in the others the right answer repeats a word of its feedback. "
+            f"Without them, there are {too_few_groups(without_echo.groups if without_echo else 0)}."
+        ),
+    }
+    if shown == ["helps"] and name == NO_GAIN:
+        begins[NO_GAIN] = (
+            "It is not shown that the tuned model learned to use feedback: it tells its own feedback from other "
+            "feedback, but after it it is not shown to be more often right than to the question alone."
+        )
+    sentences = [begins[name]]
+    own = "makes the right answer likelier" if right is None else "favours the right answer over the wrong one"
+    sentences.append(f"With another row's feedback as a control, its own {own} {_in_rows(uses)}.")
+    if every.adds:
+        sentences.append(f"With neutral feedback as a control, {_in_rows(every.adds)}.")
+    if every.helps:
+        sentences.append(f"With the question alone as a control, {_in_rows(every.helps)}.")
+    if name in (NO_GAIN, TOO_FEW) and uses.base.mean >= NEAR_CEILING:
+        sentences.append("The base already tells its own feedback in nearly all rows: hardly any gain can be shown.")
+    if figures.with_gold and figures.without_gold and figures.without_gold.uses_feedback and name == LEARNED:
+        known, of = figures.with_gold.rows, figures.without_gold.uses_feedback
+        sentences.append(f"Without the {counted(known, 'row')} whose feedback has the right answer: {_in_rows(of)}.")
+    if right is not None:
+        sentences.append(f"With its own feedback the right answer is likelier than the wrong one {_in_rows(right)}.")
+    elif every.one_answer:
+        change = _in_words(every.one_answer.loss.difference)
+        sentences.append(f"The loss of the right answer with its own feedback changed by {change} nats per token.")
     return sentences
 
 
@@ -236,7 +360,7 @@ def with_how_val_was_used(verdict: Verdict, chose: AlsoChose | None, left_out: M
     others = left_out.get("other_half", 0)
     if chose:
         return f"{verdict.sentence} {chose.in_words}"
-    if verdict.name == TOO_FEW and others:
+    if verdict.name in (TOO_FEW, TOO_FEW_WITHOUT_ECHO) and others:
         return f"{verdict.sentence} Val's other {others:,} rows chose the checkpoint, so they cannot judge it."
     return verdict.sentence
 
@@ -260,22 +384,17 @@ def read_evaluations(folders: Sequence[Path], proof: Proof) -> dict[str, Evaluat
     return reports
 
 
-def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: str | None) -> None:
+def refuse_unless_shown(evaluations: Mapping[str, EvaluationReport], require: Requirements) -> None:
     """Refuse weights whose evaluation on val falls short. require: runs.NAME.evaluate.require; None accepts all.
 
     Raises VlmflowError with the reason, and the figures on which it rests.
     """
     if require is None:
         return
-    val = evaluations.get("val")
-    if val is None:
-        raise VlmflowError(
-            f"runs.NAME.evaluate.require: {require} is judged on val, which was not evaluated",
-            "add val to runs.NAME.evaluate.splits",
-        )
+    val = evaluations["val"]
     if reason := falls_short(require, Verdict(val.verdict, val.costs_first_answers, val.sentence), val.figures.all):
         raise VlmflowError(
-            f"eval/{val.run}/val: runs.NAME.evaluate.require: {require}, but {reason}. {val.sentence}",
+            f"eval/{val.run}/val: runs.NAME.evaluate.require: {reason}. {val.sentence}",
             f"look at reports/eval-{val.run}.html; take more rows (few show nothing), train with other settings, or "
             f"remove runs.NAME.evaluate.require. The weights stay in verified/{val.run}",
         )

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from vlmflow.core.errors import counted
 from vlmflow.evaluation.report import (
-    OTHER,
+    NEUTRAL,
     OTHER_PICTURE,
+    OTHERS,
     OWN,
     QUESTION,
     Compared,
@@ -19,7 +20,8 @@ from vlmflow.evaluation.verdict import LEARNED, WORSE, shown_shares
 WITH_FEEDBACK = {
     QUESTION: "to the question alone",
     OWN: "with its own feedback",
-    OTHER: "with another row's feedback",
+    NEUTRAL: "with neutral feedback",
+    **dict(zip(OTHERS, ("with another row's feedback", "with a second row's", "with a third row's"), strict=True)),
     OTHER_PICTURE: "with another row's picture",
 }
 ANSWERS_ALONE = {QUESTION: "after the row's own turns", OTHER_PICTURE: "with another row's picture"}
@@ -32,12 +34,19 @@ def names_of(contexts: Iterable[str]) -> dict[str, str]:
 
 
 def figures_of(report: EvaluationReport) -> list[tuple[str, MarginFigures]]:
-    """Return the figures of all rows, and of those whose feedback lacks the gold answer; with their names."""
-    figures, rest = report.figures.all, report.figures.without_gold
-    if rest is None:
-        return [("all rows", figures)]
-    known = counted(figures.rows - rest.rows, "row")
-    return [("all rows", figures), (f"without {known} whose feedback contains the gold answer", rest)]
+    """Return the figures of all rows, and of those with and without echo and gold answer in their feedback, by names."""
+    figures = report.figures
+    gold, echo = "whose feedback contains the gold answer", "whose right answer repeats a word of its feedback (echo)"
+    parts = [
+        (echo, figures.with_echo, figures.without_echo),
+        (gold, figures.with_gold, figures.without_gold),
+    ]
+    named = [("all rows", figures.all)]
+    for what, having, others in parts:
+        count = counted(figures.all.rows - others.rows if others else figures.all.rows, "row")
+        named += [(f"without {count} {what}", others)] if others else []
+        named += [(f"the {count} {what}", having)] if having else []
+    return named
 
 
 def losses_of(figures: MarginFigures) -> list[tuple[str, Compared]]:

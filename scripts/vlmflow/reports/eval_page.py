@@ -6,13 +6,14 @@ Of these the page shows the ones in which the tuned model and its base differ mo
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.choice import Case, read_case, with_right_last
 from vlmflow.evaluation.report import (
-    OTHER,
+    OTHERS,
     OWN,
     QUESTION,
     AnsweredRow,
@@ -21,7 +22,7 @@ from vlmflow.evaluation.report import (
     EvaluationReport,
     Margin,
 )
-from vlmflow.evaluation.verdict import REPORT, row_shares
+from vlmflow.evaluation.verdict import CONDITIONS, REPORT, row_shares
 from vlmflow.reports.data_page import thumbnail
 from vlmflow.reports.eval_figures import FUNCTIONS, colour_of, decides, names_of, scale_of
 from vlmflow.reports.page import render
@@ -74,6 +75,7 @@ def eval_page(
         colour_of=colour_of,
         decides=decides,
         names_of=names_of,
+        conditions=CONDITIONS,
         scale_of=scale_of,
         **FUNCTIONS,
     )
@@ -101,12 +103,13 @@ def _split(folder: Path, rows: Path, answers: Path | None) -> Split:
 def change_of(row: EvaluatedRow) -> float:
     """Return by how much a row speaks for the tuned model, in nats per token.
 
-    It is what the own feedback adds to the margin, compared with another row's; tuned minus base. Without feedback it
-    is what the log-probability of the answers gained.
+    It is what the own feedback adds to the margin, compared with other rows' on average; tuned minus base. Without
+    feedback it is what the log-probability of the answers gained.
     """
 
     def shown_by(margins: dict[str, Margin]) -> float:
-        return margins[OWN].value - margins[OTHER].value if OTHER in margins else margins[QUESTION].value
+        others = [margins[context].value for context in OTHERS if context in margins]
+        return margins[OWN].value - fmean(others) if others else margins[QUESTION].value
 
     return shown_by(row.tuned) - shown_by(row.base)
 
@@ -122,8 +125,8 @@ def _cases(rows: Sequence[EvaluatedRow], file: Path) -> dict[str, Case]:
 
     Raises VlmflowError if a row is not in the file as it was evaluated.
     """
-    names = {name for row in rows for name in (row.id, row.donor, row.picture_donor) if name}
-    feedback = any(row.donor for row in rows)
+    names = {name for row in rows for name in (row.id, *row.donors, row.picture_donor) if name}
+    feedback = any(row.donors for row in rows)
     cases = {}
     for row in lines_of(file, ShareGptRow):
         if row.id in names:

@@ -200,6 +200,8 @@ def _row(identity: str, trajectory: Trajectory, first: int, last: int) -> ShareG
 
 SENTENCE = "A score of {} is given to the answer. {}"
 
+SENTENCE_BEGINS = re.compile(SENTENCE.format(r"\d+", "").replace(".", r"\."))
+
 FEEDBACK = re.compile(r"[\s.*_]{0,8}Feedback[\s*_]{0,3}:[*_]{0,3}", re.IGNORECASE)
 """What stands between a score and the teacher's words."""
 
@@ -243,3 +245,17 @@ def _sentence(attempt: Attempt) -> str | None:
     if before.strip("*_# \n") or match is None or not (words := after[match.end() :].strip()):
         return None
     return SENTENCE.format(attempt.score, words)
+
+
+def parted_feedback(feedback: str) -> tuple[str, str]:
+    """Return the beginning of a feedback that gives the score, `Score: 5.` with `Feedback:` or SENTENCE, and its words.
+
+    The beginning is "" where a feedback has no such form.
+    """
+    match = SENTENCE_BEGINS.match(feedback)
+    if match is None and (score := SCORE.search(feedback)) and not feedback[: score.start()].strip("*_# \n"):
+        match = FEEDBACK.match(feedback, score.end())
+    if match is None:
+        return "", feedback
+    words = feedback[match.end() :].lstrip()
+    return feedback.removesuffix(words), words

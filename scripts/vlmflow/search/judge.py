@@ -34,7 +34,7 @@ FOLDER = "judged"
 """The folder of a run folder that holds the merged weights as long as they are evaluated."""
 
 
-JUDGING = 3
+JUDGING = 4
 """The way in which a trial's value is computed from its model and the split. Kept results belong to it: raise it
 whenever a change of how rows, donors or figures are chosen may change a value."""
 

@@ -165,8 +165,9 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
         verdicts[f"evaluate.{evaluation.split}"] = f"{evaluation.verdict}: {evaluation.sentence}"
         at = f"evaluate/{evaluation.split}"
         figures |= _of_margins(at, evaluation.figures.all)
-        if evaluation.figures.without_gold:
-            figures |= _of_margins(f"{at}/without_gold", evaluation.figures.without_gold)
+        for part in ("with_echo", "without_echo", "with_gold", "without_gold"):
+            if some := getattr(evaluation.figures, part):
+                figures |= _of_margins(f"{at}/{part}", some)
     for folder in answered:
         figures |= _of_answers(read_account(folder / REPORT, AnswerReport))
     events = read_events(full / PROGRESS)

@@ -20,7 +20,7 @@ from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
 from vlmflow.evaluation.chosen_split import ChosenSplit, SplitFiles, choose_from_split
 from vlmflow.evaluation.measure import passes_of, scored_answers
-from vlmflow.evaluation.report import AlsoChose, LeftOut
+from vlmflow.evaluation.report import OTHERS, AlsoChose, LeftOut
 from vlmflow.evaluation.verdict import NO_GAIN, TOO_FEW, Verdict, also_chose, with_how_val_was_used
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.holdout import Part, group_of, half_of
@@ -126,7 +126,7 @@ def test_both_answers_begin_alike_and_have_no_thought() -> None:
         assert isinstance(found, Case)
         answers = {name: turn.value for name, turn in scored_answers(found).items()}
         assert answers == {"right": f"{begins}blue", "wrong": f"{begins}red"}
-        passes = passes_of(found, found, None)
+        passes = passes_of(found, [found], None)
         assert {each.given for each in passes.values()} == {begins.strip()}
 
 
@@ -135,16 +135,19 @@ def test_the_contexts_differ_in_feedback_and_picture_alone() -> None:
     assert isinstance(own, Case)
     assert isinstance(donor, Case)
     own.row.conversations.insert(0, Turn("system", "Be brief."))
-    passes = passes_of(own, donor, donor)
+    passes = passes_of(own, [donor, donor], donor, ["Score: 3. Wrong."])
     texts = {name: [turn.value for turn in made.turns] for name, made in passes.items()}
     question = ["Be brief.", "<image>\nWhat is the code of door 0?"]
     for answer, said in (("right", "Answer: c0"), ("wrong", "Answer: none")):
         assert texts[f"question {answer}"] == [*question, said]
         history = [*question, "Answer: none", "Score: 3. It is c0.", said]
         assert texts[f"own {answer}"] == texts[f"other_picture {answer}"] == history
-        assert texts[f"other {answer}"] == [*question, "Answer: none", "Score: 3. It is c1.", said]
+        for context in OTHERS[:2]:
+            assert texts[f"{context} {answer}"] == [*question, "Answer: none", "Score: 3. It is c1.", said]
+        assert texts[f"neutral {answer}"] == [*question, "Answer: none", "Score: 3. Wrong.", said]
     pictures = {name.split()[0]: made.images for name, made in passes.items()}
-    assert pictures == {"question": ["0.jpg"], "own": ["0.jpg"], "other": ["0.jpg"], "other_picture": ["1.jpg"]}
+    alike = dict.fromkeys(("question", "own", "neutral", *OTHERS[:2]), ["0.jpg"])
+    assert pictures == alike | {"other_picture": ["1.jpg"]}
 
 
 def test_a_feedback_of_another_row_shows_no_pictures() -> None:
@@ -154,7 +157,7 @@ def test_a_feedback_of_another_row_shows_no_pictures() -> None:
     for case in (own, donor):
         case.row.conversations[2].value += " <image>"
         case.row.images.append("1.jpg")
-    passes = passes_of(own, donor, None)
+    passes = passes_of(own, [donor], None)
     assert [passes[f"{context} right"].images for context in ("own", "other")] == [["0.jpg", "1.jpg"], ["0.jpg"]]
     assert passes["other right"].turns[2].value == "Score: 3. It is c1. "
 
@@ -163,14 +166,14 @@ def test_a_row_with_calls_is_scored_with_its_tools_and_has_no_feedback() -> None
     turns = [Turn("human", "?"), Turn("function_call", "{}"), Turn("observation", "1"), Turn("gpt", "one")]
     case = read_case(msgspec.structs.replace(made_row("r", turns), tools="[]"), {})
     assert case.feedback == []
-    assert msgspec.to_builtins(passes_of(case, None, None)["question right"])["tools"] == "[]"
-    plain = msgspec.to_builtins(passes_of(read_case(row(1, "c"), {}), None, None)["question right"])
+    assert msgspec.to_builtins(passes_of(case, [], None)["question right"])["tools"] == "[]"
+    plain = msgspec.to_builtins(passes_of(read_case(row(1, "c"), {}), [], None)["question right"])
     assert plain.keys() == {"turns", "images", "given"}, "what is kept of rows without tools stays"
 
 
 def test_without_feedback_the_whole_row_is_scored_with_both_pictures() -> None:
     own, donor = (read_case(row(n, "c", images=[f"{n}.jpg"]), PICTURES) for n in range(2))
-    passes = passes_of(own, None, donor)
+    passes = passes_of(own, [], donor)
     assert {name: (made.turns, made.images, made.given) for name, made in passes.items()} == {
         "question right": (own.row.conversations, ["0.jpg"], ""),
         "other_picture right": (own.row.conversations, ["1.jpg"], ""),
@@ -204,7 +207,7 @@ def test_the_halves_of_val_are_evaluated_apart_and_give_each_other_controls(tmp_
     assert halves["chooses"] | halves["judges"] == {each.id for each in of_val}
     assert not halves["chooses"] & halves["judges"]
     assert {each.id: each.reason for each in chosen("judges").out} == dict.fromkeys(halves["chooses"], "other_half")
-    controls = {each.donor.row.id for each in chosen("judges").rows if each.donor}
+    controls = {donor.row.id for each in chosen("judges").rows for donor in each.donors}
     assert controls & halves["chooses"], "as many rows as possible have a control"
     assert len(chosen(None).rows) == len(of_val)
 

@@ -9,12 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from made_rows import made_row
 from simulated_evaluations import row
 from vlmflow.evaluation.choice import (
+    DONORS,
     Case,
     Item,
     derange,
+    echoes,
     feedback_donors,
+    neutral_feedback,
     picture_donors,
     read_case,
     without_donor,
@@ -23,13 +27,18 @@ from vlmflow.evaluation.choice import (
 from vlmflow.rows.chat import Turn
 
 
+def apart(*names: str) -> dict[str, frozenset[str]]:
+    """Return what an item has, and refuses in others."""
+    return {"has": frozenset(names), "refuses": frozenset(names)}
+
+
 def items_of(count: int, seed: int, strata: int = 1) -> list[Item]:
     random = Random(seed)
     return [
         Item(
             name=f"row-{number}",
             stratum=random.randrange(strata),
-            apart=frozenset([f"group {random.randrange(count)}", f"answer {random.choice('aab')}"]),
+            **apart(f"group {random.randrange(count)}", f"answer {random.choice('aab')}"),
             words=frozenset(random.sample(["once", "upon", "a", "time", "there", "was"], random.randrange(5))),
         )
         for number in range(count)
@@ -43,14 +52,14 @@ def test_who_gives_takes_each_once_within_a_stratum_and_apart(count: int, seed: 
     assert sorted(found) == sorted(found.values())
     for taker, giver in found.items():
         assert of[taker].stratum == of[giver].stratum
-        assert of[taker].apart.isdisjoint(of[giver].apart)
+        assert of[taker].refuses.isdisjoint(of[giver].has)
 
 
 @given(st.integers(2, 6), st.integers(0, 1000))
 def test_as_many_as_possible_have_a_partner(count: int, seed: int) -> None:
     """Compared with all permutations."""
     of = items_of(count, seed)
-    fit = [[one.apart.isdisjoint(other.apart) for other in of] for one in of]
+    fit = [[one.refuses.isdisjoint(other.has) for other in of] for one in of]
     most = max(
         sum(place != to for place, to in enumerate(order))
         for order in permutations(range(count))
@@ -63,7 +72,7 @@ def test_partners_are_near_in_words_that_are_rare() -> None:
     """What half of all rows say tells little of their topic, though it has more words."""
     topics = ["red cat", "steep tower", "old book", "fast train"]
     of = [
-        Item(f"{topic}, {form}", None, frozenset([f"{topic}, {form}"]), words_of([topic, form]))
+        Item(f"{topic}, {form}", None, **apart(f"{topic}, {form}"), words=words_of([topic, form]))
         for topic in topics
         for form in ("this is wrong", "please look again")
     ]
@@ -84,7 +93,12 @@ def test_three_thousand_rows_take_seconds() -> None:
     random = Random(0)
     vocabulary = [f"word{number}" for number in range(3000)]
     of = [
-        Item(str(n), None, frozenset([f"group {n // 2}", f"answer {n % 2}"]), frozenset(random.sample(vocabulary, 60)))
+        Item(
+            name=str(n),
+            stratum=None,
+            **apart(f"group {n // 2}", f"answer {n % 2}"),
+            words=frozenset(random.sample(vocabulary, 60)),
+        )
         for n in range(3500)
     ]
     for some in (of[:3000], of):
@@ -141,7 +155,74 @@ def test_a_feedback_of_one_topic_comes_from_a_row_of_that_topic() -> None:
         ("grey", cats.format("white"), 3),
         ("50", towers.format(60), 3),
     )
-    assert names_of(feedback_donors(of, {}, 0)) == {"0": "2", "2": "0", "1": "3", "3": "1"}
+    first = {name: some[0] for name, some in feedback_donors(of, {}, 0).items()}
+    assert names_of(first) == {"0": "2", "2": "0", "1": "3", "3": "1"}
+
+
+def test_a_row_has_up_to_three_donors_whose_feedback_differs() -> None:
+    """Each time who gives also takes, once; of what is left, a row keeps what it has."""
+    of = cases(*((f"answer {n}", f"feedback {n}", 3) for n in range(5)), ("other", "feedback 0", 3))
+    found = feedback_donors(of, {}, 0)
+    for turn in range(DONORS):
+        some = names_of({name: donors[turn] for name, donors in found.items() if len(donors) > turn})
+        assert sorted(some) == sorted(some.values())
+        assert len(some) >= 4
+    for name, donors in found.items():
+        feedbacks = [case.feedback[0] for case in donors]
+        assert of[int(name)].feedback[0] not in feedbacks
+        assert len(set(feedbacks)) == len(feedbacks)
+    three = feedback_donors(cases(*((f"answer {n}", f"feedback {n}", 3) for n in range(3))), {}, 0)
+    assert {len(donors) for donors in three.values()} == {2}, "there are two others"
+
+
+def said(attempt: str, feedback: str, right: str) -> Case:
+    """Return a row whose question is "What is it?"."""
+    turns = [Turn("human", "What is it?"), Turn("gpt", attempt), Turn("human", feedback), Turn("gpt", right)]
+    return read_case(made_row(f"{attempt}, {feedback}, {right}", turns, "s", [], [3, 10]), {})
+
+
+def test_an_echo_is_a_word_of_the_feedback_that_question_and_attempts_lack() -> None:
+    plain = [said(f"try {n}", "Score: 3.\nFeedback: Look at the box.", f"Answer: word {n}") for n in range(50)]
+    red = said("blue", "Score: 3.\nFeedback: It is a Red ball.", "Thought: a ball.\nAnswer: red")
+    known = [
+        said("a red one", "Score: 3.\nFeedback: Red is right.", "Answer: red"),
+        said("blue", "Score: 3.\nFeedback: Is it?", "Answer: it is"),
+        said("blue", "Score: 3.\nFeedback: Wrong.", "Answer: 3"),
+    ]
+    found = echoes([*plain, red, *known])
+    assert {name: words for name, words in found.items() if words} == {red.row.id: ["red"]}
+
+
+def test_what_right_answers_have_anyway_is_no_echo() -> None:
+    """ "the" stands in every second right answer, whether the feedback has it or not."""
+    rights = ("it", "the box", "it", "the cat")
+    of = [said(f"try {n}", "see the box" if n % 4 < 2 else "look there", rights[n % 4]) for n in range(100)]
+    assert {word for words in echoes(of).values() for word in words} == {"box"}
+
+
+def test_a_character_is_a_word_in_languages_without_blanks() -> None:
+    of = [said(f"不{n}", "看看。", "狗") for n in range(20)]
+    red = said("蓝色", "它是红的球", "红")
+    assert echoes([*of, red])[red.row.id] == ["红"]
+
+
+@pytest.mark.parametrize(
+    ("own", "neutral"),
+    [
+        ("Score: 3.\nFeedback: It is red.", "Score: 3.\nFeedback: Wrong."),
+        ("**Score:** 3/10\n**Feedback:** It is red.", "**Score:** 3/10\n**Feedback:** Wrong."),
+        ("A score of 3 is given to the answer. It is red.", "A score of 3 is given to the answer. Wrong."),
+        ("It is red. Score: 3. Feedback: no", "Wrong."),
+        ("It is red.", "Wrong."),
+    ],
+)
+def test_neutral_feedback_has_the_form_and_score_of_the_own(own: str, neutral: str) -> None:
+    case = said("blue", own, "red")
+    assert neutral_feedback(case, ["Wrong."]) == [neutral]
+    texts = [f"text {n}" for n in range(3)]
+    several = [neutral_feedback(said(f"blue {n}", own, "red"), texts)[0] for n in range(30)]
+    assert len(set(several)) == 3, "each row has one of the texts"
+    assert neutral_feedback(case, texts) == neutral_feedback(case, texts)
 
 
 def test_another_picture_shows_something_else() -> None:

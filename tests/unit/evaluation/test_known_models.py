@@ -16,11 +16,11 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation import measure
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.chosen_split import choose_rows, counts_of
-from vlmflow.evaluation.margins import margin_figures
+from vlmflow.evaluation.margins import margin_figures, margin_report
 from vlmflow.evaluation.measure import ChosenRow, Measurement, ScoredModel, evaluated_rows
 from vlmflow.evaluation.report import (
     LOG,
-    OTHER,
+    OTHERS,
     OWN,
     QUESTION,
     EvaluatedModel,
@@ -31,7 +31,16 @@ from vlmflow.evaluation.report import (
     read_looks,
     record_look,
 )
-from vlmflow.evaluation.verdict import LEARNED, NO_GAIN, TOO_FEW, WORSE, judge, read_evaluations, refuse_unless_shown
+from vlmflow.evaluation.verdict import (
+    LEARNED,
+    NO_GAIN,
+    TOO_FEW,
+    TOO_FEW_WITHOUT_ECHO,
+    WORSE,
+    judge,
+    read_evaluations,
+    refuse_unless_shown,
+)
 from vlmflow.merging.proof import Proof, ProvenFile, proven_digest
 from vlmflow.rows.sharegpt import ShareGptRow
 from workflow_runs import ROOT
@@ -53,15 +62,15 @@ def compared(base: Judge, tuned: Judge) -> list[EvaluatedRow]:
 @pytest.mark.parametrize(
     ("base", "tuned", "verdict"),
     [
-        (ignores, uses, LEARNED),
-        (ignores, ignores, NO_GAIN),
-        (ignores, reacts_to_presence, NO_GAIN),
+        (ignores, uses, TOO_FEW_WITHOUT_ECHO),
+        (ignores, ignores, TOO_FEW_WITHOUT_ECHO),
+        (ignores, reacts_to_presence, TOO_FEW_WITHOUT_ECHO),
         (uses, uses, TOO_FEW),
         (uses, ignores, WORSE),
     ],
 )
 def test_models_of_known_behaviour_get_their_verdicts(base: Judge, tuned: Judge, verdict: str) -> None:
-    found = judge(margin_figures(compared(base, tuned)))
+    found = judge(margin_report(compared(base, tuned)))
     assert (found.name, found.costs_first_answers) == (verdict, False)
     assert "With another row's feedback as a control" in found.sentence
 
@@ -83,7 +92,7 @@ def test_the_figures_are_those_of_the_scorers() -> None:
     assert figures.uses_feedback.tuned.mean == figures.right_with_feedback.tuned.mean == 1
     assert figures.right_first.tuned.mean == pytest.approx(0.5, abs=0.15)
     assert figures.losses[OWN].difference.mean == pytest.approx(-2, abs=0.02)
-    assert figures.losses[OTHER].difference.mean == pytest.approx(0, abs=0.02)
+    assert figures.losses[OTHERS[0]].difference.mean == pytest.approx(0, abs=0.02)
     assert figures.sees is None, "these rows have no pictures"
 
 
@@ -103,9 +112,9 @@ def test_without_feedback_the_loss_of_the_answers_decides() -> None:
         assert out == []
         found, _ = evaluated_rows(of, scorer(constant(base, 1)), scorer(constant(tuned, 2)))
         assert {(row.right, row.wrong, *row.base) for row in found} == {(None, None, QUESTION)}
-        figures = margin_figures(found)
+        figures = margin_report(found)
         assert judge(figures).name == verdict
-        assert figures.uses_feedback is None
+        assert figures.all.uses_feedback is None
 
 
 def test_every_row_is_evaluated_or_left_out_with_a_reason() -> None:
@@ -154,7 +163,7 @@ def test_an_answer_of_other_tokens_in_another_context_is_refused(number: int, an
     def other(work: list[Work]) -> dict[str, Measured]:
         found = dict(scorer(uses)(work))
         for each in found.values():
-            name = f"{OTHER} {answer}"
+            name = f"{OTHERS[0]} {answer}"
             each.losses[name] = msgspec.structs.replace(each.losses[name], tokens=number)
             each.answers[name] = "others"
         return found

@@ -8,19 +8,25 @@ import pytest
 from simulated_evaluations import (
     BETTER,
     COVERED,
+    HOLES,
     HUNDRED,
     HUNDRED_OF_SEVERAL,
+    LEARNERS,
     NULLS,
     ONE_ROW_EACH,
     PERCENT,
     WORDS,
     Drawn,
     better,
+    confused_without_w,
     declined,
     difference_covered,
     gains,
+    learner_that_repeats,
     mean_covered,
     null,
+    planted,
+    repeats,
     share_covered,
     ten_points,
     wrong_first_answer_unlearned,
@@ -164,8 +170,8 @@ def test_models_that_differ_by_noise_are_seldom_called_learned_or_worse(name: st
 
 @pytest.mark.parametrize("name", WORDS)
 def test_words_of_the_feedback_in_right_and_wrong_answers_teach_nothing(name: str) -> None:
-    found = WORDS[name]()
-    assert max(found[LEARNED], found[WORSE]) <= BY_CHANCE
+    """They are noise in its margins: it may be right less often."""
+    assert WORDS[name]()[LEARNED] <= BY_CHANCE
 
 
 @pytest.mark.parametrize(
@@ -179,11 +185,43 @@ def test_a_model_that_is_better_in_everything_is_never_worse(gain: float, wrong_
     assert found["costs"] <= BY_CHANCE
 
 
-@pytest.mark.parametrize("share", [50, 70, 85])
-def test_ten_points_more_of_300_rows_are_found(share: int) -> None:
+@pytest.mark.parametrize(("share", "least"), [(50, 35), (70, 90), (85, 95)])
+def test_ten_points_more_of_300_rows_are_found(share: int, least: int) -> None:
+    """From 50 to 60 % the whole interval of *helps* is seldom above 55 %."""
     found = ten_points(12, share, OWN)
-    assert found[LEARNED] >= 80
+    assert found[LEARNED] >= least
     assert found[WORSE] == 0
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.5])
+@pytest.mark.parametrize("name", HOLES)
+def test_who_did_not_learn_to_use_feedback_is_not_called_so(name: str, noise: float) -> None:
+    assert planted(1, HOLES[name], noise=noise)[LEARNED] <= 1
+
+
+@pytest.mark.parametrize("noise", [0.3, 0.5])
+@pytest.mark.parametrize("name", LEARNERS)
+def test_who_learned_to_use_feedback_is_called_so(name: str, noise: float) -> None:
+    assert planted(1, LEARNERS[name], noise=noise)[LEARNED] >= 85
+
+
+def test_a_learner_that_still_repeats_its_wrong_attempt_is_not_found() -> None:
+    """After its feedback it is not more often right than to the question alone."""
+    assert planted(1, learner_that_repeats)[LEARNED] <= 5
+
+
+def test_who_is_confused_and_learned_not_to_repeat_may_pass() -> None:
+    """docs/evaluation.md says so."""
+    assert 20 <= planted(1, confused_without_w)[LEARNED] <= 35
+
+
+def test_who_repeats_its_wrong_attempt_is_worse_and_refused() -> None:
+    found = planted(1, repeats)
+    assert found[WORSE] == found["gated"] == 100
+
+
+def test_equal_models_are_seldom_refused() -> None:
+    assert null(27, ONE_ROW_EACH)["gated"] <= 6
 
 
 def test_ten_points_less_of_first_answers_are_found() -> None:

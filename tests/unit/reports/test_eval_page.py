@@ -13,7 +13,15 @@ from made_rows import write_picture
 from vlmflow.config.settings import PictureLimits
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
-from vlmflow.evaluation.report import AnsweredRow, AnsweredTurn, EvaluatedRow, Loss, Margin, MarginReport
+from vlmflow.evaluation.report import (
+    AnsweredRow,
+    AnsweredTurn,
+    Condition,
+    EvaluatedRow,
+    Loss,
+    Margin,
+    MarginReport,
+)
 from vlmflow.reports.eval_page import eval_page
 
 LONG = "lp" * 50
@@ -34,7 +42,7 @@ def evaluated_row(number: int, base: float, tuned: float) -> EvaluatedRow:
         group=f"g{number}",
         right=f"green {HOSTILE}",
         wrong=f"red {LONG}",
-        donor=f"r{(number + 1) % 4}",
+        donors=[f"r{(number + 1) % 4}", f"r{(number + 2) % 4}"],
         picture_donor=None,
         gold_in_feedback=False,
         base=margins(base),
@@ -62,7 +70,8 @@ def folder(tmp_path: Path) -> Path:
     (folder / "rows.jsonl").write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     few = some_figures(rows=9, uses_feedback=compared(0.4, 0.9, None))
     figures = MarginReport(some_figures(), some_figures(rows=365, sees=None), {"gqa": some_figures(), "s<b>": few})
-    write_account(folder / "report.json", some_evaluation(rows=4, figures=figures, left_out={"no_donor": 1_234}))
+    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
+    write_account(folder / "report.json", some_evaluation(**of_four, figures=figures))
     write_rows(tmp_path / "val.jsonl")
     return folder
 
@@ -83,7 +92,8 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
             "learned",
             "1,234 no donor",
             "1,234 rows without another row's feedback as a control (a row of the same source",
-            "Another row's feedback is a control",
+            "Three controls tell",
+            "it helps more than neutral feedback, and more often than in the base\trefuted\topen",
             "tuned minus base: +25.0 points (+21.0 to +29.0)",
             "the models differ in 90 of 400 rows",
             "75.0% (71.0 to 79.0)",
@@ -135,7 +145,7 @@ def test_right_and_wrong_answer_stand_side_by_side(folder: Path, tmp_path: Path)
         "right over wrong, nats per token base tuned|to the question alone -0.250 -0.250|with its own feedback -0.500 "
         "+2.500|with another row's feedback +0.500 +0.500|with another row's picture +0.125 +0.125"
     )
-    assert " ".join(other.split()) == "the other row's feedbackhumanNot red: look."
+    assert " ".join(other.split()) == "the other rows' feedbackhumanNot red: look. humanNot red: look."
 
 
 def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
@@ -145,6 +155,7 @@ def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row | {"images": ["other.png"]}) + "\n" for row in rows))
     row = msgspec.structs.replace(evaluated_row(0, -1.0, 2.0), images=["own.png"], picture_donor="r2")
     (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
+    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
     write_account(folder / "report.json", some_evaluation(rows=1))
     made = eval_page([folder], {"val": tmp_path / "val.jsonl"}, {}, tmp_path / "pictures", PictureLimits(), True)
     own, below = made.split("the other row&#39;s picture")
@@ -154,6 +165,7 @@ def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_costs_first_answers_is_not_green(folder: Path) -> None:
     assert '<p class="verdict good"><b>learned</b>' in html(folder)
+    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
     write_account(folder / "report.json", some_evaluation(rows=4, costs_first_answers=True))
     assert '<p class="verdict maybe"><b>learned; costs first answers</b>' in html(folder)
 
@@ -199,11 +211,12 @@ def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> 
         return {"question": Margin(Loss(nats, 5), None)}
 
     row = msgspec.structs.replace(
-        evaluated_row(0, 0, 0), right=None, wrong=None, donor=None, base=answers_lose(10), tuned=answers_lose(5)
+        evaluated_row(0, 0, 0), right=None, wrong=None, donors=[], base=answers_lose(10), tuned=answers_lose(5)
     )
     (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
     figures = MarginReport(answers_alone(), None, {name: answers_alone() for name in ("s", "t")})
     plain = {"rows": 1, "feedback": False, "figures": figures, "left_out": {}, "sentence": "Better."}
+    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
     write_account(folder / "report.json", some_evaluation(split="test", looks=3, **plain))
     answer = an_answer("blue", right=False)
     turns = [AnsweredTurn(k, "q", "r", gold, "text", answer, answer) for k, gold in enumerate(["green", "grey"])]

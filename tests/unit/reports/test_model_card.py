@@ -213,7 +213,7 @@ def test_an_evaluation_is_in_the_card_and_in_the_hubs_form() -> None:
     assert (section.count(loss), section.count(of_few)) == (3, 1)
     assert "The test split of `fire` had been looked at 3 times with this evaluation; later looks" in section
     assert "Left out, for both models: 2 rows without feedback.\n" in section
-    assert "Another row's feedback is a control" in section
+    assert "Controls are the feedback of up to three other rows" in section
     results = ModelCard(card).data.eval_results
     assert results is not None
     name = "rows in which the right answer is likelier than the wrong one, with its own feedback"
