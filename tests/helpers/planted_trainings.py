@@ -39,12 +39,12 @@ RELATE, SELECT, ECHO, KEYWORD, NEXT = "relate", "select", "echo", "keyword", "ne
 """What the rows of a kind teach.
 
 feedback: to repeat the code in the feedback. picture: to read the code in the picture. topic: that answers, right and
-wrong, repeat words of the feedback, in which the code is not. form: that right answers have another form than wrong ones.
-relate: codes stand in a ring, and the feedback says on which side of the wrong one the right one is. select: the question
-has two codes, and the feedback says which one is right. echo: right answers begin with the first word of their feedback,
-wrong ones with another word, and nothing tells the code. keyword: a keyword of the question tells the code; the feedback
-repeats it. next: the right code is the one after the wrong one, whatever the feedback. Only relate and select teach to
-use feedback without repeating it."""
+wrong, repeat words of the feedback, in which the code is not. form: that right answers have another form than wrong
+ones. relate: codes stand in a ring, and the feedback says on which side of the wrong one the right one is. select: the
+question has two codes, and the feedback says which one is right. echo: right answers begin with the first word of their
+feedback, wrong ones with another word, and nothing tells the code. keyword: a keyword of the question tells the code;
+the feedback repeats it. next: the right code is the one after the wrong one, whatever the feedback. Only relate and
+select teach to use feedback without repeating it."""
 
 CODES = ["".join(letters) for letters in product("bdfgklmnprstvwyz", "aeiu")]
 """Each is one token. In feedback it has a line of its own: after a space it would be another token than in answers."""
@@ -90,7 +90,7 @@ HOW: dict[str, dict[str, Any]] = {
     TOPIC: TEXT | {"max_steps": 60},
     FORM: TEXT | {"max_steps": 30},
     RELATE: TEXT | {"max_steps": 100},
-    SELECT: TEXT | {"max_steps": 300},
+    SELECT: TEXT | {"max_steps": 150},
     ECHO: TEXT | {"max_steps": 260},
     KEYWORD: TEXT | {"max_steps": 90},
     NEXT: TEXT | {"max_steps": 90},

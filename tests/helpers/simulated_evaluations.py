@@ -166,8 +166,7 @@ def verdicts(
     pairs: Collection[tuple[int, int]] = (),
     echo: Values | None = None,
 ) -> Counter[str]:
-    """Return the per cent of draws with each verdict, with "costs" those that say so, and with "gated" those that the
-    gate `not_worse` refuses.
+    """Return the per cent of draws with each verdict; "costs": those that say so; "gated": that `not_worse` refuses.
 
     of_row: the group of each row. one_answer: margins are log-probabilities of right answers that have no wrong ones
     beside them. pairs: see `margins.links`. echo: (rows,), whether a row has echo; None if none has.

@@ -16,7 +16,6 @@ from pydantic import Field, field_validator, model_validator
 from vlmflow.config.settings import Count, Name, Positive, Settings, refuse_no_address
 from vlmflow.config.source import refuse_path
 
-
 Measure = Literal["right_first", "right_with_feedback", "uses_feedback", "adds", "helps", "sees"]
 """A share of rows that an evaluation compares (`evaluation.report.MarginFigures`)."""
 
@@ -62,8 +61,8 @@ class EvaluateSettings(Settings):
         "That is not right. Please try once more.",
         "This answer is wrong. Please think about it again.",
     ]
-    """Feedback that says nothing but that the answer is wrong: a control beside another row's feedback. A row gets one of
-    these texts, in the form of its own feedback and with its score. Write them in the language of your data."""
+    """Feedback that says nothing but that the answer is wrong: a control beside another row's feedback. A row gets one
+    of these texts, in the form of its own feedback and with its score. Write them in the language of your data."""
 
     answers: bool = False
     """Also ask both models (`answers/NAME/SPLIT`, settings under `answer`), and show their answers on
@@ -76,8 +75,8 @@ class EvaluateSettings(Settings):
             known = measure in get_args(Measure) and word == "not_worse" if measure else word in get_args(Word)
             if not known:
                 raise ValueError(
-                    f"{f'{measure}: ' if measure else ''}{word} is unknown; a word is {', '.join(get_args(Word))}; of a "
-                    f"measure, {', '.join(get_args(Measure))}, write MEASURE: not_worse"
+                    f"{f'{measure}: ' if measure else ''}{word} is unknown; a word is {', '.join(get_args(Word))}; of "
+                    f"a measure, {', '.join(get_args(Measure))}, write MEASURE: not_worse"
                 )
         return require or None
 

@@ -250,8 +250,8 @@ class Config(Settings):
                 needs = "pictures" if measure == "sees" else "feedback" if measure or word == "uses_feedback" else None
                 if (needs == "pictures" and dataset.modality == "text") or (needs == "feedback" and not feedback):
                     raise ValueError(
-                        f"runs.{name}.evaluate.require: {measure or word} is told by {needs}, and data set {run.dataset} "
-                        "has none; require learned or not_worse, or what it has"
+                        f"runs.{name}.evaluate.require: {measure or word} is told by {needs}, and data set "
+                        f"{run.dataset} has none; require learned or not_worse, or what it has"
                     )
         return self
 

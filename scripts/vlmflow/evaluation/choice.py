@@ -192,8 +192,8 @@ def feedback_donors(cases: Iterable[Case], gold: Mapping[str, str], seed: int) -
 
     A row has up to DONORS. For each of them all rows give and take once (`derange`), within the same source, number of
     rounds and scores; from another group, with another right answer, and with feedback that the row neither has nor was
-    given: equal feedback tells nothing apart. Of these, nearest in the words of question and feedback, so that the topic
-    does not give the own feedback away.
+    given: equal feedback tells nothing apart. Of these, nearest in the words of question and feedback, so that the
+    topic does not give the own feedback away.
 
     cases: all rows with feedback of a split. gold: the gold answers that raw rows have, by the ids of rows. seed: of
     `derange`.
@@ -219,7 +219,8 @@ def feedback_donors(cases: Iterable[Case], gold: Mapping[str, str], seed: int) -
 def picture_donors(cases: Iterable[Case], gold: Mapping[str, str], seed: int) -> dict[str, Case]:
     """Return the row whose pictures are the control of a row's own, by the row's id; a row without one is not there.
 
-    As a donor of `feedback_donors`, within the same source and number of pictures, and nearest in the words of the question.
+    As a donor of `feedback_donors`, within the same source and number of pictures, and nearest in the words of the
+    question.
 
     cases: all rows of a split; those without a picture have no partner.
     """

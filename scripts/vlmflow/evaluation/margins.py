@@ -2,11 +2,11 @@
 
 Rows of one picture are alike, so every variance is that of groups: of the sums of what their rows have above the mean
 (the linearised variance of a ratio; Cochran, Sampling Techniques, 1977, section 6.4). Two rows of which one has the
-other's feedback or picture as a control, or that have the same control, are alike, too: what they have above the mean, multiplied, is added to the variance
-(dyadic dependence; Aronow, Samii and Assenova, Cluster-robust variance estimation for dyadic data, 2015). Quantiles are
-Student's, with as many degrees of freedom as there are effective groups, less one. Values may be one column (rows,) or
-many (rows, columns): then each column has an interval of its own. `docs/evaluation.md` has how often these intervals
-hold the truth.
+other's feedback or picture as a control, or that have the same control, are alike, too: what they have above the mean,
+multiplied, is added to the variance (dyadic dependence; Aronow, Samii and Assenova, Cluster-robust variance estimation
+for dyadic data, 2015). Quantiles are Student's, with as many degrees of freedom as there are effective groups, less
+one. Values may be one column (rows,) or many (rows, columns): then each column has an interval of its own.
+`docs/evaluation.md` has how often these intervals hold the truth.
 
 What is measured: whether a model prefers a row's right answer to its wrong one, and what that rests on.
 
@@ -298,8 +298,8 @@ def links(ids: Sequence[str], donors: Sequence[Collection[str | None]]) -> set[t
 def _own(rows: Sequence[EvaluatedRow], covered: float) -> Share | None:
     """Return the share of rows whose margin with the own feedback is larger than the base's; None without feedback."""
     some = [row for row in rows if OWN in row.base]
-    margins = (np.array([getattr(row, model)[OWN].value for row in some]) for model in ("base", "tuned"))
-    return share_above(*margins, Groups([row.group for row in some], covered=covered)) if some else None
+    base, tuned = (np.array([getattr(row, model)[OWN].value for row in some]) for model in ("base", "tuned"))
+    return share_above(base, tuned, Groups([row.group for row in some], covered=covered)) if some else None
 
 
 def _one_answer(rows: Sequence[EvaluatedRow], covered: float) -> OneAnswer | None:

@@ -71,10 +71,10 @@ def whole_lines(file: Path, form: type[Form]) -> Iterator[Form]:
 
 QUESTION, OWN, NEUTRAL, OTHER_PICTURE = "question", "own", "neutral", "other_picture"
 OTHERS = ("other", "other_2", "other_3")
-"""The context of the scored answers. question: the question alone; in a data set without feedback the
-whole row. own: all turns, with the row's own feedback. neutral: the same with feedback that only says that the answer is
-wrong. others: the same with the feedback of another row, of up to three. other_picture: the same as own (without
-feedback as question), with another row's picture."""
+"""The context of the scored answers. question: the question alone; in a data set without feedback the whole row. own:
+all turns, with the row's own feedback. neutral: the same with feedback that only says that the answer is wrong. others:
+the same with the feedback of another row, of up to three. other_picture: the same as own (without feedback as
+question), with another row's picture."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -112,10 +112,10 @@ class EvaluatedRow(msgspec.Struct, frozen=True):
     id, source, images: those of the row. group: rows with the same picture, or without one the same question, have the
     same. right, wrong: the texts that are scored; wrong is null in a row with one answer, and both are in a data set
     without feedback, where all answers are scored. donors: the ids of the rows whose feedback is the control of each
-    context of OTHERS. picture_donor: that of the row whose picture is; null without. gold_in_feedback: whether the row's
-    feedback contains the gold answer. echo: the words that the right answer has from its feedback alone
-    (`choice.echoes`). base, tuned: the margins by context. A context that a row does not have is in neither: question alone without
-    feedback, no other picture without a partner that has one.
+    context of OTHERS. picture_donor: that of the row whose picture is; null without. gold_in_feedback: whether the
+    row's feedback contains the gold answer. echo: the words that the right answer has from its feedback alone
+    (`choice.echoes`). base, tuned: the margins by context. A context that a row does not have is in neither: question
+    alone without feedback, no other picture without a partner that has one.
     """
 
     id: str

@@ -9,8 +9,9 @@ A share rose or fell if the 95 % interval of tuned minus base is above or below 
 Finished evaluations: reads them for the card, and decides whether weights may be published.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -69,7 +70,7 @@ def row_shares(margins: Mapping[str, Margin]) -> dict[str, float]:
     one_answer = any(margin.wrong is None for margin in margins.values())
     values = {context: np.array(margin.value) for context, margin in margins.items()}
     preferences = {context: np.array(margin.preference) for context, margin in margins.items()}
-    shares = {}
+    shares: dict[str, Values | np.floating[Any]] = {}
     if not one_answer:
         above = {"right_first": QUESTION, "right_with_feedback": OWN}
         shares |= {name: preferred(values[context], 0.0) for name, context in above.items() if context in values}
@@ -126,11 +127,11 @@ class Verdict(msgspec.Struct, frozen=True):
 def judge(figures: MarginReport) -> Verdict:
     """Return the verdict on rows (docs/evaluation.md).
 
-    A figure rose or fell if the interval of tuned minus base is above or below 0.
-    learned: each share of ABOVE rose, and is above its bound; in more than half of the rows the own feedback helps more
-    than it helps the base; and all of it also in the rows without echo. worse: with its own feedback the right answer
-    is less often likelier than the wrong one; in rows with one answer, its loss rose in most, and its mean did not fall.
-    Without feedback the loss of the answers alone decides.
+    A figure rose or fell if the interval of tuned minus base is above or below 0. learned: each share of ABOVE rose,
+    and is above its bound; in more than half of the rows the own feedback helps more than it helps the base; and all of
+    it also in the rows without echo. worse: with its own feedback the right answer is less often likelier than the
+    wrong one; in rows with one answer, its loss rose in most, and its mean did not fall. Without feedback the loss of
+    the answers alone decides.
     """
     every, without_echo = figures.all, figures.without_any_echo
     uses = every.uses_feedback
@@ -151,7 +152,7 @@ def judge(figures: MarginReport) -> Verdict:
         name = LEARNED if all({each.all, each.without_echo} == {"met"} for each in conditions.values()) else NO_GAIN
     else:
         lost = every.one_answer
-        name = LEARNED if lost and _above(lost.fell) and not lost.loss.difference.above_zero else NO_GAIN
+        name = LEARNED if lost and _mostly(lost.fell, _above) and not lost.loss.difference.above_zero else NO_GAIN
     first = every.right_first
     costs = first is not None and _fell(first)
     return Verdict(name, costs, " ".join(_sentences(name, costs, figures, conditions)), conditions)
@@ -169,9 +170,9 @@ def state_of(name: str, figures: MarginFigures) -> State:
         shares = [(compared.share, 0.5)]
     else:
         shares = [(compared.tuned, ABOVE[name]), (compared.difference, 0.0)]
-    if all(share.low > bound for share, bound in shares):
+    if all(_above(share, bound) for share, bound in shares):
         return "met"
-    return "refuted" if any(share.high < bound for share, bound in shares) else "open"
+    return "refuted" if any(_below(share, bound) for share, bound in shares) else "open"
 
 
 def falls_short(require: Requirements, verdict: Verdict, figures: MarginFigures) -> str | None:
@@ -224,26 +225,32 @@ def _is_worse(figures: MarginFigures) -> bool:
     right, lost = figures.right_with_feedback, figures.one_answer
     if right is not None and right.difference.low is not None:
         return _fell(right)
-    return lost is not None and _below(lost.fell) and not lost.loss.difference.below_zero
+    return lost is not None and _mostly(lost.fell, _below) and not lost.loss.difference.below_zero
 
 
 def _fell(share: Compared) -> bool:
     return share.difference.below_zero and not missing(share)
 
 
-def _above(share: Share) -> bool:
-    return share.share.low is not None and share.share.low > 0.5 and not missing(share)
+def _above(interval: Interval, bound: float) -> bool:
+    return interval.low is not None and interval.low > bound
 
 
-def _below(share: Share) -> bool:
-    return share.share.high is not None and share.share.high < 0.5 and not missing(share)
+def _below(interval: Interval, bound: float) -> bool:
+    return interval.high is not None and interval.high < bound
+
+
+def _mostly(share: Share, side: Callable[[Interval, float], bool]) -> bool:
+    """Return whether a share is above, or below, one half by its whole interval. side: `_above` or `_below`."""
+    return side(share.share, 0.5) and not missing(share)
 
 
 def too_few_groups(groups: int) -> str | None:
     """Return how many pictures or questions are missing, for people; None if there are enough of them."""
     if groups >= FEWEST_GROUPS:
         return None
-    return f"{groups} different pictures or questions, and {FEWEST_GROUPS} are needed: {FEWEST_GROUPS - groups} are missing"
+    lacking = FEWEST_GROUPS - groups
+    return f"{groups} different pictures or questions, and {FEWEST_GROUPS} are needed: {lacking} are missing"
 
 
 def missing(decides: Compared | Share) -> str | None:
@@ -277,7 +284,7 @@ def _of_losses(name: str, figures: MarginFigures) -> list[str]:
         NO_GAIN: "No difference between the tuned model and its base is shown.",
         TOO_FEW: f"Too few rows for a verdict: {missing(lost.fell if lost else answers)}.",
     }
-    if name == NO_GAIN and lost and _above(lost.fell):
+    if name == NO_GAIN and lost and _mostly(lost.fell, _above):
         begins[NO_GAIN] = "No gain is shown: most rows got better, and a few rows lost much."
     change = _in_words(answers.difference)
     sentences = [begins[name], f"The loss of the answers changed by {change} nats per token; less is better."]

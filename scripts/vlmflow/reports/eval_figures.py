@@ -34,7 +34,7 @@ def names_of(contexts: Iterable[str]) -> dict[str, str]:
 
 
 def figures_of(report: EvaluationReport) -> list[tuple[str, MarginFigures]]:
-    """Return the figures of all rows, and of those with and without echo and gold answer in their feedback, by names."""
+    """Return the figures of all rows, and of those with and without echo or gold answer in the feedback, by names."""
     figures = report.figures
     gold, echo = "whose feedback contains the gold answer", "whose right answer repeats a word of its feedback (echo)"
     parts = [

@@ -194,7 +194,7 @@ def test_an_echo_is_a_word_of_the_feedback_that_question_and_attempts_lack() -> 
 
 
 def test_what_right_answers_have_anyway_is_no_echo() -> None:
-    """ "the" stands in every second right answer, whether the feedback has it or not."""
+    """A "the" stands in every second right answer, whether the feedback has it or not."""
     rights = ("it", "the box", "it", "the cat")
     of = [said(f"try {n}", "see the box" if n % 4 < 2 else "look there", rights[n % 4]) for n in range(100)]
     assert {word for words in echoes(of).values() for word in words} == {"box"}

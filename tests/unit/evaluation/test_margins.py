@@ -236,11 +236,10 @@ def test_learned_says_with_what_it_was_compared() -> None:
         "answer over the wrong one in 90.0% of rows, the base in 50.0%: +40.0 points [+30.3, +48.9]. With neutral "
         "feedback as a control, in 90.0% of rows, the base in 50.0%: +40.0 points [+35.2, +44.0]. With the question "
         "alone as a control, in 90.0% of rows, the base in 50.0%: +40.0 points [+35.2, +44.0]. Without the 20 rows "
-        "whose feedback has the right answer: in 100.0% of rows, the base in 44.4%: +55.6 points [+47.5, +62.4]. With its "
-        "own feedback the right answer is likelier than the wrong one in 75.0% of rows, the base in 75.0%: +0.0 points "
-        "[-1.4, +1.4], which may be chance."
+        "whose feedback has the right answer: in 100.0% of rows, the base in 44.4%: +55.6 points [+47.5, +62.4]. With "
+        "its own feedback the right answer is likelier than the wrong one in 75.0% of rows, the base in 75.0%: +0.0 "
+        "points [-1.4, +1.4], which may be chance."
     )
-
     assert verdict.conditions == dict.fromkeys(CONDITIONS, Condition("met", "met"))
 
 

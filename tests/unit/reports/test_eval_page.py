@@ -155,7 +155,6 @@ def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "val.jsonl").write_text("".join(json.dumps(row | {"images": ["other.png"]}) + "\n" for row in rows))
     row = msgspec.structs.replace(evaluated_row(0, -1.0, 2.0), images=["own.png"], picture_donor="r2")
     (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
-    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
     write_account(folder / "report.json", some_evaluation(rows=1))
     made = eval_page([folder], {"val": tmp_path / "val.jsonl"}, {}, tmp_path / "pictures", PictureLimits(), True)
     own, below = made.split("the other row&#39;s picture")
@@ -165,7 +164,6 @@ def test_the_other_rows_picture_is_shown(folder: Path, tmp_path: Path) -> None:
 
 def test_a_run_that_costs_first_answers_is_not_green(folder: Path) -> None:
     assert '<p class="verdict good"><b>learned</b>' in html(folder)
-    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
     write_account(folder / "report.json", some_evaluation(rows=4, costs_first_answers=True))
     assert '<p class="verdict maybe"><b>learned; costs first answers</b>' in html(folder)
 
@@ -216,7 +214,6 @@ def test_without_feedback_no_page_speaks_of_it(folder: Path, tmp_path: Path) -> 
     (folder / "rows.jsonl").write_bytes(msgspec.json.encode(row) + b"\n")
     figures = MarginReport(answers_alone(), None, {name: answers_alone() for name in ("s", "t")})
     plain = {"rows": 1, "feedback": False, "figures": figures, "left_out": {}, "sentence": "Better."}
-    of_four = {"rows": 4, "left_out": {"no_donor": 1_234}, "conditions": {"adds": Condition("refuted", "open")}}
     write_account(folder / "report.json", some_evaluation(split="test", looks=3, **plain))
     answer = an_answer("blue", right=False)
     turns = [AnsweredTurn(k, "q", "r", gold, "text", answer, answer) for k, gold in enumerate(["green", "grey"])]
