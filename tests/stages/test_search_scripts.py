@@ -181,6 +181,7 @@ def test_settings_that_are_probably_better_have_an_overlay_of_their_own(folder: 
         assert (run.train.learning_rate == OWN["learning_rate"]) == (run.chosen_by.trial == 0)
     assert chosen_by == [(0, True), (found.best, False)] * 2
     page = shown_page(study, found, importances={})
+    assert f"? {found.sentence}" in page
     assert f"{found.best} in probably.yaml" in page
     assert "own in best.yaml" in page
     assert "the best by it: too good, for it was chosen by it" in page
