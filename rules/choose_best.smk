@@ -1,9 +1,10 @@
-# The best settings that a search found, as an overlay for the configuration.
+# The best settings that a search found, as overlays for the configuration.
 #
 # Needs: the study after the last step, the results of all trials, and what became of the best one against trial 0.
 # Makes: search/{search}/best.yaml: the run's keys of `train` with the values of the best trial, or with its own where
 #        no trial is shown to beat them; comments say which, with trial and value.
 #        `snakemake --configfile … search/NAME/best.yaml` trains the run with them.
+#        search/{search}/probably.yaml: the same, where a better mean suffices.
 # Holds: the trial trained to its end, within the limits. A result that was changed after the study learned from it is
 #        refused; one that was removed is made again (scripts/vlmflow/harness/inputs.py).
 
@@ -16,6 +17,7 @@ rule choose_best:
         results=inputs.search_results,
     output:
         best="search/{search}/best.yaml",
+        probably="search/{search}/probably.yaml",
     log:
         "logs/choose_best/{search}.log",
     benchmark:

@@ -2,8 +2,8 @@
 #
 # Needs: the study after the last step; what trial 0, with the run's own settings, and the best trial left in
 #        stores.runs; val with its pictures, the base model.
-# Makes: search/{search}/judged.json: the trial whose settings best.yaml has, the difference of both with its interval,
-#        and the sentence for people.
+# Makes: search/{search}/judged.json: the trials whose settings best.yaml and probably.yaml have, the difference
+#        between the best trial and trial 0 with its interval, and the sentence for people.
 # Holds: where val has 200 pictures (questions, where there are none), both are compared on a half of it that chose
 #        neither them nor their checkpoints. Unless the whole interval says better, the run's own settings are kept.
 #        Merged weights are made for the comparison alone; a search whose best trial is trial 0 measures nothing.

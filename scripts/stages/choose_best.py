@@ -12,19 +12,23 @@ from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_resu
 from vlmflow.search.study import Study
 
 
-def main(*, study: Path, judged: Path, results: list[Path], best: Path, settings: PartOf[SearchSettings]) -> None:
-    """Write the overlay.
+def main(
+    *, study: Path, judged: Path, results: list[Path], best: Path, probably: Path, settings: PartOf[SearchSettings]
+) -> None:
+    """Write the overlay, and a second one with the settings that are probably the best, shown to be or not.
 
     study: the search's account after its last step. judged: what became of its best trial (judge_best). results: those
     of all its trials.
-    best: the file to write (search/NAME/best.yaml). settings: those of the search.
+    best, probably: the files to write (search/NAME/best.yaml, probably.yaml). settings: those of the search.
     """
     account = read_account(study, Study)
     refuse_other_results(account, study, results)
     outcome = read_judged(judged, study)
-    chosen = best_of(account, outcome, settings.limits)
-    write_text(best, overlay(account, outcome, chosen, settings.run, settings.seed))
-    log.info(f"search {account.search}: {outcome.sentence} Settings of trial {chosen.number}: {chosen.settings}")
+    for number, file in ((outcome.probably, probably), (outcome.chosen, best)):
+        trial = best_of(account, number, settings.limits)
+        write_text(file, overlay(account, outcome, trial, settings.run, settings.seed))
+        log.info(f"search {account.search}: {file.name} has the settings of trial {trial.number}: {trial.settings}")
+    log.info(f"search {account.search}: {outcome.sentence}")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ def best_unjudged(study: Study, limits: SearchLimits) -> Judged:
         study="0" * 64,
         best=number,
         chosen=number,
+        probably=number,
         compared=None,
         chose_nothing=None,
         sentence=f"Trial {number} is said to win.",

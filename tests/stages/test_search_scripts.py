@@ -112,14 +112,15 @@ def whole_search(search: SearchSettings) -> tuple[Path, list[Path]]:
 def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path) -> None:
     search = settings()
     study, results = whole_search(search)
-    best, judged = Path("search/s/best.yaml"), Path("search/s/judged.json")
+    best, probably, judged = (Path("search/s") / name for name in ("best.yaml", "probably.yaml", "judged.json"))
     limits = search.limits
     trials = [json.loads(file.read_text()) for file in results if file.parent.name == "1"]
     lowest = min((one for one in trials if one["state"] == "done"), key=lambda one: one["value"])
     said = f"Trial {lowest['number']} beats the run's own settings (trial 0)."
     found = structs.replace(best_unjudged(read_account(study, Study), limits), study=sha256_of(study), sentence=said)
     write_account(judged, found)
-    choose_best.main(study=study, judged=judged, results=results, best=best, settings=search)
+    choose_best.main(study=study, judged=judged, results=results, best=best, probably=probably, settings=search)
+    assert probably.read_bytes() == best.read_bytes(), "what is shown to be better is probably so"
     (folder / "mine.yaml").write_text(yaml.safe_dump(config()))
     laid_over = check_config(read_layers([folder / "mine.yaml", best]), [folder / "mine.yaml", best])
     train = laid_over.runs["r"].train
@@ -145,7 +146,7 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
     assert "hours of trainers" in text, "a CPU has no GPU-hours"
     assert f"out of memory {HOSTILE}" in text
     assert (rows, lines) == (7, 6)
-    assert "in best.yaml" in first
+    assert "in best.yaml in probably.yaml" in first
     assert "did not go on" in text
     shown = shown_page(study, found, importances={"learning_rate": 0.75, "lora.rank": 0.25})
     differs = "differs" if lowest["settings"]["lora.rank"] != 16 else ""
@@ -158,6 +159,32 @@ def test_a_search_ends_in_an_overlay_that_the_run_takes_and_a_page(folder: Path)
         f"GPU-hours {len(results)} of 100 allowed",  # each result says one
     ):
         assert said in shown, shown
+
+
+def test_settings_that_are_probably_better_have_an_overlay_of_their_own(folder: Path) -> None:
+    search = settings()
+    study, results = whole_search(search)
+    found = best_unjudged(read_account(study, Study), search.limits)
+    found = structs.replace(found, study=sha256_of(study), chosen=0)
+    best, probably, judged = (Path("search/s") / name for name in ("best.yaml", "probably.yaml", "judged.json"))
+    write_account(judged, found)
+    choose_best.main(study=study, judged=judged, results=results, best=best, probably=probably, settings=search)
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config()))
+    chosen_by = []
+    # Of both of them the later one counts, and says what it is.
+    for overlays in ([best], [probably], [probably, best], [best, probably]):
+        layers = [folder / "mine.yaml", *overlays]
+        run = check_config(read_layers(layers), layers).runs["r"]
+        assert run.chosen_by is not None
+        assert run.chosen_by.study == sha256_of(study)
+        chosen_by.append((run.chosen_by.trial, run.chosen_by.shown))
+        assert (run.train.learning_rate == OWN["learning_rate"]) == (run.chosen_by.trial == 0)
+    assert chosen_by == [(0, True), (found.best, False)] * 2
+    page = shown_page(study, found, importances={})
+    assert f"? {found.sentence}" in page
+    assert f"{found.best} in probably.yaml" in page
+    assert "own in best.yaml" in page
+    assert "the best by it: too good, for it was chosen by it" in page
 
 
 def shown_page(study: Path, judged: Judged, importances: dict[str, float]) -> str:

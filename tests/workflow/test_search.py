@@ -142,6 +142,8 @@ def test_one_fails_the_budget_stops_one_and_the_best_of_the_others_is_compared_w
     assert judged.chosen in (0, judged.best)
     best = yaml.safe_load((searched / "search" / "rates" / "best.yaml").read_text())
     assert best["runs"][RUN]["train"] == (own if judged.chosen == 0 else other).settings
+    probably = yaml.safe_load((searched / "search" / "rates" / "probably.yaml").read_text())
+    assert probably["runs"][RUN]["train"] == (own if judged.probably == 0 else other).settings
     page = (searched / "reports" / "search-rates.html").read_text()
     assert judged.sentence.partition("'")[0] in page  # the page escapes the rest
     assert "1e+37" in page

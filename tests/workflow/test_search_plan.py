@@ -93,12 +93,13 @@ def test_a_result_that_is_deleted_alone_is_made_again(folder: Path) -> None:
     study = [f"search/s/{number}/0/{file}" for number in range(2) for file in asked]
     data = ["data/alpaca/stats.json", "data/alpaca/val.jsonl"]
     of_run = [*data, "fitted/r", "estimates/r.json", "checkpoints/r/smoke", "models/tiny"]
-    made = [*of_run, *study, *results, "search/s/judged.json", "search/s/best.yaml", "reports/search-s.html"]
+    chosen = [f"search/s/{name}" for name in ("judged.json", "best.yaml", "probably.yaml")]
+    made = [*of_run, *study, *results, *chosen, "reports/search-s.html"]
     stored = ["--default-storage-provider", "fs", "--default-storage-prefix", str(folder / "stored")]
     for source in folder.rglob("*"):
         os.utime(source, (1e8, 1e8))
     for place, words, target in (
-        (folder, [], "search/s/best.yaml"),
+        (folder, [], "search/s/probably.yaml"),
         (folder / "stored", stored, "reports/search-s.html"),
     ):
         for name in made:

@@ -4,7 +4,7 @@ The settings of the answers by which a run's weights are compared with their bas
 
 Which trackers a finished run is sent to.
 
-What chose a run's settings: the block that a search's `best.yaml` sets.
+What chose a run's settings: the block that a search's `best.yaml` or `probably.yaml` sets.
 """
 
 import re
@@ -205,10 +205,13 @@ class ChosenBy(Settings):
     """Its name."""
 
     trial: Count
-    """The number of the trial whose settings it recommends; 0 has the run's own."""
+    """The number of the trial whose settings these are; 0 has the run's own."""
 
     trials: Positive
     """How many it had."""
+
+    shown: bool = True
+    """Whether the search shows that the trial beats the run's own settings; true for trial 0, which has them."""
 
     study: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     """The SHA-256 of its last `study.json`."""
@@ -218,7 +221,9 @@ class ChosenBy(Settings):
 
     def in_words(self) -> str:
         """Return it for people, and for provenance.json."""
-        which = f"best of {self.trials}" if self.trial else f"the run's own settings; none of {self.trials} beat them"
+        own = f"the run's own settings; none of {self.trials} is shown to beat them"
+        best = f"best of {self.trials}" + ("" if self.shown else "; not shown to beat the run's own settings")
+        which = best if self.trial else own
         return f"search {self.search}, trial {self.trial} ({which}), study.json with sha256 {self.study}"
 
     def refuse_others(self, train: Any) -> None:
@@ -230,5 +235,5 @@ class ChosenBy(Settings):
             if value != chosen:
                 raise ValueError(
                     f"chosen_by: search {self.search} chose {key}: {chosen}, but train.{key} is {value}; name "
-                    "best.yaml after your other files, or remove chosen_by"
+                    "best.yaml or probably.yaml after your other files, or remove chosen_by"
                 )

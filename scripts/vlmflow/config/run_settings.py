@@ -380,8 +380,8 @@ class RunSettings(Settings):
     answer: AnswerSettings = AnswerSettings()
 
     chosen_by: ChosenBy | None = None
-    """What chose these settings; `search/NAME/best.yaml` sets it. It is named in `provenance.json` and the model card,
-    and changes nothing else."""
+    """What chose these settings; `search/NAME/best.yaml` and `probably.yaml` set it. It is named in
+    `provenance.json` and the model card, and changes nothing else."""
 
     track: TrackSettings | None = None
     """Send the finished run to trackers: `tracked/NAME.json`."""

@@ -100,7 +100,7 @@ def as_inputs(workflow: Any, files: Iterable[Path]) -> list[Any]:
 Files = Callable[[Any], Any]
 """An input function: takes Snakemake's wildcards, returns file names."""
 
-OF_A_SEARCH = re.compile(r"(?:^|/)(?:search/([^/]+)/best\.yaml|reports/search-([^/]+)\.html)$")
+OF_A_SEARCH = re.compile(r"(?:^|/)(?:search/([^/]+)/(?:best|probably)\.yaml|reports/search-([^/]+)\.html)$")
 """The files that are made of all results; a default storage puts its prefix before them."""
 
 

@@ -1,7 +1,8 @@
 """The settings that a search recommends, and whether they beat the run's own, on rows of val that chose neither.
 
 The best of many trials is the luckiest, too. So the rows that ranked the trials do not judge the winner
-(`rows.holdout`), and only one trial is compared. The settings are an overlay for the configuration.
+(`rows.holdout`), and only one trial is compared. The settings are an overlay for the configuration; a second one has
+those of a trial that is better there, but not shown to be.
 """
 
 from collections import Counter
@@ -17,7 +18,7 @@ from vlmflow.core.errors import VlmflowError, counted, printable
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.report import QUESTION, Compared, MarginFigures
 from vlmflow.evaluation.verdict import missing
-from vlmflow.search.study import NAMES, OWN, STATES, Judged, Study, StudyTrial
+from vlmflow.search.study import NAMES, OWN, STATES, Judged, Study, StudyTrial, cost, shown
 
 Compare = Callable[[StudyTrial, StudyTrial], tuple[MarginFigures, bool]]
 """Takes trial 0 and another one; returns the figures of both (as base and as tuned) on the same rows of val, and
@@ -30,7 +31,8 @@ def against_own(study: Study, digest: str, limits: SearchLimits, compare: Compar
     compare: is called only if two trials are to be compared; what it raises is passed on.
     """
     best, own = study.best(limits), study.trial(OWN)
-    compared, chose_nothing, chosen = None, None, best.number if best else None
+    compared, chose_nothing = None, None
+    chosen = probably = best.number if best else None
     if best is None:
         sentence = "No trial trained to its end within the limits."
     elif best.number == OWN:
@@ -47,12 +49,14 @@ def against_own(study: Study, digest: str, limits: SearchLimits, compare: Compar
         figures, chose_nothing = compare(own, best)
         compared = decisive(study.objective, figures)
         chosen = best.number if is_better(study.objective, compared) else OWN
-        sentence = _sentence(study.objective, best.number, compared, chose_nothing, kept=chosen == OWN)
+        probably = best.number if cost(study.objective, compared.difference.mean) < 0 else OWN
+        sentence = _sentence(study, (own, best), compared, chose_nothing, chosen=chosen, probably=probably)
     return Judged(
         search=study.search,
         study=digest,
         best=best.number if best else None,
         chosen=chosen,
+        probably=probably,
         compared=compared,
         chose_nothing=chose_nothing,
         sentence=sentence,
@@ -81,7 +85,16 @@ def is_better(objective: Objective, compared: Compared) -> bool:
     return compared.difference.below_zero if objective == "eval_loss" else compared.difference.above_zero
 
 
-def _sentence(objective: Objective, best: int, compared: Compared, chose_nothing: bool, *, kept: bool) -> str:
+def _sentence(
+    study: Study,
+    pair: tuple[StudyTrial, StudyTrial],
+    compared: Compared,
+    chose_nothing: bool,
+    chosen: int,
+    probably: int,
+) -> str:
+    """Return what a comparison shows. pair: trial 0 and the best. chosen, probably: as in `Judged`."""
+    objective, best = study.objective, pair[1].number
     rows = f"{compared.rows:,} rows of val that chose neither" if chose_nothing else f"{compared.rows:,} rows of val"
     change = compared.difference
     if objective == "eval_loss":
@@ -90,17 +103,35 @@ def _sentence(objective: Objective, best: int, compared: Compared, chose_nothing
         name, unit, factor = "the share of rows in which feedback helps", "points", 100
     figure = ".4f" if factor == 1 else ".1f"
     ends = change.ends(lambda end: f"{factor * end:+{figure}}")
+    if chosen == best:
+        outcome = f"Trial {best} beats the run's own settings (trial {OWN})."
+    elif probably == best:
+        outcome = (
+            f"Trial {best} is probably better, not shown: best.yaml keeps the run's own settings (trial {OWN}); "
+            f"probably.yaml has those of trial {best}, and is used in the same way."
+        )
+    else:
+        outcome = (
+            f"Trial {best} has the best {NAMES[objective]}, but is not shown to beat the run's own settings "
+            f"(trial {OWN}): keep them."
+        )
     sentences = [
-        f"Trial {best} has the best {NAMES[objective]}, but is not shown to beat the run's own settings (trial {OWN}): "
-        "keep them."
-        if kept
-        else f"Trial {best} beats the run's own settings (trial {OWN}).",
+        outcome,
         f"On {rows}, trial {best} changes {name} by {factor * change.mean:+{figure}}{ends} {unit}.",
     ]
     if too_few := missing(compared):
         sentences.append(f"Too few rows to show more: {too_few}.")
     if not chose_nothing:
-        sentences.append("Val also chose these trials and their checkpoints: it has too few pictures to be halved.")
+        sentences.append(
+            f"Val also chose these trials and their checkpoints, which flatters trial {best}: it has too few pictures "
+            "to be halved."
+        )
+    elif chosen != probably:
+        of_own, of_best = (shown(objective, trial.value) for trial in pair if trial.value is not None)
+        sentences.append(
+            f"Expect this change, not that of the half that chose trial {best} and so flatters it: "
+            f"{NAMES[objective]} {of_best}, trial {OWN}'s {of_own}."
+        )
     return " ".join(sentences)
 
 
@@ -112,13 +143,13 @@ def read_judged(file: Path, study: Path) -> Judged:
     return account
 
 
-def best_of(study: Study, judged: Judged, limits: SearchLimits) -> StudyTrial:
-    """Return the trial whose settings the overlay has: the best one, or the run's own that it is not shown to beat.
+def best_of(study: Study, number: int | None, limits: SearchLimits) -> StudyTrial:
+    """Return the trial whose settings an overlay has. number: `chosen` or `probably` of what became of the best one.
 
     Raises VlmflowError with what became of all trials if none is a result.
     """
-    if judged.chosen is not None:
-        return study.trial(judged.chosen)
+    if number is not None:
+        return study.trial(number)
     states = Counter(
         trial.state if trial.within(limits) else f"{trial.state}, above its limits" for trial in study.trials
     )
@@ -147,17 +178,23 @@ def refuse_other_results(study: Study, file: Path, results: Sequence[Path]) -> N
 def overlay(study: Study, judged: Judged, chosen: StudyTrial, run: str, seed: int) -> str:
     """Return the overlay as YAML. chosen: the trial whose settings it has (`best_of`). run, seed: the search's."""
     count, done = len(study.trials), sum(trial.state == "done" for trial in study.trials)
+    beats = judged.compared is not None and is_better(study.objective, judged.compared)
     whose = ", the run's own settings" if chosen.number == OWN else ""
     lines = [
         f"# search: {study.search}: {counted(count, 'trial')}, of which {done} trained to the end",
         f"# {' '.join(judged.sentence.split())}",
         f"# trial: {chosen.number} (round {chosen.round}, step {chosen.steps}{whose})",
-        f"# {study.objective}: {chosen.value!r}",
+        f"# {study.objective}: {chosen.value!r}, by the rows of val that chose among trials and checkpoints: too good",
         f"# seed: {seed}; study.json: sha256 {judged.study}",
         "# Train with it: snakemake --configfile YOUR-RUN.yaml THIS-FILE",
     ]
     chosen_by = ChosenBy(
-        search=study.search, trial=chosen.number, trials=count, study=judged.study, settings=chosen.settings
+        search=study.search,
+        trial=chosen.number,
+        trials=count,
+        shown=chosen.number == OWN or beats,
+        study=judged.study,
+        settings=chosen.settings,
     )
     settings = {"runs": {run: {"chosen_by": chosen_by.model_dump(), "train": nested(chosen.settings)}}}
     return "\n".join(lines) + f"\n{yaml.safe_dump(settings, sort_keys=False)}"

@@ -103,7 +103,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the best trial against the run's own settings (`search/NAME/judged.json`).
 
     study: SHA-256 of the study's account. best: the number of the trial with the best value. chosen: that of the trial
-    whose settings `best.yaml` has: `best`, or OWN if it is not shown to be better. Both are null if no trial trained to
+    whose settings `best.yaml` has: `best`, or OWN if it is not shown to be better. probably: the same for
+    `probably.yaml`: `best`, or OWN if it is not better on the compared rows. All three are null if no trial trained to
     its end within the limits. compared: what the objective stands for, of `best` (as tuned) and OWN (as base) on the
     same rows; null if one of them is no result, or both are one trial. chose_nothing: whether these rows are of the
     half of val that judges; otherwise val chose both trials and judged them. sentence: for people.
@@ -113,6 +114,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     study: str
     best: int | None
     chosen: int | None
+    probably: int | None
     compared: Compared | None
     chose_nothing: bool | None
     sentence: str

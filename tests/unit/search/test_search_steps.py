@@ -14,12 +14,14 @@ import pytest
 import yaml
 from msgspec import structs
 
+from made_accounts import compared
 from made_search import LENGTHS, OWN_RATE, TRAIN, asked_in, best_unjudged, result, searched
 from vlmflow.config.after_training import ChosenBy
 from vlmflow.config.search_settings import SearchLimits, SearchSettings
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
+from vlmflow.evaluation.report import Compared
 from vlmflow.search.best import best_of, overlay, read_judged, refuse_other_results
 from vlmflow.search.propose import (
     ASKED_BEFORE,
@@ -46,8 +48,11 @@ def by_rate(asked: AskedTrial) -> TrialResult:
     return result(asked, 1000 * asked.settings["learning_rate"])
 
 
+NOT_SHOWN = "; not shown to beat the run's own settings"
+
+
 def best_in(study: Study, search: SearchSettings) -> StudyTrial:
-    return best_of(study, best_unjudged(study, search.limits), search.limits)
+    return best_of(study, best_unjudged(study, search.limits).chosen, search.limits)
 
 
 def test_failed_and_stopped_trials_are_told_and_are_never_the_best(tmp_path: Path) -> None:
@@ -216,16 +221,20 @@ def test_a_result_that_changed_after_the_study_learned_from_it_is_refused(tmp_pa
         refuse_other_results(study, tmp_path, results)
 
 
-def test_the_overlay_gives_the_run_the_best_values(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("compared", "shown"),
+    [(compared(0.5, 0.3), ""), (compared(0.5, 0.49), NOT_SHOWN), (None, NOT_SHOWN)],
+)
+def test_the_overlay_gives_the_run_the_best_values(tmp_path: Path, compared: Compared | None, shown: str) -> None:
     study = searched(tmp_path, settings(), by_rate)
-    judged = best_unjudged(study, settings().limits)
-    best = best_of(study, judged, settings().limits)
+    judged = structs.replace(best_unjudged(study, settings().limits), compared=compared)
+    best = best_of(study, judged.chosen, settings().limits)
     text = overlay(study, judged, best, "my-run", 42)
     content = yaml.safe_load(text)
     named = content["runs"]["my-run"].pop("chosen_by")
     words = ChosenBy.model_validate(named).in_words()
     assert re.fullmatch(
-        rf"search \S+, trial {best.number} \(best of \d+\), study.json with sha256 [0-9a-f]{{64}}", words
+        rf"search \S+, trial {best.number} \(best of \d+{shown}\), study.json with sha256 [0-9a-f]{{64}}", words
     )
     assert named["settings"] == best.settings
     assert content == {
@@ -239,20 +248,22 @@ def test_the_overlay_gives_the_run_the_best_values(tmp_path: Path) -> None:
         }
     }
     assert f"# trial: {best.number} (round {best.round}, step 90)" in text
-    assert f"# eval_loss: {best.value!r}" in text
+    assert (
+        f"# eval_loss: {best.value!r}, by the rows of val that chose among trials and checkpoints: too good\n" in text
+    )
     assert f"\n# {judged.sentence}\n" in text
 
 
 def test_the_overlay_has_the_runs_own_settings_if_no_trial_beats_them(tmp_path: Path) -> None:
     study = searched(tmp_path, settings(rounds=1), by_rate)
     judged = structs.replace(best_unjudged(study, settings().limits), chosen=0, sentence="Keep them.")
-    text = overlay(study, judged, best_of(study, judged, settings().limits), "r", 42)
+    text = overlay(study, judged, best_of(study, judged.chosen, settings().limits), "r", 42)
     content = yaml.safe_load(text)["runs"]["r"]
     assert content["train"] == {"learning_rate": OWN_RATE, "lora": {"rank": 8}}
     assert "# trial: 0 (round 0, step 90, the run's own settings)" in text
     assert "# Keep them." in text
     words = ChosenBy.model_validate(content["chosen_by"]).in_words()
-    assert words.startswith("search s, trial 0 (the run's own settings; none of 4 beat them)")
+    assert words.startswith("search s, trial 0 (the run's own settings; none of 4 is shown to beat them)")
 
 
 def test_what_became_of_the_best_trial_of_another_study_is_refused(tmp_path: Path) -> None:
