@@ -47,6 +47,7 @@ include: "rules/data_page.smk"  # page: the data set
 # What the training will take: tokens, memory, hours.
 include: "rules/measure_lengths.smk"  # the tokens of every row
 include: "rules/fit_rows.smk"  # the rows that fit max_length
+include: "rules/choose_rows.smk"  # the rows that will judge it
 include: "rules/estimate_run.smk"  # memory, time and price
 include: "rules/lengths_page.smk"  # page: the lengths
 include: "rules/estimate_page.smk"  # page: the estimate

@@ -1,7 +1,7 @@
 # What base and tuned model answer, at first and after rounds of the row's own feedback, and how often they are right.
 #
-# Needs: the proven weights, the base model, a split of the data set with its pictures; raw rows, where they have gold
-#        answers beside their turns (FIRE).
+# Needs: the proven weights, the base model, a split of the data set with its pictures, and the rows of it that
+#        choose_rows chose, with their gold answers.
 # Makes: answers/{run}/{split}/: rows.jsonl (each turn with both models' answers and their scores), left_out.jsonl
 #        (every other row of the split, with the reason), report.json (figures with intervals, per source and rule).
 #        Answers are kept in stores.evaluations, one by one, so that a killed job repeats at most one, and the base is
@@ -17,13 +17,10 @@ rule answer:
         verified="verified/{run}",
         fitted="fitted/{run}",
         model=inputs.model,
+        chosen="chosen/{run}/{split}",
         rows=inputs.split_rows,
         stats=inputs.data("stats.json"),
         pictures=inputs.run_pictures,
-        raw_train=inputs.raw_gold("train"),
-        raw_val=inputs.raw_gold("val"),
-        raw_test=inputs.raw_gold("test"),
-        fixed_rows=inputs.fixed_rows_gold,
     output:
         answered=directory("answers/{run}/{split}"),
     log:
@@ -33,7 +30,6 @@ rule answer:
     wildcard_constraints:
         split="val|test",
     params:
-        modules=params.form_modules,  # it says which rows have feedback, and reads right answers
         settings=params.run(*params.evaluated, "answer"),
         picture_store=lookup(dpath="stores/pictures", within=config),
         evaluation_store=lookup(dpath="stores/evaluations", within=config),

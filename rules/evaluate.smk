@@ -1,8 +1,7 @@
 # Whether the tuned model is better than its base: losses of both on rows that the run was not trained on.
 #
-# Needs: the proven weights, the training's report and rows, the base model, a split of the data set with its pictures;
-#        raw rows, where they have gold answers beside their turns (FIRE): no row gets the feedback of one with the same
-#        gold answer.
+# Needs: the proven weights, the training's report and rows, the base model, a split of the data set with its pictures,
+#        and the rows of it that choose_rows chose.
 # Makes: eval/{run}/{split}/: report.json (verdict, figures with intervals, per source and in all), rows.jsonl (both
 #        models' losses of every row), left_out.jsonl (every other row of the split, with the reason). Measured losses
 #        are kept in stores.evaluations: a killed evaluation resumes, and the base is measured once for all runs.
@@ -19,13 +18,10 @@ rule evaluate:
         full="checkpoints/{run}/full",
         fitted="fitted/{run}",
         model=inputs.model,
+        chosen="chosen/{run}/{split}",
         rows=inputs.split_rows,
         stats=inputs.data("stats.json"),
         pictures=inputs.run_pictures,
-        raw_train=inputs.raw_gold("train"),
-        raw_val=inputs.raw_gold("val"),
-        raw_test=inputs.raw_gold("test"),
-        fixed_rows=inputs.fixed_rows_gold,
     output:
         evaluated=directory("eval/{run}/{split}"),
     log:
@@ -35,7 +31,6 @@ rule evaluate:
     wildcard_constraints:
         split="val|test",
     params:
-        modules=params.form_modules,  # it says which rows have feedback
         settings=params.run(*params.evaluated, "evaluation.neutral_feedback", "model.model_type"),
         chosen_by=params.chosen_by_of_val,
         processes=params.processes,

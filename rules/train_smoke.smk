@@ -12,6 +12,8 @@ rule train_smoke:
     """Train a few steps on the longest rows, and open or close the gate to the full run."""
     input:
         rows="fitted/{run}",
+        # A run whose requirements no row can show is not trained; other rows are no reason to train it again.
+        chosen=ancient("chosen/{run}/val"),
         pictures=inputs.train_pictures,
         model=inputs.model,
         estimate=ancient("estimates/{run}.json"),  # it lets the run start; another one is no reason to train again

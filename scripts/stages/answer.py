@@ -11,7 +11,7 @@ from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
 from vlmflow.evaluation.answers import Asking, ask_both, figures, fitting_cases, sentence_of
 from vlmflow.evaluation.asking import Model, ModelAtUrl, OwnModel, versions
-from vlmflow.evaluation.chosen_split import SplitFiles, choose_from_split, counts_of, refuse_none
+from vlmflow.evaluation.chosen_split import SplitFiles, counts_of, draw_split, read_candidates, refuse_none
 from vlmflow.evaluation.measure import write_lines
 from vlmflow.evaluation.report import AnswerReport, record_look
 from vlmflow.fetch.placed import read_model_manifest
@@ -28,6 +28,7 @@ def main(
     verified: Path,
     fitted: Path,
     model: Path,
+    chosen: Path,
     rows: Path,
     stats: Path,
     answered: Path,
@@ -35,46 +36,42 @@ def main(
     picture_store: Path,
     evaluation_store: Path,
     pictures: list[Path] = [],  # noqa: B006
-    raw_train: list[Path] = [],  # noqa: B006
-    raw_val: list[Path] = [],  # noqa: B006
-    raw_test: list[Path] = [],  # noqa: B006
-    fixed_rows: list[Path] = [],  # noqa: B006
     threads: int = 1,
 ) -> None:
     """Ask about one split.
 
     verified: the proven folder (verified/RUN). fitted: the training's rows (fitted/RUN). model: folder with the base
     model's manifest.
+    chosen: the rows that can be evaluated (chosen/RUN/SPLIT).
     rows: the split of the data set (data/DATASET/val.jsonl or test.jsonl). stats: the data set's account.
     answered: the folder to make (answers/RUN/SPLIT): rows.jsonl, left_out.jsonl and report.json.
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps answers, and the log of looks at test splits.
     pictures: the image manifests of the data set; none if rows have no pictures.
-    raw_train, raw_val, raw_test, fixed_rows: the raw files and those of edited rows, if raw rows have gold answers.
     """
     run, split = answered.parent.name, answered.name
     proof, base = read_proof(verified), read_model_manifest(model)
-    raw = {"train": raw_train, "val": raw_val, "test": raw_test}
-    chosen = choose_from_split(
-        SplitFiles(rows, stats, picture_store, pictures, raw, fixed_rows),
-        feedback=settings.feedback,
+    files = SplitFiles(rows, stats, picture_store, pictures)
+    account, digests = files.read()
+    drawn = draw_split(
+        *(files, account, digests, read_candidates(chosen, files, account, digests)),
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",
         seed=settings.seed,
         part="judges" if split == "val" and fitted_rows(fitted).halved else None,
     )
     length = settings.image_max_tokens, settings.text_args, settings.max_length
-    cases, too_long = fitting_cases(chosen, base.folder, pictures, *length)
-    out = chosen.out + too_long
+    cases, too_long = fitting_cases(drawn, base.folder, pictures, *length)
+    out = drawn.out + too_long
     refuse_none(cases, rows, out)
     if settings.text_args:
         log.warning(f"a server does not apply these arguments of the training: {', '.join(sorted(settings.text_args))}")
     how = Asking(
-        gold=chosen.gold,
+        gold=drawn.gold,
         rounds=settings.answer.rounds,
         max_tokens=settings.answer.max_tokens,
-        feedback=chosen.feedback,
-        pictures=chosen.pictures,
+        feedback=drawn.feedback,
+        pictures=drawn.pictures,
         store=evaluation_store,
         seed=settings.seed,
     )
@@ -87,15 +84,15 @@ def main(
     )
     looks = None
     if split == "test":
-        looks = record_look(evaluation_store, "answer", run, chosen.dataset, chosen.rows_digest, tuned_digest)
+        looks = record_look(evaluation_store, "answer", run, drawn.dataset, drawn.rows_digest, tuned_digest)
     report = AnswerReport(
         run=run,
-        dataset=chosen.dataset,
+        dataset=drawn.dataset,
         split=split,
         left_out=counts_of(out),
-        feedback=chosen.feedback,
+        feedback=drawn.feedback,
         looks=looks,
-        rows_digest=chosen.rows_digest,
+        rows_digest=drawn.rows_digest,
         base=of_base,
         tuned=of_tuned,
         not_applied=sorted(settings.text_args),

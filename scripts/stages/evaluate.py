@@ -8,7 +8,7 @@ from vlmflow.config.settings import PartOf
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import log
 from vlmflow.core.files import whole_folder
-from vlmflow.evaluation.chosen_split import SplitFiles, choose_from_split, counts_of, refuse_none
+from vlmflow.evaluation.chosen_split import SplitFiles, counts_of, draw_split, read_candidates, refuse_none
 from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import ScoredModel, evaluated_rows, scorer, versions, write_lines
 from vlmflow.evaluation.report import EvaluatedModel, EvaluationReport, record_look
@@ -26,6 +26,7 @@ def main(
     full: Path,
     fitted: Path,
     model: Path,
+    chosen: Path,
     rows: Path,
     stats: Path,
     evaluated: Path,
@@ -34,10 +35,6 @@ def main(
     evaluation_store: Path,
     chosen_by: ChosenBy | None = None,
     pictures: list[Path] | None = None,
-    raw_train: list[Path] | None = None,
-    raw_val: list[Path] | None = None,
-    raw_test: list[Path] | None = None,
-    fixed_rows: list[Path] | None = None,
     processes: int = 1,
     threads: int = 1,
 ) -> None:
@@ -45,13 +42,13 @@ def main(
 
     verified: the proven folder (verified/RUN). full: the training's folder (checkpoints/RUN/full). fitted: its rows
     (fitted/RUN). model: folder with the base model's manifest.
+    chosen: the rows that can be evaluated (chosen/RUN/SPLIT).
     rows: the split of the data set (data/DATASET/val.jsonl or test.jsonl). stats: the data set's account.
     evaluated: the folder to make (eval/RUN/SPLIT): rows.jsonl, left_out.jsonl and report.json.
     settings: those of the run. picture_store: the folder with all picture stores.
     evaluation_store: the folder that keeps measured losses, and the log of looks at test splits.
     chosen_by: the search that chose the run's settings by val; none on test.
     pictures: the image manifests of the data set; none if rows have no pictures.
-    raw_train, raw_val, raw_test, fixed_rows: the raw files and those of edited rows, if raw rows have gold answers.
     processes: how many measure side by side, each with a share of the cores or GPUs; losses do not depend on it.
     """
     run, split = evaluated.parent.name, evaluated.name
@@ -59,33 +56,33 @@ def main(
     settings = named(settings, base.folder)
     # Only rows that the training was not given have chosen nothing: it may be of a time before val was halved.
     halved = fitted_rows(fitted).halved
-    raw = {"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}
-    chosen = choose_from_split(
-        SplitFiles(rows, stats, picture_store, pictures or [], raw, fixed_rows or []),
-        feedback=settings.feedback,
+    files = SplitFiles(rows, stats, picture_store, pictures or [])
+    account, digests = files.read()
+    drawn = draw_split(
+        *(files, account, digests, read_candidates(chosen, files, account, digests)),
         count=settings.rows,
         key=f"runs.{run}.evaluate.rows",
         seed=settings.seed,
         part="judges" if split == "val" and halved else None,
         neutral=settings.neutral_feedback,
     )
-    how = chosen.measurement(settings, settings.model_type, settings.device, processes, threads)
+    how = drawn.measurement(settings, settings.model_type, settings.device, processes, threads)
     tuned_digest = proven_digest(proof)
     of_base = scorer(ScoredModel("the base", base.folder, base.digest), how, evaluation_store)
     of_tuned = scorer(ScoredModel("the tuned model", verified, tuned_digest), how, evaluation_store)
-    scored, too_long = evaluated_rows(chosen.rows, of_base, of_tuned)
-    out = chosen.out + too_long
+    scored, too_long = evaluated_rows(drawn.rows, of_base, of_tuned)
+    out = drawn.out + too_long
     refuse_none(scored, rows, out)
     figures = margin_report(scored)
     verdict = judge(figures)
     chose = also_chose(full, chosen_by) if split == "val" and not halved else None
     looks = None
     if split == "test":
-        looks = record_look(evaluation_store, "evaluate", run, chosen.dataset, chosen.rows_digest, tuned_digest)
+        looks = record_look(evaluation_store, "evaluate", run, drawn.dataset, drawn.rows_digest, tuned_digest)
     left_out = counts_of(out)
     report = EvaluationReport(
         run=run,
-        dataset=chosen.dataset,
+        dataset=drawn.dataset,
         split=split,
         verdict=verdict.name,
         costs_first_answers=verdict.costs_first_answers,
@@ -93,10 +90,10 @@ def main(
         rows=figures.all.rows,
         groups=figures.all.groups,
         left_out=left_out,
-        feedback=chosen.feedback,
+        feedback=drawn.feedback,
         figures=figures,
         looks=looks,
-        rows_digest=chosen.rows_digest,
+        rows_digest=drawn.rows_digest,
         base=EvaluatedModel(base.digest),
         tuned=EvaluatedModel(tuned_digest),
         seed=settings.seed,

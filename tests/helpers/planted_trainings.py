@@ -16,13 +16,13 @@ import msgspec
 from PIL import Image
 
 from made_rows import made_row
+from simulated_evaluations import choose_rows
 from text_run import SWIFT_ARGS
 from vlmflow.config.after_training import EvaluateSettings
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import DDP, FULL
 from vlmflow.core.files import sha256_of
 from vlmflow.demo.tiny_model import write_tokenizer
-from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.margins import margin_report
 from vlmflow.evaluation.measure import Measurement, ScoredModel, evaluated_rows, scorer
 from vlmflow.evaluation.report import MarginReport
@@ -222,8 +222,7 @@ def report_of_training(kind: str, folder: Path, seed: int = 1) -> MarginReport:
         for name, place in (("base", base.folder), ("tuned", folder / "merged"))
     )
     digests = {name: sha256_of(made.pictures / name) for row in made.val for name in row.images}
-    how_many = {"count": VAL, "key": "k", "seed": 1, "neutral": EvaluateSettings().neutral_feedback}
-    chosen, out = choose_rows(made.val, digests, {}, feedback=True, last_answer_only=False, **how_many)
+    chosen, out = choose_rows(made.val, digests, neutral=EvaluateSettings().neutral_feedback)
     assert len(out) < VAL / 10, out
     found, too_long = evaluated_rows(chosen, of_base, of_tuned)
     assert too_long == []

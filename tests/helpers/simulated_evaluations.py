@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,6 +16,7 @@ from scipy.special import expit, log_expit, ndtri
 from made_rows import made_row
 from vlmflow.evaluation.answer_losses import Measured, Work
 from vlmflow.evaluation.choice import feedback_donors, read_case
+from vlmflow.evaluation.chosen_split import choose_candidates
 from vlmflow.evaluation.margins import (
     Bounds,
     Groups,
@@ -27,11 +29,13 @@ from vlmflow.evaluation.margins import (
     mean_interval,
     share_interval,
 )
+from vlmflow.evaluation.measure import ChosenRow
 from vlmflow.evaluation.report import (
     NEUTRAL,
     OTHERS,
     OWN,
     QUESTION,
+    LeftOut,
     Loss,
     MarginFigures,
     MarginReport,
@@ -59,6 +63,21 @@ def row(number: int, code: str, *, source: str = "codes", score: float = 3, imag
 def rows(count: int = ROWS) -> list[ShareGptRow]:
     """Return rows with codes that differ between neighbours."""
     return [row(number, f"c{number % 7}") for number in range(count)]
+
+
+def choose_rows(
+    rows: Iterable[ShareGptRow],
+    pictures: Mapping[str, str] = {},
+    gold: Mapping[str, str] = {},
+    *,
+    feedback: bool = True,
+    count: int = 1000,
+    seed: int = 1,
+    **how: Any,
+) -> tuple[list[ChosenRow], list[LeftOut]]:
+    """Choose and draw rows of a split; `choose_candidates`, and `how` of `Candidates.drawn`."""
+    found = choose_candidates(rows, pictures, gold, feedback=feedback, last_answer_only=False, seed=seed)
+    return found.drawn(count=count, key="k", seed=seed, **how)
 
 
 Judge = Callable[[str, str, int], float]

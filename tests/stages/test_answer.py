@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,9 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.report import AnswerReport
 from workflow_runs import ROOT, RUN, words_of
 
-answer: Callable[..., None] = pydantic.validate_call(importlib.import_module("stages.answer").main)
+answer, choose = (
+    pydantic.validate_call(importlib.import_module(f"stages.{name}").main) for name in ("answer", "choose_rows")
+)
 
 
 def settings(**changed: Any) -> dict[str, Any]:
@@ -31,7 +32,6 @@ def settings(**changed: Any) -> dict[str, Any]:
     return {
         "answer": {**limits, **changed.pop("answer", {})},
         "rows": 1000,
-        "feedback": None,
         "seed": 42,
         "text_args": {},
         "image_max_tokens": 64,
@@ -42,19 +42,24 @@ def settings(**changed: Any) -> dict[str, Any]:
     }
 
 
-def files(demo: Path) -> dict[str, Any]:
-    """Return the inputs of the stage for the demo's test split."""
-    return {
-        "verified": demo / "verified" / RUN,
-        "fitted": demo / "fitted" / RUN,
-        "model": demo / "models" / "tiny",
-        "rows": demo / "data" / "fire" / "test.jsonl",
-        "stats": demo / "data" / "fire" / "stats.json",
-        "picture_store": demo / "stores" / "pictures",
-        "pictures": [demo / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
-        "raw_train": [demo / "raw" / "fire" / "FIRE-train-100K.json"],
-        "raw_test": [demo / "raw" / "fire" / "FIRE-test.json"],
+@pytest.fixture(scope="module")
+def files(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The inputs of the stage for the demo's test split, with its rows as `choose_rows` chooses them."""
+    given: dict[str, Any] = {
+        "fitted": demo_run / "fitted" / RUN,
+        "rows": demo_run / "data" / "fire" / "test.jsonl",
+        "stats": demo_run / "data" / "fire" / "stats.json",
+        "picture_store": demo_run / "stores" / "pictures",
+        "pictures": [demo_run / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
+        "chosen": tmp_path_factory.mktemp("chosen") / RUN / "test",
     }
+    raw = {"raw_train": ["FIRE-train-100K.json"], "raw_test": ["FIRE-test.json"]}
+    choose(
+        **given,
+        **{name: [demo_run / "raw" / "fire" / file for file in some] for name, some in raw.items()},
+        settings={"feedback": None, "seed": 42},
+    )
+    return given | {"verified": demo_run / "verified" / RUN, "model": demo_run / "models" / "tiny"}
 
 
 def lines(file: Path) -> list[dict[str, Any]]:
@@ -69,12 +74,12 @@ def asked_now(caplog: pytest.LogCaptureFixture) -> list[list[int]]:
 
 
 def test_both_models_answer_by_servers_of_their_own(
-    demo_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    files: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And are not asked again; each making is a look at test."""
     caplog.set_level("INFO", "vlmflow")
     first, again = tmp_path / "first" / RUN / "test", tmp_path / "again" / RUN / "test"
-    given = files(demo_run) | {"evaluation_store": tmp_path / "store", "threads": 2}
+    given = files | {"evaluation_store": tmp_path / "store", "threads": 2}
     answer(answered=first, settings=settings(), **given)
     report = read_account(first / "report.json", AnswerReport)
     rows = lines(first / "rows.jsonl")
@@ -96,11 +101,11 @@ def test_both_models_answer_by_servers_of_their_own(
 
 
 def test_a_given_server_is_asked_and_its_picture_limits_are_unknown(
-    demo_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And every row of the split is answered, or named with the reason."""
     monkeypatch.setenv("VLMFLOW_ANSWER_KEY", "sesame\n")
-    answered, given = tmp_path / RUN / "test", files(demo_run) | {"evaluation_store": tmp_path / "store"}
+    answered, given = tmp_path / RUN / "test", files | {"evaluation_store": tmp_path / "store"}
     with chat_server(lambda model, messages: f"{len(messages)}. Answer: {model}") as server:
         block = {"url": server.url, "url_base": "b", "url_tuned": "t", "rows": 9}
         answer(answered=answered, settings=settings(answer=block, max_length=150), **given)
@@ -125,9 +130,9 @@ def test_a_given_server_is_asked_and_its_picture_limits_are_unknown(
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_named_and_its_answers_are_kept(demo_run: Path, tmp_path: Path) -> None:
-    given = files(demo_run) | {"evaluation_store": tmp_path / "store", "threads": 2}
-    given |= {name: json.dumps(list(map(str, given[name]))) for name in ("pictures", "raw_train", "raw_test")}
+def test_a_server_that_is_killed_is_named_and_its_answers_are_kept(files: dict[str, Any], tmp_path: Path) -> None:
+    given = files | {"evaluation_store": tmp_path / "store", "threads": 2}
+    given |= {name: json.dumps(list(map(str, given[name]))) for name in ("pictures",)}
     block = json.dumps(settings(answer={"rows": 3, "max_tokens": 64}))
     answered = tmp_path / RUN / "test"
     given |= {"answered": answered, "settings": block}

@@ -25,7 +25,16 @@ from vlmflow.config.settings import part_of
 from vlmflow.core.account import read_account
 from vlmflow.evaluation.answer_losses import Pass, Work
 from vlmflow.evaluation.measure import TOGETHER, Measurement, ScoredModel, measure
-from vlmflow.evaluation.report import OTHER, OTHER_PICTURE, OWN, QUESTION, EvaluatedRow, EvaluationReport, read_looks
+from vlmflow.evaluation.report import (
+    NEUTRAL,
+    OTHER_PICTURE,
+    OTHERS,
+    OWN,
+    QUESTION,
+    EvaluatedRow,
+    EvaluationReport,
+    read_looks,
+)
 from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.chat import IMAGE_TAG, ROLES, Turn
 from vlmflow.rows.sharegpt import ShareGptRow, lines_of
@@ -84,7 +93,8 @@ def test_every_row_of_the_split_is_evaluated_or_left_out(evaluated: Path, split:
     assert rows
     for row in rows:
         assert row.base.keys() == row.tuned.keys()
-        assert row.base.keys() | {OTHER_PICTURE} == {QUESTION, OWN, OTHER, OTHER_PICTURE}
+        others = OTHERS[: len(row.donors)]
+        assert row.base.keys() | {OTHER_PICTURE} == {QUESTION, OWN, NEUTRAL, *others, OTHER_PICTURE}
         assert row.right
         assert row.wrong
         for margins in (row.base, row.tuned):
@@ -220,6 +230,7 @@ def test_another_run_does_not_measure_the_base_again(
         full=evaluated / "checkpoints" / RUN / "full",
         fitted=evaluated / "fitted" / RUN,
         model=evaluated / "models" / "tiny",
+        chosen=evaluated / "chosen" / RUN / "test",
         rows=folder / "test.jsonl",
         stats=folder / "stats.json",
         evaluated=tmp_path / "other" / "val",
@@ -227,8 +238,6 @@ def test_another_run_does_not_measure_the_base_again(
         picture_store=evaluated / "stores" / "pictures",
         evaluation_store=evaluated / "stores" / "evaluations",
         pictures=[evaluated / "images" / "fire" / f"{split}.jsonl" for split in ("train", "test")],
-        raw_train=[evaluated / "raw" / "fire" / "FIRE-train-100K.json"],
-        raw_test=[evaluated / "raw" / "fire" / "FIRE-test.json"],
     )
     other = read_account(tmp_path / "other" / "val" / "report.json", EvaluationReport)
     now = [line for line in caplog.messages if line.startswith("losses of ")]

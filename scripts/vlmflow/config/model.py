@@ -219,13 +219,24 @@ class Config(Settings):
             if base is not None and model.dequantize:
                 raise ValueError(f"models.{name}.dequantize: the weights of a run are not quantised; remove the key")
         for name, run in self.runs.items():
-            bases = [name]
-            while (base := base_run(self.models[self.runs[bases[-1]].model].source)) is not None:
-                told = "; ".join(f"run {child} is trained from merged/{of}" for child, of in pairwise([*bases, base]))
-                if base in bases:
-                    raise ValueError(f"models.{run.model}.source: {told}: no run can be its own base")
-                bases.append(base)
+            bases = [name, *self.bases_of(name)]
+            if len(set(bases)) < len(bases):
+                told = "; ".join(f"run {child} is trained from merged/{of}" for child, of in pairwise(bases))
+                raise ValueError(f"models.{run.model}.source: {told}: no run can be its own base")
         return self
+
+    def bases_of(self, run: str) -> list[str]:
+        """Return the runs from whose weights a run is trained: the one that its model names, that one's, and so on.
+
+        If a run is its own base, it is the last one.
+        """
+        bases = [run]
+        while len(set(bases)) == len(bases):
+            base = base_run(self.models[self.runs[bases[-1]].model].source)
+            if base is None:
+                break
+            bases.append(base)
+        return bases[1:]
 
     @model_validator(mode="after")
     def _searches_are_possible(self) -> Self:

@@ -1,10 +1,12 @@
 """Reads a split of a data set, and chooses its rows to evaluate, each with its controls."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from vlmflow.config.raw_forms import form_of, has_feedback
 from vlmflow.config.run_settings import TrainSettings
@@ -26,7 +28,7 @@ from vlmflow.evaluation.choice import (
     without_single_turns,
 )
 from vlmflow.evaluation.measure import ChosenRow, Measurement, row_to_measure
-from vlmflow.evaluation.report import LeftOut
+from vlmflow.evaluation.report import CHOICE, Choice, LeftOut
 from vlmflow.pictures.manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.holdout import Part, group_of, half_of
@@ -51,6 +53,78 @@ class SplitFiles:
     manifests: Sequence[Path] = ()
     raw: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     fixed_rows: Sequence[Path] = ()
+
+    def read(self) -> tuple[Stats, dict[str, str]]:
+        """Return the data set's account, and the SHA-256 of each picture by its name in the store.
+
+        Raises VlmflowError if rows or pictures have changed, or a picture is in no manifest.
+        """
+        account = read_account(self.stats, Stats)
+        refuse_other_rows(self.stats, [self.rows])
+        named = pictures_in(self.rows)
+        entries = entries_named(named, self.manifests)
+        if unknown := sorted(named - entries.keys()):
+            raise VlmflowError(
+                f"{self.rows}: {len(unknown)} pictures are in no image manifest "
+                f"({', '.join(map(str, self.manifests)) or 'none'}): {', '.join(unknown[:3])}",
+                f"check them again: make refresh-pictures DATASET={account.dataset}",
+            )
+        refuse_changed_pictures(self.picture_store / account.dataset, entries.values())
+        return account, dict(map(name_and_digest, entries.values()))
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A line of `chosen/RUN/SPLIT/rows.jsonl`: a row that can be evaluated, with its controls.
+
+    donors, picture_donor: the ids of the rows that give them. echo: see `choice.echoes`. gold: the gold answer that the
+    raw row has beside its turns.
+    """
+
+    id: str
+    donors: list[str]
+    picture_donor: str | None
+    echo: list[str]
+    gold: str | None
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The rows of a split that can be evaluated. cases: by id, in the order of the split. lines: the same.
+
+    out: the others, with the reason. feedback: whether the human's later turns are feedback.
+    """
+
+    cases: dict[str, Case]
+    lines: list[Candidate]
+    out: list[LeftOut]
+    feedback: bool
+
+    def drawn(
+        self, *, count: int, key: str, seed: int, half: frozenset[str] | None = None, neutral: Sequence[str] = ()
+    ) -> tuple[list[ChosenRow], list[LeftOut]]:
+        """Draw rows; returns them in the order of the split, and all others with the reason.
+
+        count: how many rows are wanted. key: the one of the configuration that says so. seed: of the draw. half: the
+        groups of which rows are wanted; the others only give controls. neutral: texts of neutral feedback; () for none.
+        """
+        cases, out = list(self.cases.values()), list(self.out)
+        if half is not None:
+            cases, others = of_groups(cases, half)
+            out += others
+        cases, others = draw(cases, count, seed, key)
+        drawn = {case.row.id for case in cases}
+        return [self._to_measure(line, neutral) for line in self.lines if line.id in drawn], out + others
+
+    def _to_measure(self, line: Candidate, neutral: Sequence[str]) -> ChosenRow:
+        case = self.cases[line.id]
+        return row_to_measure(
+            case,
+            [self.cases[donor] for donor in line.donors],
+            self.cases[line.picture_donor] if line.picture_donor else None,
+            neutral=neutral_feedback(case, neutral) if self.feedback and neutral else (),
+            gold=line.gold,
+            echo=line.echo,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,70 +167,140 @@ def choose_from_split(
     key: str,
     seed: int,
     part: Part | None,
-    neutral: Sequence[str] = (),
 ) -> ChosenSplit:
-    """Choose rows of a split.
+    """Choose rows of a split, to compare trials of a search.
 
-    feedback: the run's evaluate.feedback; None: whether the kind has it, and of a mixture only the rows of such kinds.
-    count, key, seed: of the draw (`choose_rows`). part: which half of val is wanted (`halves`); None for all rows.
-    neutral: the run's evaluate.neutral_feedback; () if no row is measured with it.
+    feedback, seed: of `candidates_of`. count, key: of the draw. part: which half of val is wanted (`rows.holdout`);
+    None for all rows.
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
-    file, account = files.rows, read_account(files.stats, Stats)
-    refuse_other_rows(files.stats, [file])
-    store = files.picture_store / account.dataset
-    named = pictures_in(file)
-    entries = entries_named(named, files.manifests)
-    if unknown := sorted(named - entries.keys()):
-        raise VlmflowError(
-            f"{file}: {len(unknown)} pictures are in no image manifest "
-            f"({', '.join(map(str, files.manifests)) or 'none'}): {', '.join(unknown[:3])}",
-            f"check them again: make refresh-pictures DATASET={account.dataset}",
-        )
-    refuse_changed_pictures(store, entries.values())
+    account, digests = files.read()
+    candidates = candidates_of(files, account, digests, feedback=feedback, seed=seed)
+    return draw_split(files, account, digests, candidates, count=count, key=key, seed=seed, part=part)
+
+
+def draw_split(
+    files: SplitFiles,
+    account: Stats,
+    digests: Mapping[str, str],
+    candidates: Candidates,
+    *,
+    count: int,
+    key: str,
+    seed: int,
+    part: Part | None,
+    neutral: Sequence[str] = (),
+) -> ChosenSplit:
+    """Draw rows of a split.
+
+    account, digests: what `files.read` gives. count, key, seed, neutral: of `Candidates.drawn`. part: which half of val
+    is wanted (`rows.holdout`); None for all rows.
+
+    Raises VlmflowError if no row can be evaluated.
+    """
+    half = half_of(_groups(files, account, digests), part) if part else None
+    rows, out = candidates.drawn(count=count, key=key, seed=seed, half=half, neutral=neutral)
+    refuse_none(rows, files.rows, out)
+    return ChosenSplit(
+        rows=rows,
+        out=out,
+        dataset=account.dataset,
+        rows_digest=account.digests[files.rows.name],
+        pictures=files.picture_store / account.dataset,
+        feedback=candidates.feedback,
+        last_answer_only=account.last_answer_only,
+        gold={line.id: line.gold for line in candidates.lines if line.gold is not None},
+    )
+
+
+def _groups(files: SplitFiles, account: Stats, digests: Mapping[str, str]) -> Iterator[str]:
+    return (group_of(row, digests, account.one_prompt) for row in lines_of(files.rows, ShareGptRow))
+
+
+def candidates_of(
+    files: SplitFiles,
+    account: Stats,
+    digests: Mapping[str, str],
+    *,
+    feedback: bool | None,
+    seed: int,
+    trained: Set[str] = frozenset(),
+) -> Candidates:
+    """Return the rows of a split that can be evaluated, with their controls.
+
+    account, digests: what `files.read` gives. feedback: the run's evaluate.feedback; None: whether the kind has it, and
+    of a mixture only the rows of such kinds. seed: of the donors. trained: what the run's bases were trained on
+    (`trained_on`).
+
+    Raises VlmflowError if raw rows have changed.
+    """
     has = any(map(has_feedback, account.kinds)) if feedback is None else feedback
-    gold = _gold_answers(files, account)
-    digests = dict(map(name_and_digest, entries.values()))
-    groups = (group_of(row, digests, account.one_prompt) for row in lines_of(file, ShareGptRow))
-    half = half_of(groups, part) if part else None
     members = account.members.items()
     without = {name for name, member in members if feedback is None and has and not has_feedback(member.kind)}
-    # The later turns of rows of these data sets are no feedback.
-    out = [
-        LeftOut(row.id, "no_feedback", f"rows of data set {member_of(row.id)} have none")
-        for row in lines_of(file, ShareGptRow)
-        if member_of(row.id) in without
-    ]
-    chosen, others = choose_rows(
-        *([row for row in lines_of(file, ShareGptRow) if member_of(row.id) not in without], digests, gold),
+    rows, out = [], []
+    for row in lines_of(files.rows, ShareGptRow):
+        if member_of(row.id) in without:  # the later turns of these rows are no feedback
+            out.append(LeftOut(row.id, "no_feedback", f"rows of data set {member_of(row.id)} have none"))
+        elif trained and not trained.isdisjoint(_seen(row, digests)):
+            out.append(LeftOut(row.id, "trained_before", "a base of the run was trained on its picture or question"))
+        else:
+            rows.append(row)
+    candidates = choose_candidates(
+        *(rows, digests, _gold_answers(files, account)),
         feedback=has,
         last_answer_only=account.last_answer_only or any(member.form == "timestep" for _, member in members),
-        count=count,
-        key=key,
         seed=seed,
-        half=half,
         one_prompt=account.one_prompt,
-        neutral=neutral,
     )
-    refuse_none(chosen, file, out + others)
-    return ChosenSplit(
-        rows=chosen,
-        out=out + others,
-        dataset=account.dataset,
-        rows_digest=account.digests[file.name],
-        pictures=store,
-        feedback=has,
-        last_answer_only=account.last_answer_only,
-        gold=gold,
-    )
+    return replace(candidates, out=out + candidates.out)
+
+
+def trained_on(rows: Path, manifests: Sequence[Path]) -> set[str]:
+    """Return what a run was trained on: the SHA-256 of its pictures, and the groups of its questions without a picture.
+
+    rows: fitted/RUN. manifests: the image manifests of its train split.
+    """
+    entries = entries_named(pictures_in(rows / "train.jsonl"), manifests).values()
+    digests = dict(map(name_and_digest, entries))
+    return {seen for row in lines_of(rows / "train.jsonl", ShareGptRow) for seen in _seen(row, digests)}
+
+
+def _seen(row: ShareGptRow, digests: Mapping[str, str]) -> set[str]:
+    return {digests[name] for name in row.images} or {group_of(row, digests)}
+
+
+def read_candidates(folder: Path, files: SplitFiles, account: Stats, digests: Mapping[str, str]) -> Candidates:
+    """Read what `choose_rows` chose. folder: chosen/RUN/SPLIT. account, digests: what `files.read` gives.
+
+    Raises VlmflowError if it chose from other rows.
+    """
+    choice = read_account(folder / CHOICE, Choice)
+    if choice.rows_digest != account.digests[files.rows.name]:
+        raise VlmflowError(
+            f"{folder}: its rows were chosen from another {files.rows}",
+            f"remove {folder} and run the same command again",
+        )
+    lines = list(lines_of(folder / "rows.jsonl", Candidate))
+    names = {line.id for line in lines}
+    cases = {
+        row.id: read_case(row, digests, account.one_prompt)
+        for row in lines_of(files.rows, ShareGptRow)
+        if row.id in names
+    }
+    if choice.feedback:
+        cut = {name: with_right_last(case) for name, case in cases.items()}
+        cases = {name: case for name, case in cut.items() if isinstance(case, Case)}
+    return Candidates(cases, lines, list(lines_of(folder / "left_out.jsonl", LeftOut)), choice.feedback)
 
 
 def _gold_answers(files: SplitFiles, account: Stats) -> dict[str, str]:
-    """Return the right answers that raw rows have beside their turns, by the ids of a split's rows.
+    """Return the right answers that raw rows have beside their turns, by the ids of a split's rows; none without files.
 
     account: of the data set. In a mixture, each data set has its own raw files (raw/DATASET) and edited rows.
     """
+    if not files.raw:
+        return {}
     ids = [row.id for row in lines_of(files.rows, ShareGptRow)]
     if not account.members:
         read_gold = form_of(account.kind).gold
@@ -173,27 +317,21 @@ def _gold_answers(files: SplitFiles, account: Stats) -> dict[str, str]:
     return gold
 
 
-def choose_rows(
+def choose_candidates(
     rows: Iterable[ShareGptRow],
     pictures: Mapping[str, str],
     gold: Mapping[str, str],
     *,
     feedback: bool,
     last_answer_only: bool,
-    count: int,
-    key: str,
     seed: int,
-    half: frozenset[str] | None = None,
     one_prompt: bool = False,
-    neutral: Sequence[str] = (),
-) -> tuple[list[ChosenRow], list[LeftOut]]:
-    """Choose the rows of a split; returns them in its order, and all others with the reason.
+) -> Candidates:
+    """Return the rows that can be evaluated, with their controls, in the order of the split.
 
     pictures: the SHA-256 of every picture, by its name in the store. gold: the gold answers that raw rows have beside
     their turns, by the ids of rows. feedback: whether the human's later turns are feedback. last_answer_only: whether a
-    trajectory is one row per attempt. count: how many rows are wanted. key: the one of the configuration that says so.
-    seed: of the draw and of the donors. half: the groups of which rows are wanted; the others only give controls.
-    one_prompt: all questions are the same (`halves.group_of`). neutral: texts of neutral feedback; () for none.
+    trajectory is one row per attempt. seed: of the donors. one_prompt: all questions are the same (`holdout.group_of`).
     """
     cases = [read_case(row, pictures, one_prompt) for row in rows]
     cases, out = without_single_turns(cases)
@@ -213,23 +351,50 @@ def choose_rows(
         donors = feedback_donors(cases, gold, seed)
         out += [without_donor(case) for case in cases if case.row.id not in donors]
         cases = [case for case in cases if case.row.id in donors]
-    other_pictures = picture_donors(cases, gold, seed)
-    if half is not None:
-        cases, others = of_groups(cases, half)
-        out += others
-    cases, others = draw(cases, count, seed, key)
-    chosen = [
-        row_to_measure(
-            case,
-            donors.get(case.row.id, []),
-            other_pictures.get(case.row.id),
-            neutral=neutral_feedback(case, neutral) if feedback and neutral else (),
-            gold=gold.get(case.row.id),
+    other_pictures = {name: case.row.id for name, case in picture_donors(cases, gold, seed).items()}
+    lines = [
+        Candidate(
+            id=case.row.id,
+            donors=[donor.row.id for donor in donors.get(case.row.id, [])],
+            picture_donor=other_pictures.get(case.row.id),
             echo=echo.get(case.row.id, []),
+            gold=gold.get(case.row.id),
         )
         for case in cases
     ]
-    return chosen, out + others
+    return Candidates({case.row.id: case for case in cases}, lines, out, feedback)
+
+
+def choice_at_first_sight(run: str, files: SplitFiles, feedback: bool | None, seed: int) -> Choice:
+    """Return on how many rows a verdict can rest at most, before the run's rows are fitted and its bases read.
+
+    run: its name. files: those of val, without raw rows. feedback, seed: of `candidates_of`.
+
+    Raises VlmflowError if rows or pictures have changed.
+    """
+    account, digests = files.read()
+    candidates = candidates_of(files, account, digests, feedback=feedback, seed=seed)
+    return choice_of(run, files, account, digests, candidates, halved=True)
+
+
+def choice_of(
+    run: str, files: SplitFiles, account: Stats, digests: Mapping[str, str], candidates: Candidates, halved: bool
+) -> Choice:
+    """Return how many rows of a split a verdict can rest on. halved: whether a half of val judges."""
+    half = half_of(_groups(files, account, digests), "judges") if halved else None
+    cases = [case for case in candidates.cases.values() if half is None or case.group in half]
+    echo = {line.id for line in candidates.lines if line.echo}
+    return Choice(
+        run=run,
+        dataset=account.dataset,
+        split=files.rows.stem,
+        rows_digest=account.digests[files.rows.name],
+        feedback=candidates.feedback,
+        rows=len(cases),
+        groups=len({case.group for case in cases}),
+        groups_without_echo=len({case.group for case in cases if case.row.id not in echo}),
+        left_out=counts_of(candidates.out),
+    )
 
 
 def refuse_none(left: Sequence[Any], file: Path, out: Sequence[LeftOut]) -> None:

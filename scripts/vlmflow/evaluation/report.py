@@ -143,7 +143,31 @@ class LeftOut(msgspec.Struct, frozen=True):
     detail: str
 
 
+CHOICE = "account.json"
+"""The account in a folder chosen/RUN/SPLIT."""
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """The content of `chosen/RUN/SPLIT/account.json`: on how many rows a verdict can rest.
+
+    rows, groups: rows that can be evaluated, and their pictures or questions; of val those of the half that judges.
+    groups_without_echo: pictures or questions of those without echo (`choice.echoes`). left_out: the other rows of the
+    split, by reason. feedback: whether rows have feedback. rows_digest: SHA-256 of the split's file.
+    """
+
+    run: str
+    dataset: str
+    split: str
+    rows_digest: str
+    feedback: bool
+    rows: int
+    groups: int
+    groups_without_echo: int
+    left_out: dict[str, int]
+
+
 WHY_OUT = {
+    "trained_before": "whose picture or question a base of the run was trained on",
     "no_feedback": "without feedback",
     "no_right": "without an answer that scored at least 8 after feedback",
     "no_wrong": "without a wrong answer before the right one: one that scored at most 5 and says something else",

@@ -28,6 +28,7 @@ from vlmflow.evaluation.report import (
     OWN,
     QUESTION,
     AlsoChose,
+    Choice,
     Compared,
     Condition,
     EvaluationReport,
@@ -37,6 +38,7 @@ from vlmflow.evaluation.report import (
     MarginReport,
     Share,
     State,
+    left_out_in_words,
 )
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.supervisor.report import TrainingReport
@@ -205,6 +207,22 @@ def _falls_short(measure: str | None, require: str, verdict: Verdict, figures: M
     if require == "not_worse" and verdict.costs_first_answers:
         return "it costs first answers"
     return None
+
+
+def refuse_too_few(choice: Choice, require: Requirements) -> None:
+    """Refuse rows on which no evaluation can show what is required. require: runs.NAME.evaluate.require.
+
+    Raises VlmflowError with how many are missing.
+    """
+    words = [word for measure, word in each_requirement(require) if not measure and word != "not_worse"]
+    echo = " without echo" if choice.feedback and "learned" in words else ""
+    if words and (few := too_few_groups(choice.groups_without_echo if echo else choice.groups)):
+        raise VlmflowError(
+            f"runs.{choice.run}.evaluate.require: {words[0]} cannot be shown on {choice.split} of data set "
+            f"{choice.dataset}: its rows{echo} that can judge have {few}; left out are "
+            f"{left_out_in_words(choice.left_out)}",
+            f"take more rows into val (val_share of datasets.{choice.dataset}), or remove the word from require",
+        )
 
 
 def shown_shares(figures: MarginFigures) -> list[tuple[str, Compared]]:

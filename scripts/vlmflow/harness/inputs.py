@@ -379,6 +379,15 @@ class RuleInputs(SearchInputs):
         named = splits_of(self._settings, dataset) if self._settings.datasets[dataset].has_manifests else []
         return [f"images/{dataset}/{split}.jsonl" for split in named if split in splits]
 
+    def bases(self, wildcards: Any) -> list[str]:
+        """The rows of the runs from whose weights wildcard `run` is trained: of its model, of that run's, and so on."""
+        return [f"fitted/{base}" for base in self._settings.bases_of(wildcards.run)]
+
+    def base_pictures(self, wildcards: Any) -> list[str]:
+        """The image manifests of these runs' train splits, each once."""
+        runs = [Wildcards(fromdict={"run": base}) for base in self._settings.bases_of(wildcards.run)]
+        return list(dict.fromkeys(file for run in runs for file in self.train_pictures(run)))
+
     def evaluated(self, wildcards: Any) -> list[str]:
         """The evaluations of wildcard `run`: of val, or of the splits that it names."""
         return [f"eval/{wildcards.run}/{split}" for split in self._settings.runs[wildcards.run].evaluation.splits]

@@ -42,7 +42,7 @@ class RuleParams:
     """They decide how a run trains."""
 
     evaluated = (
-        *("evaluation.rows", "evaluation.feedback", "device", "train.seed", "train.dtype"),
+        *("evaluation.rows", "device", "train.seed", "train.dtype"),
         *("train.text_args", "train.image_max_tokens", "train.max_length"),
     )
     """They decide which rows compare the tuned model with its base, and how."""
@@ -113,6 +113,10 @@ class RuleParams:
         if search.limits.gpu_hours is None or not wildcards.round == wildcards.rung == "0":
             return None
         return {"rounds": search.rounds, "gpu": self._settings.runs[search.run].gpu}
+
+    def required(self, wildcards: Any, output: Any = None) -> Any:
+        """What val of wildcard `run` must show; not recorded, as it decides on no row (`plan` asks it again)."""
+        return self._settings.runs[wildcards.run].evaluation.require
 
     def processes(self, wildcards: Any, output: Any = None) -> int:
         """The processes of wildcard `run`; not recorded, as the script's results do not depend on them."""

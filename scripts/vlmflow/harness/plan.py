@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakemake.io import get_wildcard_names, strip_wildcard_constraints
+from snakemake.io import Wildcards, get_wildcard_names, strip_wildcard_constraints
 from snakemake.utils import available_cpu_count
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
@@ -197,6 +197,7 @@ def install(
                 for file in {str(file) for job in jobs for file in job.input}:  # also those that a stage made elsewhere
                     inputs.refuse_the_future(Path(file))
                 _refuse_a_missing_environment({job.rule.name for job in jobs})
+                _refuse_what_no_row_can_show(workflow, settings, runs, jobs)
             else:
                 _refuse_nodes_without_a_shared_volume(workflow, settings, runs)
         except VlmflowError as error:
@@ -287,6 +288,29 @@ def _refuse_trainings_here(settings: Config, runs: Sequence[str]) -> None:
             refuse_missing_compiler(strategy_of(run.strategy, run.deepspeed))
         except VlmflowError as error:
             sys.exit(str(error).replace("runs.NAME", f"runs.{name}"))
+
+
+def _refuse_what_no_row_can_show(workflow: Any, settings: Config, runs: Sequence[str], jobs: Iterable[Any]) -> None:
+    """Refuse planned trainings of which val, where it is there, cannot show `evaluate.require`; as `choose_rows` does.
+
+    What the runs' bases were trained on is not read here. Raises VlmflowError.
+    """
+    made = {str(file) for job in jobs for file in job.output}
+    for name in runs:
+        run, files_of = settings.runs[name], inputs.RuleInputs(workflow, settings)
+        folder = Path("data", run.dataset)
+        manifests = [Path(file) for file in files_of.run_pictures(Wildcards(fromdict={"run": name}))]
+        needed = [folder / "val.jsonl", folder / "stats.json", *manifests]
+        if not run.evaluation.require or any(str(file) in made or not file.exists() for file in needed):
+            continue
+        from vlmflow.evaluation import chosen_split, verdict  # they import scipy, which this plan alone needs
+
+        files = chosen_split.SplitFiles(needed[0], needed[1], Path(settings.stores.pictures), manifests)
+        try:
+            choice = chosen_split.choice_at_first_sight(name, files, run.evaluation.feedback, run.train.seed)
+        except (OSError, VlmflowError):  # the stages say more of it
+            continue
+        verdict.refuse_too_few(choice, run.evaluation.require)
 
 
 def _refuse_nodes_without_a_shared_volume(workflow: Any, settings: Config, runs: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "data": (
         *("resolve_images", "join_images", "hash_pictures", "join_hashes"),
         *("convert_rows", "validate_sharegpt", "mix_rows", "find_near_duplicates"),
-        *("measure_lengths", "fit_rows", "estimate_run"),
+        *("measure_lengths", "fit_rows", "choose_rows", "estimate_run"),
     ),
     "pages": (
         *("data_page", "lengths_page", "estimate_page", "run_page", "eval_page", "search_page"),

@@ -292,8 +292,8 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-NOT_RECORDED = {"recorded", "processes"}
-"""Params that make nothing stale: the results of the scripts that read `processes` do not depend on it."""
+NOT_RECORDED = {"recorded", "processes", "require"}
+"""Params that make nothing stale: the results of the scripts that read them do not depend on them."""
 
 
 def install(workflow: Any) -> Callable[[], None]:

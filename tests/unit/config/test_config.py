@@ -317,7 +317,11 @@ def test_values_that_do_not_fit_together_are_refused_with_a_key(
     ("key", "value", "said"),
     [
         ("runs.r.train.learning_rat", 1, "nearest known key: learning_rate"),
-        ("runs.r.evaluate.answer", True, "allowed: rows, splits, require, feedback, answers; nearest"),
+        (
+            "runs.r.evaluate.answer",
+            True,
+            "allowed: rows, splits, require, feedback, neutral_feedback, answers; n",
+        ),
         ("runs.r.processes", None, "null is not allowed; it must be a whole number at least 1"),
         ("runs.r.train.micro_batch_tokens", "atuo", "'atuo' is not allowed; it must be a whole number at least 1"),
         ("runs.r.train.micro_batch_tokens", "atuo", " or auto or null"),

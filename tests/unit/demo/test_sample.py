@@ -14,11 +14,11 @@ import pytest
 import yaml
 from PIL import Image, ImageOps
 
+from simulated_evaluations import choose_rows
 from vlmflow.config.data_settings import PictureLimits, RowLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.sample import FAULTS, PATHS, TEST_FAULTS, Site, write_sample
 from vlmflow.demo.sample_scenes import shapes_scene
-from vlmflow.evaluation.chosen_split import choose_rows
 from vlmflow.evaluation.report import FEWEST_GROUPS
 from vlmflow.raw.json_file import JsonRows
 from vlmflow.rows import sharegpt
@@ -288,10 +288,6 @@ def test_half_of_the_demo_s_val_suffices_for_a_verdict(tmp_path):
         cases,
         names,
         {str(number): row["groundtruth"]["value"] for number, row in enumerate(held)},
-        feedback=True,
-        last_answer_only=False,
-        count=1000,
-        key="k",
         seed=42,
         half=half,
     )

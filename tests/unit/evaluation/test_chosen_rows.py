@@ -13,15 +13,31 @@ from msgspec import structs
 from made_accounts import some_report, some_stats
 from made_rows import made_row
 from simulated_evaluations import row
-from vlmflow.config.after_training import ChosenBy
+from vlmflow.config.after_training import ChosenBy, Requirements
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import sha256_of
 from vlmflow.evaluation.choice import Case, draw, last_attempts, read_case, with_right_last, without_single_turns
-from vlmflow.evaluation.chosen_split import ChosenSplit, SplitFiles, choose_from_split
-from vlmflow.evaluation.measure import passes_of, scored_answers
-from vlmflow.evaluation.report import OTHERS, AlsoChose, LeftOut
-from vlmflow.evaluation.verdict import NO_GAIN, TOO_FEW, Verdict, also_chose, with_how_val_was_used
+from vlmflow.evaluation.chosen_split import (
+    Candidates,
+    ChosenSplit,
+    SplitFiles,
+    candidates_of,
+    choice_of,
+    choose_from_split,
+    read_candidates,
+    trained_on,
+)
+from vlmflow.evaluation.measure import passes_of, scored_answers, write_lines
+from vlmflow.evaluation.report import OTHERS, AlsoChose, Choice, LeftOut
+from vlmflow.evaluation.verdict import (
+    NO_GAIN,
+    TOO_FEW,
+    Verdict,
+    also_chose,
+    refuse_too_few,
+    with_how_val_was_used,
+)
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.holdout import Part, group_of, half_of
 from vlmflow.rows.raw_text import row_id
@@ -260,6 +276,87 @@ def test_gold_answers_are_those_of_the_rows_own_data_set(tmp_path: Path) -> None
     how = {"feedback": False, "count": 1000, "key": "k", "seed": 1, "part": None}
     chosen = choose_from_split(SplitFiles(file, stats, tmp_path, [], {"train": [*raw.values()]}), **how)
     assert chosen.gold == {f"{name}:{one}": f"gold of {name}" for name, one in ids.items()}
+
+
+def of_val(folder: Path, rows: list[ShareGptRow], name: str = "val.jsonl") -> SplitFiles:
+    """Write a split and its account."""
+    folder.mkdir(exist_ok=True)
+    file, stats = folder / name, folder / "stats.json"
+    write_lines(file, rows)
+    write_account(stats, some_stats(kind="alpaca", digests={name: sha256_of(file)}))
+    return SplitFiles(file, stats, folder)
+
+
+def chosen_from(files: SplitFiles, trained: frozenset[str] = frozenset()) -> Candidates:
+    return candidates_of(files, *files.read(), feedback=True, seed=1, trained=trained)
+
+
+def test_what_a_base_was_trained_on_does_not_judge(tmp_path: Path) -> None:
+    """By question here, as no row has a picture; whatever else the rows say."""
+    files = of_val(tmp_path / "data", [row(number, f"c{number % 7}") for number in range(20)])
+    base = of_val(tmp_path / "fitted", [row(number, "other") for number in (3, 4, 99)], "train.jsonl")
+    found = chosen_from(files, frozenset(trained_on(base.rows.parent, [])))
+    assert [(left.id, left.reason) for left in found.out] == [
+        (f"val-{number:07}-aa", "trained_before") for number in (3, 4)
+    ]
+    assert len(found.lines) == 18
+    donors = {donor for line in found.lines for donor in line.donors}
+    assert donors == found.cases.keys(), "they give no feedback either"
+
+
+@pytest.mark.parametrize(("images", "out"), [(["b.jpg"], 0), (["copy-of-a.jpg"], 1), (["b.jpg", "copy-of-a.jpg"], 1)])
+def test_one_picture_that_a_base_knows_is_enough(tmp_path: Path, images: list[str], out: int) -> None:
+    files = of_val(tmp_path / "data", [row(number, f"c{number}") for number in range(4)])
+    write_lines(files.rows, [row(9, "c9", images=images)])
+    account = some_stats(digests={"val.jsonl": sha256_of(files.rows)})
+    found = candidates_of(files, account, SHA, feedback=False, seed=1, trained={SHA["a.jpg"]})
+    assert len(found.out) == out
+
+
+def test_what_was_chosen_is_read_as_it_was(tmp_path: Path) -> None:
+    files = of_val(tmp_path, [row(number, f"c{number % 7}") for number in range(240)])
+    found, folder = chosen_from(files), tmp_path / "chosen"
+    account, digests = files.read()
+    choice = choice_of("mine", files, account, digests, found, halved=True)
+    assert (choice.rows, choice.groups, choice.feedback) == (120, 120, True)
+    folder.mkdir()
+    write_account(folder / "account.json", choice)
+    write_lines(folder / "rows.jsonl", found.lines)
+    write_lines(folder / "left_out.jsonl", found.out)
+    assert read_candidates(folder, files, account, digests) == found
+    write_account(folder / "account.json", structs.replace(choice, rows_digest="other"))
+    with pytest.raises(VlmflowError, match="its rows were chosen from another"):
+        read_candidates(folder, files, account, digests)
+
+
+CHOICE = Choice("mine", "fire", "val", "digest", True, 150, 120, 99, {"no_wrong": 3})
+
+
+@pytest.mark.parametrize(
+    ("require", "change", "said"),
+    [
+        ("learned", {}, "rows without echo that can judge have 99 different pictures or questions, and 100 are needed"),
+        ([{"sees": "not_worse"}, "learned"], {}, "left out are 3 rows without a wrong answer before the right one"),
+        ("learned", {"groups_without_echo": 100}, None),
+        ("learned", {"feedback": False}, None),
+        ("learned", {"feedback": False, "groups": 99}, "its rows that can judge have 99"),
+        ("uses_feedback", {}, None),
+        ("uses_feedback", {"groups": 99}, "uses_feedback cannot be shown on val of data set fire"),
+        ("not_worse", {"groups": 9}, None),
+        ({"sees": "not_worse"}, {"groups": 9}, None),
+        (None, {"groups": 9}, None),
+    ],
+)
+def test_a_run_that_cannot_show_what_is_required_is_refused(
+    require: Requirements, change: dict[str, int], said: str | None
+) -> None:
+    choice = structs.replace(CHOICE, **change)
+    if said is None:
+        refuse_too_few(choice, require)
+        return
+    with pytest.raises(VlmflowError) as error:
+        refuse_too_few(choice, require)
+    assert said in str(error.value)
 
 
 SEARCH = ChosenBy(search="s", trial=3, trials=12, study="0" * 64, settings={})

@@ -10,12 +10,23 @@ import pytest
 
 from made_accounts import some_checks, some_evaluation
 from made_rows import made_row
-from simulated_evaluations import ROWS, Judge, ignores, noise, reacts_to_presence, rows, scorer, unlike, uses
+from simulated_evaluations import (
+    ROWS,
+    Judge,
+    choose_rows,
+    ignores,
+    noise,
+    reacts_to_presence,
+    rows,
+    scorer,
+    unlike,
+    uses,
+)
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation import measure
 from vlmflow.evaluation.answer_losses import Measured, Work
-from vlmflow.evaluation.chosen_split import choose_rows, counts_of
+from vlmflow.evaluation.chosen_split import counts_of
 from vlmflow.evaluation.margins import margin_figures, margin_report
 from vlmflow.evaluation.measure import ChosenRow, Measurement, ScoredModel, evaluated_rows
 from vlmflow.evaluation.report import (
@@ -49,8 +60,7 @@ from workflow_runs import ROOT
 def chosen(
     of: list[ShareGptRow] | None = None, feedback: bool = True, **settings: int
 ) -> tuple[list[ChosenRow], list[LeftOut]]:
-    values = {"count": 1000, "seed": 1} | settings
-    return choose_rows(of or rows(), {}, {}, feedback=feedback, last_answer_only=False, key="k", **values)
+    return choose_rows(of or rows(), feedback=feedback, **settings)
 
 
 def compared(base: Judge, tuned: Judge) -> list[EvaluatedRow]:
@@ -232,8 +242,6 @@ def test_weights_that_fall_short_are_refused_with_the_figures() -> None:
         refuse_unless_shown(few, "learned")
     with pytest.raises(VlmflowError, match="require: not_worse, but it costs first answers"):
         refuse_unless_shown({"val": some_evaluation(costs_first_answers=True)}, "not_worse")
-    with pytest.raises(VlmflowError, match="add val to"):
-        refuse_unless_shown({"test": some_evaluation(split="test")}, "learned")
 
 
 def test_an_evaluation_of_other_weights_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from vlmflow.evaluation.margins import margin_figures, margin_report
+from vlmflow.evaluation.margins import links, margin_figures, margin_report
 from vlmflow.evaluation.report import (
     NEUTRAL,
     OTHER_PICTURE,
@@ -221,6 +221,11 @@ def test_figures_of_a_mixture_are_also_by_data_set() -> None:
     ]
     found = {name: each.rows for name, each in margin_report(some).sources.items()}
     assert found == {"chats": 66, "fire": 134, "fire/gqa": 67}
+
+
+def test_rows_that_share_a_control_are_linked_once() -> None:
+    assert links(["a", "b"], [["b"], ["a"]]) == {(0, 1)}
+    assert links(["a", "b", "c", "d"], [["c", "x"], ["c"], [None], ["x"]]) == {(0, 1), (0, 2), (1, 2), (0, 3)}
 
 
 def judged(some: list[EvaluatedRow]) -> tuple[Verdict, MarginFigures]:

@@ -93,7 +93,7 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
             "1,234 no donor",
             "1,234 rows without another row's feedback as a control (a row of the same source",
             "Three controls tell",
-            "it helps more than neutral feedback, and more often than in the base\trefuted\topen",
+            "it helps more than neutral feedback, and more often than in the base\nrefuted\nopen",
             "tuned minus base: +25.0 points (+21.0 to +29.0)",
             "the models differ in 90 of 400 rows",
             "75.0% (71.0 to 79.0)",
