@@ -548,11 +548,22 @@ def main() -> None:
         ("feedback does harm", declined(14)),
         ("wrong first answers get less likely, feedback is used", wrong_first_answer_unlearned(23)),
     ]
-    print("| simulated, in % of draws | learned | worse | no gain shown | too few rows | costs first answers |")
-    print("|---|---|---|---|---|---|")
+    plants = [repeats, *HOLES.values(), confused_without_w, *LEARNERS.values(), learner_that_repeats]
+    rows += [
+        (f"{each.__doc__} {count} rows, noise {noise}", planted(1, each, count, noise))
+        for each in plants
+        for count in (150, 300, 1000)
+        for noise in (0.3, 0.5, 1.0)
+    ]
+    print(
+        "| simulated, in % of draws | learned | worse | no gain shown | too few rows | costs first answers | refused |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for name, found in rows:
         print(
-            f"| {name} |", " | ".join(f"{found[each]:.1f}" for each in (LEARNED, WORSE, NO_GAIN, TOO_FEW, "costs")), "|"
+            f"| {name} |",
+            " | ".join(f"{found[each]:.1f}" for each in (LEARNED, WORSE, NO_GAIN, TOO_FEW, "costs", "gated")),
+            "|",
         )
     print("\n| gains | pictures, rows | mean | share, tuned minus base |\n|---|---|---|---|")
     for kind, of in COVERED + NOT_COVERED:

@@ -30,7 +30,7 @@ TWO_CORES = ("train_smoke", "train_model", "verify_merged")
 
 ONE_CORE = (
     *("fetch_model", "fetch_model_files", "resolve_images", "convert_rows", "validate_sharegpt"),
-    *("measure_lengths", "fit_rows", "merge_weights", "verify_tensors"),
+    *("measure_lengths", "fit_rows", "choose_rows", "merge_weights", "verify_tensors"),
 )
 THREADS = ["--max-threads", "2", "--set-threads", *(f"{rule}=1" for rule in ONE_CORE)]
 

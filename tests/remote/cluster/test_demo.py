@@ -24,7 +24,15 @@ from workflow_runs import ROOT, RUN, VERSION
 
 ONE_JOB_EACH = {
     *("fetch_model", "fetch_model_files", "validate_sharegpt", "measure_lengths", "estimate_run", "fit_rows"),
-    *("train_smoke", "train_model", "merge_weights", "verify_tensors", "verify_merged", "publish_merged"),
+    *(
+        "choose_rows",
+        "train_smoke",
+        "train_model",
+        "merge_weights",
+        "verify_tensors",
+        "verify_merged",
+        "publish_merged",
+    ),
 }
 ONE_JOB_PER_SPLIT = {"fetch_rows", "resolve_images", "convert_rows"}
 
