@@ -67,7 +67,9 @@ def named_paths(
         def named_in(shard: range) -> tuple[range, dict[str, int]]:
             counts: dict[str, int] = {}
             for number, row in zip(shard, rows.of(shard), strict=True):
-                if not reason_left_out(number) and (named := read(row)) is not None:
+                if number in rows.faults or reason_left_out(number):
+                    continue
+                if (named := read(row)) is not None:
                     for path in dict.fromkeys(named.pictures):
                         counts[path] = counts.get(path, 0) + 1
             return shard, counts
