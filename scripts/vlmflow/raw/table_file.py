@@ -181,7 +181,7 @@ class ParquetRows(TableRows):
         total = 1
         for chunk in map(rows.column, range(rows.num_columns)):
             name = chunk.path_in_schema.partition(".")[0]
-            size: int = chunk.total_uncompressed_size + LEVEL_BYTES * chunk.num_values
+            size = chunk.total_uncompressed_size + LEVEL_BYTES * chunk.num_values
             if name not in names:
                 continue
             if size > max(GROUP_BYTES, MOST_COMPRESSED * chunk.total_compressed_size):
@@ -191,7 +191,7 @@ class ParquetRows(TableRows):
                     "write the table with smaller row groups",
                 )
             total += size
-        return max(1, min(BATCH_ROWS, BATCH_BYTES * rows.num_rows // total))
+        return int(max(1, min(BATCH_ROWS, BATCH_BYTES * rows.num_rows // total)))
 
     def _rows_of(
         self, batch: Any, each: Callable[..., Iterable[bytes | Exception]], whole: bool = True
