@@ -169,7 +169,10 @@ class ParquetRows(TableRows):
             return
         with suppress(*NO_VALUE, VlmflowError):  # not UTF-8, or too large
             size = min(LOOKED_AT, self._rows_at_a_time(table, 0, texts))
-            self.unread_texts = next(table.iter_batches(size, columns=texts, use_threads=False)).to_pydict()
+            batch = next(table.iter_batches(size, columns=texts, use_threads=False))
+            while len(batch) and sum(map(_size, batch.columns)) > BATCH_BYTES:
+                batch = batch.slice(0, len(batch) // 2)
+            self.unread_texts = batch.to_pydict()
 
     def _rows_at_a_time(self, table: Any, group: int, names: Collection[str]) -> int:
         """Return how many rows of a row group are in memory at a time. names: the columns that are read.
@@ -261,6 +264,9 @@ def _size(values: Any) -> int:
         return size + (pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0)
     if types.is_struct(kind):
         return size + sum(map(_size, values.flatten()))
+    if types.is_map(kind):  # PyArrow does not flatten one of dictionaries
+        begin, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return size + sum(_size(each.slice(begin, end - begin)) for each in (values.keys, values.items))
     return size + (_size(values.flatten()) if types.is_nested(kind) else values.nbytes)
 
 

@@ -128,6 +128,31 @@ def test_a_row_that_would_fill_the_memory_is_rejected_alone(name: str, tmp_path:
     assert characters < 30_000_000
 
 
+@pytest.mark.parametrize(
+    ("column", "read"),
+    [
+        (
+            pa.array([[("a", "b")], [], [("c", "d")]], pa.map_(pa.string(), pa.string())),
+            [[["a", "b"]], [], [["c", "d"]]],
+        ),
+        (pa.array([["a"], [], ["c"]], pa.list_view(pa.string())), [["a"], [], ["c"]]),
+        (pa.array(["a", None, "c"], pa.string_view()), ["a", None, "c"]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        (pa.array([1, 2, 1]).dictionary_encode(), [1, 2, 1]),
+        (pa.array([{"a": [{"b": "c"}]}, None, {"a": None}]), [{"a": [{"b": "c"}]}, None, {"a": None}]),
+    ],
+    ids=lambda held: str(getattr(held, "type", "")),
+)
+def test_every_kind_of_column_is_measured_and_read(
+    tmp_path: Path, column: pa.Array, read: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"column": column}), tmp_path / "rows.parquet")
+    for most in (200, 1 << 20):  # in halves, and at once
+        monkeypatch.setattr("vlmflow.raw.table_file.BATCH_BYTES", most)
+        with open_rows([tmp_path / "rows.parquet"], "train") as rows:
+            assert [json.loads(row)["column"] for row in rows] == read
+
+
 def test_a_column_that_compresses_too_well_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """PyArrow writes 1,024 rows into one page, which is decompressed at once."""
     monkeypatch.setattr("vlmflow.raw.table_file.GROUP_BYTES", 500_000)
