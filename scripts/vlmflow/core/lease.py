@@ -26,6 +26,7 @@ from pathlib import Path
 import psutil
 
 from vlmflow.core.errors import PassingError
+from vlmflow.core.patience import Waiting
 
 log = logging.getLogger("vlmflow")
 
@@ -87,19 +88,20 @@ class Lease:
             self._write(number, count=-1, released=True)
 
     def _win(self, patience: float) -> int:
-        give_up = time.monotonic() + patience
-        seen, since, lives = newest(self.folder), time.monotonic(), False
+        waiting, silence, seen, lives = Waiting(), Waiting(), newest(self.folder), False
         while True:
             current = newest(self.folder)
             if current != seen:
-                seen, since, lives = current, time.monotonic(), True
-            silent = current is not None and time.monotonic() - since > self.silence
+                seen, lives = current, True
+                silence.begin()
+            quiet, waited = silence.seconds(), waiting.seconds()
+            silent = current is not None and quiet > self.silence
             if current is None or current.released or current.machine == self.machine or silent:
                 if silent and current is not None:
                     log.info(f"{self.folder}: {current.holder} has been silent for {self.silence:.0f} s; taking over")
                 if self._create(number := current.number + 1 if current else 1):
                     return number
-            elif lives and current.token and time.monotonic() > give_up:
+            elif lives and current.token and waited > patience:
                 raise PassingError(
                     f"{self.folder}: {current.holder} is training here",
                     "wait for it to end, or stop it; then run the same command again",

@@ -63,6 +63,33 @@ class PassingFault(Exception):
         self.next_step = next_step
 
 
+STOPPED = 15.0
+"""Seconds between two looks of a loop after which it was not running itself; each looks several times a second."""
+
+
+class Waiting:
+    """How long this process has waited, for a loop that asks often; it counts anew after it was stopped itself.
+
+    Then what it waits for was stopped, too, or could not be seen (scontrol suspend, SIGSTOP, a paused machine).
+    """
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin again."""
+        self._since = self._asked = time.monotonic()
+
+    def seconds(self) -> float:
+        """Return the seconds since the beginning, or since this process goes on."""
+        now = time.monotonic()
+        if now - self._asked > STOPPED:
+            self._since = now
+        self._asked = now
+        return now - self._since
+
+
 def patiently(
     label: str,
     attempt: Callable[[], Result],

@@ -9,6 +9,7 @@ The files that a rule needs: input functions for the rules, bound to workflow an
 They refuse by ending the process, because Snakemake would print an exception with a traceback.
 """
 
+import os
 import re
 import sys
 import time
@@ -64,13 +65,20 @@ CLOCKS_DIFFER = 60.0
 """Seconds by which the clock of a file server may be ahead of this machine's: no stage makes its files so fast."""
 
 
-def refuse_the_future(file: Path) -> None:
-    """End the process if a file's time is in the future.
+def refuse_unusable(file: Path) -> None:
+    """End the process if a file that exists cannot be read, or its time is in the future.
 
-    Snakemake would take whatever is made of it for older, and remove it, in every call.
+    Snakemake reads inputs, too, and would say that its own folder cannot be written to. It would take whatever is made
+    of a file of the future for older, and remove it, in every call.
     """
-    if not file.exists():
-        return
+    try:
+        if not file.exists():
+            return
+        readable = os.access(file, os.R_OK)
+    except PermissionError:  # a folder above it is closed
+        readable = False
+    if not readable:
+        sys.exit(f"{file}: this user may not read it\n  what to do: let this user read it, and enter its folders")
     changed = max(file.stat().st_mtime, file.lstat().st_mtime)  # Snakemake takes the later one of a link and its file
     if changed > time.time() + CLOCKS_DIFFER:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(changed))
@@ -87,11 +95,11 @@ def as_inputs(workflow: Any, files: Iterable[Path]) -> list[Any]:
     `apply_default_storage`). Absolute paths are then used unchanged, for a volume that is mounted here and in the pods.
     A file that does not exist here (a laptop has no such volume) is left out; if the pod lacks it too, the stage fails.
 
-    Ends the process if a file's time is in the future (`refuse_the_future`).
+    Ends the process if a file cannot be read, or its time is in the future (`refuse_unusable`).
     """
     wanted = list(files)
     for file in wanted:
-        refuse_the_future(file)
+        refuse_unusable(file)
     if workflow.storage_registry.default_storage_provider is None:
         return [str(file) for file in wanted]
     return [workflow.storage_registry.fs(str(file)) for file in wanted if file.is_absolute() and file.is_file()]
@@ -248,6 +256,10 @@ class RuleInputs(SearchInputs):
     def _files_of_model(self, model: str, *, weights: bool = True) -> list[Any]:
         source, dequantize = self._settings.models[model].source, self._settings.models[model].dequantize
         origin = parse_source(source)
+        if isinstance(origin, Path):
+            refuse_unusable(origin)
+            for file in origin.glob("[!.]*"):  # before the first is parsed
+                refuse_unusable(file)
         if base_run(source) or (isinstance(origin, Path) and not origin.is_dir() and not self._sees_all_volumes()):
             return []
         try:

@@ -44,6 +44,17 @@ _held: list[Any] = []
 """Keeps our lock file open during the life of the process: the kernel releases the lock with it."""
 
 
+def make_folders() -> None:
+    """Make Snakemake's folders in the working directory, or end this process with why that cannot be.
+
+    snakemake/persistence/__init__.py:261 (`Persistence.__init__`) would end in a traceback, also with -n.
+    """
+    try:
+        (LOCK.parent / "locks").absolute().mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(str(of_system(error, LOCK.parent.absolute()) or error))
+
+
 def clear(workflow: Any) -> None:
     """Remove Snakemake's lock files in the working directory if the process that wrote them is gone.
 

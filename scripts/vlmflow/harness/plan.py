@@ -195,7 +195,7 @@ def install(
             if here:
                 _refuse_missing_roots(workflow, settings, jobs)
                 for file in {str(file) for job in jobs for file in job.input}:  # also those that a stage made elsewhere
-                    inputs.refuse_the_future(Path(file))
+                    inputs.refuse_unusable(Path(file))
                 _refuse_a_missing_environment({job.rule.name for job in jobs})
                 _refuse_what_no_row_can_show(workflow, settings, runs, jobs)
             else:

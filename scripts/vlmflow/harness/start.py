@@ -113,6 +113,7 @@ def before_rules(workflow: Any, settings: Config) -> Config:
         storage.prepare(workflow)
         patches.store_by(*storage.OBJECTS)
     if workflow.is_main_process:
+        patches.make_folders()
         patches.tell_stages_to_end()
         screen.install(workflow)
         _install_executors(workflow, settings)

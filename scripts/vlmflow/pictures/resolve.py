@@ -30,15 +30,15 @@ LOGGER = logging.getLogger(__name__)
 
 LIMITS = "set picture_limits of the data set, if such pictures are meant"
 ADVICE = {
-    "path_outside": "rows name pictures by addresses, or outside of the folders: download them, and write paths below "
-    "a folder into the rows",
+    "path_outside": "copy the pictures into a folder of image_roots (if rows have addresses, download them), and write "
+    "paths below a folder into the rows",
     "path_invalid": "write paths of files into the rows",
     "unreadable": "give this user the right to read them",
     "unknown_format": "give pictures in one of these formats",
     "undecodable": "fetch or write the pictures again",
     **dict.fromkeys(("too_many_bytes", "too_many_pixels", "too_small", "too_elongated"), LIMITS),
 }
-"""What to do if no picture is usable, by the reason of the first one, besides the advice for all reasons."""
+"""What to do if no picture is usable, by the reason of the first one; for the others, to name their folders."""
 
 Found = dict[str, Located | Unusable]
 Verdicts = dict[str, Picture | Unusable]
@@ -67,7 +67,9 @@ def named_paths(
         def named_in(shard: range) -> tuple[range, dict[str, int]]:
             counts: dict[str, int] = {}
             for number, row in zip(shard, rows.of(shard), strict=True):
-                if not reason_left_out(number) and (named := read(row)) is not None:
+                if number in rows.faults or reason_left_out(number):
+                    continue
+                if (named := read(row)) is not None:
                     for path in dict.fromkeys(named.pictures):
                         counts[path] = counts.get(path, 0) + 1
             return shard, counts
@@ -153,10 +155,10 @@ def say_what_was_found(entries: Iterable[PictureEntry], key: str) -> None:
         pictures, rows = counted(cost.pictures, "picture"), counted(cost.rows, "row")
         LOGGER.info("missing, of source %s: %s, %s", source, pictures, rows)
     if first and not counts.usable:
-        also = f"; or {advice}" if (advice := ADVICE.get(first.reason or "")) else ""
+        folders = f"name the folders that hold the pictures under the paths in the rows: {key}"
         raise VlmflowError(
             f"none of {counts.named} pictures can be used; {first.path[:200]!r}: {first.reason}, {first.detail}",
-            f"name the folders that hold the pictures under the paths in the rows: {key}{also}",
+            ADVICE.get(first.reason or "", folders),
         )
 
 

@@ -110,7 +110,7 @@ def left_out(rows: RawRows, choice: RowChoice) -> Callable[[int], str]:
     if choice.take is True:
         not_taken = LEFT_OUT.index("not_taken")
         for number, row in enumerate(rows):
-            if not _is_good(row):
+            if number not in rows.faults and not _is_good(row):
                 marks[number] = not_taken
     if choice.sources is not None or choice.modality is not None:
         _mark(marks, rows, choice)
@@ -141,8 +141,9 @@ def _mark(marks: bytearray, rows: RawRows, choice: RowChoice) -> None:
     of_other_source = LEFT_OUT.index("source_left_out")
     has_picture = choice.modality == "image"
     sources = None if choice.sources is None else frozenset(choice.sources)
-    for number, named in enumerate(map(reader(choice), rows)):
-        if named is None or marks[number]:
+    read = reader(choice)
+    for number, row in enumerate(rows):
+        if marks[number] or number in rows.faults or (named := read(row)) is None:
             continue
         if of_another and bool(named.pictures) != has_picture:
             marks[number] = of_another

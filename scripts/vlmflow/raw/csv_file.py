@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from array import array
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Self
@@ -30,6 +29,12 @@ INDEX = "Unnamed: 0"
 
 LONGEST_RECORD = 1 << 24
 """The most bytes of a row of several lines: after a stray quotation mark, memory would hold all up to the next one."""
+
+LONGEST_LINE = 1 << 26
+"""The most bytes of a line, for which memory holds up to 14 times as many; a longer one is rejected."""
+
+SHOWN_OF_LINE = 1_000
+"""Bytes of a line that is too long that its reject has."""
 
 
 class CsvRows(TableRows):
@@ -154,7 +159,7 @@ class CsvRows(TableRows):
         except UnicodeEncodeError:
             fault = "not in UTF-8"
         if fault:
-            self.faults[len(self._starts)] = fault
+            self.faults[len(self._starts)] = sys.intern(fault)  # a file may have millions of one
             line = ENCODER.encode(b"".join(record).decode(errors="backslashreplace"))
         return line
 
@@ -164,12 +169,11 @@ class _CountedLines:
 
     end: the byte after the last line read. ended: whether no more follow. record: the lines of the current row.
 
-    Raises csv.Error for a row of several lines that is longer than LONGEST_RECORD.
+    Raises csv.Error for a row of several lines that is longer than LONGEST_RECORD, and a line longer than LONGEST_LINE.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._again: deque[bytes] = deque()
         self._start = 0
         self.end = 0
         self.ended = False
@@ -187,12 +191,18 @@ class _CountedLines:
     def __next__(self) -> str:
         if self.record and self.end - self._start > LONGEST_RECORD:
             raise csv.Error(f"a quotation is not closed within {LONGEST_RECORD:,} bytes")
-        line = self._again.popleft() if self._again else self._file.readline()
+        line = self._file.readline(LONGEST_LINE)
         if not line:
             self.ended = True
             raise StopIteration
         first = self.end == 0
         self.end += len(line)
+        if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+            self.record.append(line[:SHOWN_OF_LINE])
+            while line and not line.endswith(b"\n"):
+                line = self._file.readline(LONGEST_LINE)
+                self.end += len(line)
+            raise csv.Error(f"a line has more than {LONGEST_LINE:,} bytes")
         self.record.append(line)
         return (line.removeprefix(BYTE_ORDER_MARK) if first else line).decode(errors="surrogateescape")
 
@@ -201,17 +211,15 @@ class _CountedLines:
         line = self._file.readline()
         if SEPARATOR_LINE.fullmatch(line):
             self.end = len(line)
-        else:
-            self._again.append(line)
+        self._file.seek(self.end)
 
     def give_back(self) -> None:
-        """Take back all lines of the row but its first; they are read again.
+        """Take back all lines of the row but its first; they are read again from the file.
 
         No line is taken back more than twice: if one opens a quotation, the next line with an unmatched quotation mark
         ends it.
         """
-        again = self.record[1:]
         del self.record[1:]
-        self._again.extendleft(reversed(again))
-        self.end -= sum(map(len, again))
+        self.end = self._start + len(self.record[0])
+        self._file.seek(self.end)
         self.ended = False

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,6 +34,8 @@ FITS = 0.5
 
 PICTURE = re.compile(r".{1,500}\.(?:jpe?g|png|gif|webp|bmp|tiff?|avif|jp2|p[bgpn]m|ico|tga)(?:[?#].*)?", re.IGNORECASE)
 """A text that names a picture."""
+
+ADDRESS = re.compile(r"\s*https?://", re.IGNORECASE).match
 
 BESIDE_QUESTIONS = ("context", "passage", "document", "evidence", "choices", "options", "hint")
 """Keys of what a question is asked about, or chooses from; who drops them says so."""
@@ -156,6 +159,8 @@ def unread_pictures(rows: RawRows, kind: str, columns: Mapping[str, str], choice
 def _as_pictures(key: str, value: Any) -> str:
     """Return how an unread key with pictures becomes a read one."""
     named = isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+    if named and all(map(ADDRESS, [value] if isinstance(value, str) else value)):
+        return f"columns: {{image: {key}}}, once you have downloaded the pictures and written their paths there"
     return f"columns: {{image: {key}}}" if named else f"the pictures of {key} under a key image or images"
 
 
@@ -191,7 +196,8 @@ def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: T
                 read += 1
             else:
                 fault = fault or f"row {number}: {getattr(made, 'detail', 'no turn')}"
-            drops |= _dropped(form, OBJECT(row), names, columns, take)
+            pictured = bool(getattr(made, "pictures", ()))
+            drops |= _dropped(form, OBJECT(row), names, columns, take, pictured)
         except (ValueError, RecursionError) as error:
             fault = fault or f"row {number}: {printable(str(error)[:200])}"
     needs = [names[key] for key, holds in form.keys.items() if not may_be_null(holds)]
@@ -199,12 +205,21 @@ def _tried(kind: str, rows: Sequence[bytes], columns: Mapping[str, str], take: T
 
 
 def _dropped(
-    form: RawForm, keys: Mapping[str, msgspec.Raw], names: Mapping[str, str], columns: Mapping[str, str], take: Take
+    form: RawForm,
+    keys: Mapping[str, msgspec.Raw],
+    names: Mapping[str, str],
+    columns: Mapping[str, str],
+    take: Take,
+    pictured: bool,
 ) -> dict[str, str]:
-    """Return the unread keys of a row that change what it means, or name pictures, each with the advice for it."""
+    """Return the unread keys of a row that change what it means, or name pictures, each with the advice for it.
+
+    pictured: whether the turns name pictures. Beside some that are read, an address says where they came from.
+    """
     meanings = {folded(key): (key, meaning) for key, meaning in form.meanings_of_rows(columns).items()}
     dropped = {}
     pictures = spelled(keys, picture_keys(names))
+    read = [item for key in pictures for item in _texts(_value(keys[key]))]
     for key in [key for key in keys if key not in names.values() and key not in pictures]:
         value = _value(keys[key])
         known, meaning = meanings.get(folded(key), ("", None))
@@ -220,10 +235,25 @@ def _dropped(
                     advice[meaning] = f"{frames}; or, if their texts do without, ignore_keys: [{known}]"
                 dropped[key] = advice.get(meaning, f"ignore_keys: [{known}]")
         elif _names_picture(value):
-            dropped[key] = _as_pictures(key, value)
+            if not pictured and not read:
+                dropped[key] = _as_pictures(key, value)
+            elif not _repeats(value, read):
+                dropped[key] = f"the pictures of {key} in one list with the others; or ignore_keys: [{key}]"
         elif not form.turns and folded(key) in BESIDE_QUESTIONS and is_given(value):
             dropped[key] = f"columns: {{input: {key}}}" if "input" in names else f"rows whose question holds {key}"
     return dropped
+
+
+def _texts(value: Any) -> list[str]:
+    """Return the texts in a value: one, those of a list, or of an object."""
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return [item for item in held if isinstance(item, str) and item]
+
+
+def _repeats(value: Any, read: Sequence[str]) -> bool:
+    """Return whether texts are only addresses, or paths of the same files as pictures that are read."""
+    files, texts = {Path(path).name for path in read}, _texts(value)
+    return bool(texts) and all(ADDRESS(text) or Path(text).name in files for text in texts)
 
 
 def _names_picture(value: Any, depth: int = 3) -> bool:

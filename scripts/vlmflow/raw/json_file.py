@@ -17,7 +17,7 @@ import shlex
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from operator import add
+from operator import add, sub
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
@@ -75,6 +75,17 @@ AROUND_ROWS = re.compile(
 
 Places = tuple["array[int]", "array[int]"]
 
+LONGEST_ROW = 1 << 27
+"""The most bytes of a row in memory: a picture with `max_bytes` as base64 is shorter. A longer row is rejected."""
+
+VALUE_BYTES = 64
+"""About what an object of Python has for each value of a row, beside its text."""
+
+
+def too_long(size: int) -> str:
+    """Return the fault of a row that is longer than LONGEST_ROW in memory."""
+    return f"the row has about {size:,} bytes in memory, at most {LONGEST_ROW:,} are read"
+
 
 class JsonRows:
     """The rows of one raw file, in order, to be read by number.
@@ -104,6 +115,11 @@ class JsonRows:
             raise VlmflowError(f"{path}: {error}", "fetch or write the file again") from None
         try:
             self.starts, self.ends = self._find_rows()
+            for number, length in enumerate(map(sub, self.ends, self.starts)):
+                if length * (VALUE_BYTES + 1) > LONGEST_ROW:  # each value has a comma, and may have nothing else
+                    values = 0 if length > LONGEST_ROW else self[number].count(b",")
+                    if (size := length + VALUE_BYTES * values) > LONGEST_ROW:
+                        self.faults.setdefault(number, too_long(size))
         except BaseException:
             self._map.close()
             raise

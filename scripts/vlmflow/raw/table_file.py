@@ -19,20 +19,20 @@ from vlmflow.config.raw_forms import INSIDE, folded
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress
 from vlmflow.raw.damaged_file import ANOTHER_FILE
-from vlmflow.raw.json_file import JsonRows, Places
+from vlmflow.raw.json_file import LONGEST_ROW, VALUE_BYTES, JsonRows, Places, too_long
 from vlmflow.raw.named import name_of
 
 LOOKED_AT = 200
 """How many rows are looked at to find what they are, from the first one on."""
 
-BATCH_ROWS = 256
+BATCH_ROWS = 2048
 """Rows that are in memory at a time."""
 
 BATCH_BYTES = 16_000_000
 """Bytes of values that become objects of Python at a time; a row may have more, and is then alone."""
 
-MOST_BYTES = 4 * BATCH_BYTES
-"""The most bytes of a batch if each of its texts were the longest: in a file, many rows may share one."""
+LEVEL_BYTES = 8
+"""The least bytes that PyArrow holds for a value, also where a file has many equal ones in a few."""
 
 GROUP_BYTES = 500_000_000
 MOST_COMPRESSED = 100
@@ -143,14 +143,21 @@ class ParquetRows(TableRows):
                 free = tuple(f"{key}: struct<" for key in SCHEMAS + ARGUMENTS)
                 self._padded = any(mark in str(fields.field(name).type) for name in readable for mark in free)
                 self._progress.total = table.metadata.num_rows
+                self._schema = fields
+                groups = map(table.metadata.row_group, range(table.num_row_groups))
+                chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+                as_numbers = list({chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page})
+            with (
+                pq.ParquetFile(self.path, memory_map=True, read_dictionary=as_numbers) as table,
+                ThreadPoolExecutor(NAMERS) as pool,
+            ):
                 self._look_at_texts(table)
-                with ThreadPoolExecutor(NAMERS) as pool:
-                    each = pool.map if self._pictures else map
-                    for group in range(table.num_row_groups):
-                        size = self._rows_at_a_time(table, group, readable)
-                        for batch in table.iter_batches(size, row_groups=[group], columns=readable, use_threads=False):
-                            yield from self._rows_of(batch, each)
-                            self._progress.advance(len(batch))
+                each = pool.map if self._pictures else map
+                for group in range(table.num_row_groups):
+                    size = self._rows_at_a_time(table, group, readable)
+                    for batch in table.iter_batches(size, row_groups=[group], columns=readable, use_threads=False):
+                        yield from self._rows_of(batch, each)
+                        self._progress.advance(len(batch))
                 pa.default_memory_pool().release_unused()  # else each process of the stage is as large
         except (OSError, ValueError, pa.ArrowException) as error:
             raise VlmflowError(f"{self.path}: {error}", "fetch or write the file again") from None
@@ -162,7 +169,10 @@ class ParquetRows(TableRows):
             return
         with suppress(*NO_VALUE, VlmflowError):  # not UTF-8, or too large
             size = min(LOOKED_AT, self._rows_at_a_time(table, 0, texts))
-            self.unread_texts = next(table.iter_batches(size, columns=texts, use_threads=False)).to_pydict()
+            batch = next(table.iter_batches(size, columns=texts, use_threads=False))
+            while len(batch) and sum(map(_size, batch.columns)) > BATCH_BYTES:
+                batch = batch.slice(0, len(batch) // 2)
+            self.unread_texts = batch.to_pydict()
 
     def _rows_at_a_time(self, table: Any, group: int, names: Collection[str]) -> int:
         """Return how many rows of a row group are in memory at a time. names: the columns that are read.
@@ -171,9 +181,10 @@ class ParquetRows(TableRows):
         a page of any size.
         """
         rows = table.metadata.row_group(group)
-        total, longest = 1, 1.0
+        total = 1
         for chunk in map(rows.column, range(rows.num_columns)):
-            name, size = chunk.path_in_schema.partition(".")[0], chunk.total_uncompressed_size
+            name = chunk.path_in_schema.partition(".")[0]
+            size = chunk.total_uncompressed_size + LEVEL_BYTES * chunk.num_values
             if name not in names:
                 continue
             if size > max(GROUP_BYTES, MOST_COMPRESSED * chunk.total_compressed_size):
@@ -183,41 +194,24 @@ class ParquetRows(TableRows):
                     "write the table with smaller row groups",
                 )
             total += size
-            if chunk.has_dictionary_page:
-                each = chunk.num_values / max(1, rows.num_rows)
-                longest += each * self._dictionary_bytes(chunk.dictionary_page_offset)
-        return int(max(1, min(BATCH_ROWS, BATCH_BYTES * rows.num_rows // total, MOST_BYTES // longest)))
+        return int(max(1, min(BATCH_ROWS, BATCH_BYTES * rows.num_rows // total)))
 
-    def _dictionary_bytes(self, offset: int) -> int:
-        """Return the size of a column's dictionary, decompressed; raises ValueError if there is none.
-
-        Its page begins with a header in Thrift's compact protocol, of which this is the second number (parquet.thrift,
-        `PageHeader`). Before each of both numbers a byte stands for its place and type.
-        """
-        with self.path.open("rb") as file:
-            file.seek(offset)
-            header = iter(file.read(16))
-        for _ in range(2):
-            number = shift = 0
-            next(header, None)
-            for byte in header:
-                number |= (byte & 0x7F) << shift
-                shift += 7
-                if byte < 0x80:
-                    break
-            else:
-                raise ValueError(f"no page at byte {offset}")
-        return number >> 1  # the lowest bit is the sign
-
-    def _rows_of(self, batch: Any, each: Callable[..., Iterable[bytes | Exception]]) -> Iterator[bytes]:
-        """Yield the rows of a batch as JSON. each: like `map`."""
-        if len(batch) > 1 and batch.nbytes > BATCH_BYTES:
+    def _rows_of(
+        self, batch: Any, each: Callable[..., Iterable[bytes | Exception]], whole: bool = True
+    ) -> Iterator[bytes]:
+        """Yield the rows of a batch as JSON. each: like `map`. whole: whether it is a batch as it was read."""
+        size = sum(map(_size, batch.columns))
+        if len(batch) > 1 and size > BATCH_BYTES:
             half = len(batch) // 2
-            yield from self._rows_of(batch.slice(0, half), each)
-            yield from self._rows_of(batch.slice(half), each)
+            yield from self._rows_of(batch.slice(0, half), each, whole=False)
+            yield from self._rows_of(batch.slice(half), each, whole=False)
             return
+        rows: list[dict[str, Any] | Exception]
         try:
-            rows = batch.to_pylist()
+            if size > LONGEST_ROW:
+                rows = [ValueError(too_long(size))]
+            else:
+                rows = (self._with_texts(batch) if whole else batch).to_pylist()
         except NO_VALUE:
             rows = [self._row_of(batch.slice(number, 1)) for number in range(len(batch))]
         for line in each(self._line, rows):
@@ -225,6 +219,18 @@ class ParquetRows(TableRows):
                 self.faults[len(self._starts)] = str(line)
                 line = ENCODER.encode(None)
             yield line
+
+    def _with_texts(self, batch: Any) -> Any:
+        """Return a batch with texts instead of their numbers, which takes half the time of looking up each.
+
+        PyArrow would make all texts of which the batch is a slice.
+        """
+        import pyarrow as pa
+
+        for place, name in enumerate(batch.schema.names):
+            with suppress(pa.ArrowNotImplementedError):  # a few kinds cannot, as string_view; each is looked up
+                batch = batch.set_column(place, name, batch.column(place).cast(self._schema.field(name).type))
+        return batch
 
     def _line(self, row: dict[str, Any] | Exception) -> bytes | Exception:
         if isinstance(row, Exception):
@@ -244,6 +250,24 @@ class ParquetRows(TableRows):
             return row
         except NO_VALUE as error:
             return error
+
+
+def _size(values: Any) -> int:
+    """Return about how many bytes the values of an array have as objects of Python, each text for itself."""
+    import pyarrow.compute as pc
+    import pyarrow.types as types
+
+    size, kind = VALUE_BYTES * len(values), values.type
+    if types.is_dictionary(kind):
+        if types.is_nested(kind.value_type) or types.is_primitive(kind.value_type):
+            return size
+        return size + (pc.sum(pc.binary_length(values.dictionary).take(values.indices)).as_py() or 0)
+    if types.is_struct(kind):
+        return size + sum(map(_size, values.flatten()))
+    if types.is_map(kind):  # PyArrow does not flatten one of dictionaries
+        begin, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        return size + sum(_size(each.slice(begin, end - begin)) for each in (values.keys, values.items))
+    return size + (_size(values.flatten()) if types.is_nested(kind) else values.nbytes)
 
 
 def _changes_meaning(kind: Any) -> bool:

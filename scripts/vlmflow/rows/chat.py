@@ -48,7 +48,7 @@ REASONS = {
     "has_picture": "the row has a picture, and rows without pictures are requested (modality)",
     "not_taken": "the row's label does not call its answer a good one (take: true)",
     "no_good_attempt": "no attempt of the trajectory has the score from which attempts are trained (min_score)",
-    "bad_table_row": "the table's row cannot be read: wrong number of fields, broken or open quotation, not UTF-8",
+    "bad_table_row": "the row cannot be read: in a table, fields, quotation or UTF-8 are wrong; or it is too long",
     "bad_json": "the row is not valid JSON",
     "duplicate_key": "a key is given twice in one object, or keys of pictures differ only in letter case",
     "bad_shape": "a key is missing, or a value does not have the type that the raw form requires",

@@ -27,6 +27,7 @@ from vlmflow.config.settings import RowLimits
 from vlmflow.config.strategies import ADAPTER_WEIGHTS
 from vlmflow.core.child_programs import ANSWER_KEY, THREADS_OF_LIBRARIES, child_environment
 from vlmflow.core.errors import PassingError, VlmflowError, printable_lines
+from vlmflow.core.patience import Waiting
 from vlmflow.core.processes import bound_to_this_process, import_path
 from vlmflow.core.progress import LOG_INTERVAL, clock
 from vlmflow.merging.trained import read_adapter_config
@@ -174,7 +175,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit: float, log: Path, model: str) -> None:
-    begun = shown = time.monotonic()
+    begun, shown = Waiting(), time.monotonic()
     while not _is_healthy(process, port):
         now = time.monotonic()
         if process.poll() is not None:
@@ -185,14 +186,14 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit: floa
                 f"the server of {model} ended with code {process.returncode} before it answered",
                 f"read the end of its output, {log}:\n{end}",
             )
-        if now - begun > limit:
+        if (waited := begun.seconds()) > limit:
             raise PassingError(
                 f"the server of {model} does not answer after {clock(limit)}",
                 f"see whether it still loads; its output is {log}:\n{end_of(log)}",
             )
         if now - shown >= LOG_INTERVAL:
             shown = now
-            print(f"starting the server of {model}: {clock(now - begun)}", file=sys.stderr, flush=True)
+            print(f"starting the server of {model}: {clock(waited)}", file=sys.stderr, flush=True)
         time.sleep(0.1)
 
 

@@ -20,6 +20,7 @@ import msgspec
 from vlmflow.core import child_programs
 from vlmflow.core.child_programs import child_environment
 from vlmflow.core.errors import log
+from vlmflow.core.patience import Waiting
 from vlmflow.core.processes import bound_to_this_process, import_path
 from vlmflow.supervisor import other_node
 from vlmflow.supervisor.launch import ALONE, Place
@@ -105,10 +106,10 @@ class Group:
         signalled: whether this process must end, too.
         """
         self.write("stop")
-        begun, warned = time.monotonic(), False
+        begun, warned = Waiting(), False
         on_cluster = FOR_ANSWER_AFTER_SIGNAL if signalled else FOR_ANSWER
         while silent := list(filter(self._may_run, self.others)):
-            waited = time.monotonic() - begun
+            waited = begun.seconds()
             if waited > (FOR_END if self.is_local else on_cluster):
                 return
             if waited > FOR_ANSWER_AFTER_SIGNAL and not warned:

@@ -36,6 +36,7 @@ from vlmflow.config.strategies import LORA, Strategy, Tuner
 from vlmflow.core.errors import PassingError, VlmflowError, log, printable
 from vlmflow.core.files import records_digest, sha256_of, write_json
 from vlmflow.core.lease import Lease
+from vlmflow.core.patience import Waiting
 from vlmflow.in_trainer.messages import DIGESTS, PROGRESS, STATE, SavedDigests, evaluated, stalled
 from vlmflow.supervisor.report import kinds_of, released_files
 
@@ -168,14 +169,13 @@ class RunFolder:
             ) from None
 
     def _wait_for(self, lock: int, patience: float) -> None:
-        give_up = time.monotonic() + patience
-        announced = False
+        waiting, announced = Waiting(), False
         while True:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = self._named_holder()
-            if time.monotonic() > give_up:
+            if waiting.seconds() > patience:
                 raise PassingError(
                     f"{self.path}: {holder} is training here",
                     "wait for it to end, or stop it; then run the same command again",

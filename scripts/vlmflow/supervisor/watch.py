@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from vlmflow.core.errors import PassingError, VlmflowError, log
+from vlmflow.core.patience import Waiting
 from vlmflow.core.progress import LOG_INTERVAL, TERMINAL_INTERVAL, clock
 from vlmflow.in_trainer.messages import FOLDER, Doing, Model, beats_of, innermost_frames, new_events, stacks_of
 from vlmflow.supervisor.failures import HangError, LogTail, ResumableError, failure_of
@@ -42,9 +43,6 @@ Both give no sign in between, and read or write whole models. If ranks wait for 
 AFTER_SIGNAL = 2.0
 """Minutes without a sign of life after SIGTERM, on several nodes: trainers answer it at their next step, which never
 comes when another node is gone, and the pod's grace period is better used."""
-
-STOPPED = 15.0
-"""Seconds between two looks of a watch after which it was not running itself; it looks five times a second."""
 
 SLOW = 30.0
 """Seconds without a sign of life after which the progress of several nodes names a rank."""
@@ -76,7 +74,7 @@ class HangWatch:
         self._minutes = minutes
         shutil.rmtree(run_folder / FOLDER, ignore_errors=True)  # the signs of an earlier session
         self._seen: list[tuple[int, str]] = []
-        self._since = self._looked = time.monotonic()
+        self._silence, self._looked = Waiting(), time.monotonic()
 
     def silent_for(self, most: float = math.inf) -> float | None:
         """Return for how many minutes no rank gave a sign of life, if that is too long. It looks once a second.
@@ -84,17 +82,15 @@ class HangWatch:
         most: minutes that are too long in any case, in training or evaluation. It counts anew if this process itself
         was stopped: so were the ranks then (scontrol suspend, SIGSTOP, a paused machine).
         """
-        now, before = time.monotonic(), self._looked
-        if now - before < 1:
+        if time.monotonic() - self._looked < 1:
             return None
-        self._looked = now
-        if now - before > STOPPED:
-            self._since = now
+        self._looked = time.monotonic()
         signs = [_sign(beats_of(self._folder, rank)) for rank in self._ranks]
         if signs != self._seen:
-            self._seen, self._since = signs, now
+            self._seen = signs
+            self._silence.begin()
         usual = all(doing in (Doing.TRAINING, Doing.EVALUATING) for _, doing in signs)
-        minutes = (now - self._since) / 60
+        minutes = self._silence.seconds() / 60
         allowed = min(self._minutes, most) if usual else max(self._minutes, LONGER)
         return minutes if minutes > allowed else None
 
@@ -219,8 +215,8 @@ class Launcher:
         """
         interval = TERMINAL_INTERVAL if sys.stderr.isatty() else LOG_INTERVAL
         shown_at, shown = -interval, ""
-        lost_since: float | None = None
-        told_at: float | None = None
+        lost_since: Waiting | None = None
+        told_at: Waiting | None = None
         newest = Newest()
         with self.folder.progress.open("rb") as lines:
             lines.seek(seen)
@@ -238,14 +234,14 @@ class Launcher:
                 if ended:
                     return None
                 signals.pass_on()
-                told_at = told_at or (time.monotonic() if signals.numbers else None)
-                long_ago = told_at is not None and time.monotonic() - told_at > AFTER_SIGNAL * 60
+                told_at = told_at or (Waiting() if signals.numbers else None)
+                long_ago = told_at is not None and told_at.seconds() > AFTER_SIGNAL * 60
                 most = AFTER_SIGNAL if long_ago and self.group.others else math.inf
                 if (silent := hangs.silent_for(most)) is not None:
                     return silent
                 if lost := self.group.lost():
-                    lost_since = lost_since or time.monotonic()
-                    if time.monotonic() - lost_since > ALONE_SECONDS:
+                    lost_since = lost_since or Waiting()
+                    if lost_since.seconds() > ALONE_SECONDS:
                         log.warning(f"{self.label}: the trainers of node {lost[0]} have failed; ending the others")
                         log_tail.end_here()
                         end(trainers)

@@ -1,3 +1,4 @@
+import ctypes
 import errno
 import fcntl
 import json
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -406,6 +408,45 @@ def test_a_mixture_needs_the_files_of_its_data_sets() -> None:
         inputs.of_members("train.jsonl")(blend)
     with pytest.raises(SystemExit, match=r"^datasets\.fire\.skip_images: .*; run r would train on unchecked pictures"):
         inputs.data("train.jsonl")(run)
+
+
+def said_without_rights(act: Callable[[], object], capfd: pytest.CaptureFixture[str]) -> str:
+    """Return with what text a child exits that may do only what the modes of files allow, also one of root."""
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())  # no capability
+        try:
+            act()
+        except SystemExit as ended:
+            print(ended, flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    return capfd.readouterr().out
+
+
+@pytest.mark.parametrize("closed", ["model/config.json", "model", "."])
+def test_a_model_that_may_not_be_read_is_named(tmp_path: Path, closed: str, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text("{}")
+    models = {"m": {"source": f"{tmp_path}/model", "model_type": "qwen3"}}
+    settings = check_config({"models": models, "datasets": {}, "runs": {}}, [])
+    inputs = RuleInputs(None, settings)
+    (tmp_path / closed).chmod(0)
+    said = said_without_rights(lambda: inputs.local_model(SimpleNamespace(model="m")), capfd)
+    (tmp_path / closed).chmod(0o700)
+    named = tmp_path / ("model/config.json" if closed.endswith("json") else "model")
+    assert said == f"{named}: this user may not read it\n  what to do: let this user read it, and enter its folders\n"
+
+
+def test_a_working_folder_that_may_not_be_written_to_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.chmod(0o555)
+    assert said_without_rights(patches.make_folders, capfd).startswith(
+        f"Permission denied: '{tmp_path}/.snakemake'\n  what to do: let this user read and write there"
+    )
 
 
 def test_a_local_source_of_the_future_is_refused_with_what_mends_it(tmp_path: Path) -> None:

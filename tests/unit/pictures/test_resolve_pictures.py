@@ -247,3 +247,11 @@ def test_the_advice_is_for_the_reason(tmp_path: Path, path: str, limits: dict[st
     put(tmp_path / "root/a.jpg", JPEG)
     with pytest.raises(VlmflowError, match=said):
         say_what_was_found(resolve(tmp_path, [path], **limits), "datasets.fire.image_roots")
+
+
+@pytest.mark.parametrize("path", ["https://example.org/a.jpg", "b\0.jpg", "lfs.jpg"])
+def test_folders_are_not_asked_for_where_none_can_help(tmp_path: Path, path: str) -> None:
+    put(tmp_path / "root/lfs.jpg", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(VlmflowError) as raised:
+        say_what_was_found(resolve(tmp_path, [path]), "datasets.fire.image_roots")
+    assert "name the folders" not in raised.value.next_step

@@ -111,9 +111,10 @@ def test_a_choice_among_answers_is_no_loss(tmp_path: Path) -> None:
         ({"messages": CHAT, "conversations": TALK}, "messages (messages); sharegpt (conversations)", "kind: messages"),
         ({"prompt": "a", "completion": "b", "question": "c", "answer": "d"}, "prompt_completion (prompt, comple", ""),
         ({"prompt": "a", "completion": "b", "Img": "a/1.PNG"}, "under Img", "columns: {image: Img}"),
+        ({"prompt": "a", "completion": "b", "image": "a.jpg", "depth": "b.png"}, "under depth", "ignore_keys: [depth]"),
         ({"messages": CHAT, "frames": ["a.jpg", "b.jpg"]}, "under frames", "columns: {image: frames}"),
         ({"messages": CHAT, "videos": ["a.mp4"]}, "lose what rows have under videos", "ignore_keys: [videos]"),
-        ({"prompt": "a", "completion": "b", "photo": "http://x.y/a.jpg?s"}, "under photo", "columns: {image: photo}"),
+        ({"prompt": "a", "completion": "b", "photo": "http://x.y/a.jpg?s"}, "under photo", "once you have downloaded"),
         ({"messages": CHAT, "meta": {"image": "a.png"}}, "under meta", "the pictures of meta under a key image"),
         ({"messages": CHAT, "photo": f"data:image/png;base64,{'A' * 80}"}, "under photo", "columns: {image: photo}"),
         ({"question": "a", "answer": "b", "context": "c"}, "under context", "rows whose question holds context"),
@@ -159,6 +160,22 @@ def test_pictures_may_have_another_name_but_other_keys_have_their_own(tmp_path: 
         converted_rows(tmp_path, rows, kind="auto", ignore_keys=["system"])
     with pytest.raises(ValueError, match="rows of kind auto have: image, images, source"):
         converted_rows(tmp_path, rows, kind="auto", columns={"answer": "reply"})
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"url": "https://x.org/1.jpg"}, {"thumbnails": ["http://x.org/1.png"]}, {"file_name": "1.png"}],
+    ids=str,
+)
+def test_where_a_picture_came_from_is_no_loss(tmp_path: Path, beside: dict[str, Any]) -> None:
+    """An address, or the name of the same file, beside a picture that is read."""
+    row = {"conversations": TALK, "image": "a/1.png"}
+    found = converted_rows(tmp_path, [row | beside] * 2, kind="auto")
+    assert found.named == ["a/1.png"]
+    depth = row | {"depth": "b.png"}
+    (tmp_path / "advice").mkdir()
+    assert converted_rows(tmp_path / "advice", [depth], kind="sharegpt", ignore_keys=["depth"]).named == ["a/1.png"]
+    assert found.unread["unread_keys"] == dict.fromkeys(beside, 2)
 
 
 def test_keys_of_pictures_count_in_any_letter_case(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ from vlmflow.raw.split import open_rows
 has = int(re.search(r"VmData:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (has + 400_000_000, -1))
 with open_rows([Path(sys.argv[1])], "train", [], ["prompt", "completion", "image"]) as rows:
-    print(len(rows), sum(map(len, rows)), sum(map(len, rows.files[0].unread_texts)))
+    print(len(rows), sum(map(len, rows)), sum(map(len, rows.files[0].unread_texts)), len(rows.faults))
 """
 
 
@@ -97,10 +97,60 @@ def test_a_small_file_does_not_become_a_large_process(name: str, tmp_path: Path)
     assert path.stat().st_size < 100_000
     read = [sys.executable, "-c", READ, str(path)]
     found = subprocess.run(read, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")})
-    rows, characters, unread = map(int, found.stdout.split() or [0, 0, 0])
+    rows, characters, unread, _ = map(int, found.stdout.split() or [0, 0, 0, 0])
     assert rows == len(table), found.stderr
     assert characters >= (len(table) * LONG if "prompt" in table.column_names and "unread" not in name else len(table))
     assert unread == ("unread" in name) * len("note")
+
+
+SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 2_001, pa.int32()), [SAME])
+TURNS = pa.StructArray.from_arrays([SHARED], ["content"])
+LONG_LINES = {
+    "a field of 70 MB": b'q,"' + b"x" * 70_000_000 + b'"\nq,a\n',
+    "a quotation without end": b'q,"' + b"x" * 70_000_000 + b"\nq,a\n",
+}
+
+
+@pytest.mark.parametrize("name", ["one row of parquet", *LONG_LINES])
+def test_a_row_that_would_fill_the_memory_is_rejected_alone(name: str, tmp_path: Path) -> None:
+    """Of 1 KB of parquet, a row of 2 GB between others; of CSV, what a quotation mark or a missing line end holds."""
+    if name in LONG_LINES:
+        path, expected = tmp_path / "rows.csv", LONG_LINES[name].count(b"\n")
+        path.write_bytes(b"prompt,completion\n" + LONG_LINES[name])
+    else:
+        path, expected = tmp_path / "rows.parquet", 2_001
+        rows = pa.ListArray.from_arrays(pa.array([0] + [1] * 2_000 + [2_001], pa.int32()), TURNS)
+        pq.write_table(pa.table({"prompt": rows}), path, compression="zstd", store_schema=False)
+    read = [sys.executable, "-c", READ, str(path)]
+    found = subprocess.run(read, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT / "scripts")})
+    rows, characters, _, faulty = map(int, found.stdout.split() or [0, 0, 0, 0])
+    assert (rows, faulty) == (expected, 1), found.stderr
+    assert characters < 30_000_000
+
+
+@pytest.mark.parametrize(
+    ("column", "read"),
+    [
+        (
+            pa.array([[("a", "b")], [], [("c", "d")]], pa.map_(pa.string(), pa.string())),
+            [[["a", "b"]], [], [["c", "d"]]],
+        ),
+        (pa.array([["a"], [], ["c"]], pa.list_view(pa.string())), [["a"], [], ["c"]]),
+        (pa.array(["a", None, "c"], pa.string_view()), ["a", None, "c"]),
+        (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
+        (pa.array([1, 2, 1]).dictionary_encode(), [1, 2, 1]),
+        (pa.array([{"a": [{"b": "c"}]}, None, {"a": None}]), [{"a": [{"b": "c"}]}, None, {"a": None}]),
+    ],
+    ids=lambda held: str(getattr(held, "type", "")),
+)
+def test_every_kind_of_column_is_measured_and_read(
+    tmp_path: Path, column: pa.Array, read: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(pa.table({"column": column}), tmp_path / "rows.parquet")
+    for most in (200, 1 << 20):  # in halves, and at once
+        monkeypatch.setattr("vlmflow.raw.table_file.BATCH_BYTES", most)
+        with open_rows([tmp_path / "rows.parquet"], "train") as rows:
+            assert [json.loads(row)["column"] for row in rows] == read
 
 
 def test_a_column_that_compresses_too_well_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

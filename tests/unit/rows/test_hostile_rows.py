@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,6 +110,16 @@ def test_ten_thousand_turns_are_too_many(tmp_path: Path, kind: str) -> None:
     short = {key: long[key][:2]}
     rows = [json.dumps(row).encode() for row in (short, long, short)]
     assert outcome(as_lines(tmp_path, rows), kind) == {0: "", 1: "too_many_turns", 2: ""}
+
+
+@pytest.mark.parametrize("write", [as_array, as_lines])
+def test_a_row_that_is_larger_in_memory_is_rejected_before_it_is_decoded(tmp_path: Path, write: Callable) -> None:
+    """An empty object has 64 bytes there, in the file three; a picture as base64 has no commas."""
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    good, many = json.dumps({"messages": turns}).encode(), b'{"messages":[' + b"{}," * 2_200_000 + b"{}]}"
+    assert outcome(write(tmp_path, [good, many, good]), "messages") == {0: "", 1: "bad_table_row", 2: ""}
+    said = json.loads((tmp_path / "rejects").read_text())["detail"]
+    assert re.fullmatch(r"the row has about 147,400,01\d bytes in memory, at most 134,217,728 are read", said)
 
 
 @pytest.mark.parametrize("kind", ["sharegpt", "messages", "alpaca", "text"])

@@ -212,7 +212,7 @@ def test_unread_texts_as_long_as_the_answers_stop(
 
 def test_long_texts_in_an_unread_column_are_looked_at_as_far_as_they_are_read(tmp_path: Path) -> None:
     """Of long texts, a table gives fewer rows than are looked at."""
-    note = [f"{number} " + "A long text about a disc. " * 400 for number in range(300)]
+    note = [f"{number} " + "A long text about a disc. " * 4_000 for number in range(300)]
     table = {"question": [f"What {n}?" for n in range(300)], "answer": ["It."] * 300, "note": note}
     pq.write_table(pa.table(table), tmp_path / "rows.parquet")
     columns = DatasetSettings(kind="vqa", train="x").read_columns

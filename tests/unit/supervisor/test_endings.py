@@ -1,11 +1,12 @@
 """How a training ends: the cause of a failure in the trainers' log, and signals while its trainers start."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,16 @@ import psutil
 import pytest
 
 from cluster.shell import wait_for
+from vlmflow.core import lease, patience
 from vlmflow.core.errors import PassingError
+from vlmflow.core.lease import Lease
 from vlmflow.in_trainer import process as trainer
 from vlmflow.in_trainer.messages import Doing, Orders
-from vlmflow.supervisor import launch, watch
+from vlmflow.serving import server
+from vlmflow.supervisor import group as group_module
+from vlmflow.supervisor import launch, run_folder, watch
 from vlmflow.supervisor.failures import LogTail, OutOfGpuMemoryError, failure_of
-from vlmflow.supervisor.group import Group
+from vlmflow.supervisor.group import FOR_END, Group
 from vlmflow.supervisor.launch import let_them_save
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.watch import Launcher, signals_passed_on
@@ -30,7 +35,8 @@ from workflow_runs import ROOT
 def test_a_watch_that_was_stopped_itself_counts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the trainers: by scontrol suspend, SIGSTOP, or a paused machine."""
     now = 1_000.0
-    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
+    for module in (watch, patience):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, time=time.time))
     hangs = watch.HangWatch(tmp_path, 1, minutes=1)
     beats = watch.beats_of(tmp_path, 0)
     beats.parent.mkdir()
@@ -45,6 +51,58 @@ def test_a_watch_that_was_stopped_itself_counts_anew(tmp_path: Path, monkeypatch
         assert hangs.silent_for() is None
     now += 2
     assert hangs.silent_for() == pytest.approx(61 / 60)
+
+
+def nobody_answers(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait 60 s for a server."""
+    server._wait_until_healthy(process, 1, 60, folder / "server.log", "m")
+
+
+def a_training_holds_the_folder(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait 60 s for its lock."""
+    with (folder / "lock").open("w") as held, (folder / "lock").open() as wanted:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        RunFolder(folder)._wait_for(wanted.fileno(), 60)
+
+
+def a_silent_holder_has_the_lease(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait 60 s for its count, and take over."""
+    Lease(folder, "one")._create(1)
+    Lease(folder, "two", silence=60)._win(3_600)
+    raise PassingError("taken over", "")
+
+
+def a_node_does_not_stop(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait for its answer, as long as for one on this machine."""
+    group = object.__new__(Group)
+    group._launch, group._here, group.others, group.is_local = None, {}, [1], True
+    group._may_run = lambda node: True
+    group.stop(signalled=False)
+    raise PassingError("given up", "")
+
+
+@pytest.mark.parametrize(
+    "wait", [nobody_answers, a_training_holds_the_folder, a_silent_holder_has_the_lease, a_node_does_not_stop]
+)
+def test_who_was_stopped_while_waiting_waits_anew(
+    wait: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what it waits for; otherwise it gives up at its first look."""
+    times, paused = [0.0], 600
+
+    def sleep(seconds: float) -> None:
+        times.append(times[-1] + (paused if len(times) == 2 else seconds))
+
+    clock = SimpleNamespace(monotonic=lambda: times[-1], time=time.time, sleep=sleep)
+    for module in (patience, server, run_folder, lease, group_module):
+        monkeypatch.setattr(module, "time", clock)
+    (tmp_path / "server.log").touch()
+    with subprocess.Popen(["sleep", "60"]) as process:
+        with pytest.raises(PassingError):
+            wait(process, tmp_path)
+        process.kill()
+    waited = FOR_END if wait is a_node_does_not_stop else 60
+    assert paused + waited <= times[-1] < paused + waited + 5
 
 
 def test_a_long_progress_bar_does_not_hide_the_cause_and_costs_no_time(tmp_path: Path) -> None:
