@@ -1,10 +1,11 @@
-# The rows of val or test on which a run is compared with its base, and their controls: chosen before it is trained.
+# The rows of val or test on which a run is compared with its base, and their controls: chosen before its training.
 #
 # Needs: the run's rows; a split of the data set with its pictures; raw rows, where they have gold answers beside their
-#        turns (FIRE): no row gets the feedback of one with the same gold answer; the rows of the runs from whose weights
-#        it is trained.
-# Makes: chosen/{run}/{split}/: rows.jsonl (each row with the rows that give its controls, its echo, and its gold answer),
-#        left_out.jsonl (every other row of the split, with the reason), account.json (on how many rows a verdict can rest).
+#        turns (FIRE): no row gets the feedback of one with the same gold answer; the rows of the runs from whose
+#        weights it is trained.
+# Makes: chosen/{run}/{split}/: rows.jsonl (each row with the rows that give its controls, echo and gold answer),
+#        left_out.jsonl (every other row of the split, with the reason), account.json (on how many rows a verdict can
+#        rest).
 # Holds: no row has a picture (a question, where there is none) that a base of the run was trained on. With
 #        `evaluate.require`, too few rows for what it requires are refused, before anything is trained.
 

@@ -13,9 +13,10 @@ rule propose:
     """Choose the trials of one step of a search."""
     input:
         rows=inputs.of_search("fitted/{run}"),
-        # Both only tell how long a training takes; other ones are no reason to ask again.
+        # They only tell how long a training takes, and how many rows judge; other ones are no reason to ask again.
         estimate=ancient(inputs.of_search("estimates/{run}.json")),
         smoke=ancient(inputs.search_pace),
+        chosen=ancient(inputs.of_search("chosen/{run}/val")),
         study=inputs.step_before("study.json"),
         journal=inputs.step_before("study.journal"),
     output:
@@ -31,6 +32,7 @@ rule propose:
         run=params.search_run("train", "nodes", "processes"),
         planned=params.planned,
         own=params.own_settings,
+        require=lookup(dpath="search/{search}/objective", within=config),
     threads: 1
     resources:
         mem_mb=2_000,

@@ -13,7 +13,7 @@ rule train_smoke:
     input:
         rows="fitted/{run}",
         # A run whose requirements no row can show is not trained; other rows are no reason to train it again.
-        chosen=ancient("chosen/{run}/val"),
+        judging=ancient("chosen/{run}/val"),
         pictures=inputs.train_pictures,
         model=inputs.model,
         estimate=ancient("estimates/{run}.json"),  # it lets the run start; another one is no reason to train again

@@ -4,13 +4,15 @@ from pathlib import Path
 from typing import Any
 
 from vlmflow.config.run_settings import RunSettings
-from vlmflow.config.search_settings import SearchSettings
+from vlmflow.config.search_settings import Objective, SearchSettings
 from vlmflow.config.settings import PartOf, Settings
 from vlmflow.core.account import read_account, refuse_other_rows, write_account
 from vlmflow.core.errors import counted, log
 from vlmflow.core.files import count_lines
+from vlmflow.evaluation.report import CHOICE, Choice
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import ACCOUNT
+from vlmflow.search.best import refuse_too_few_to_recommend
 from vlmflow.search.propose import Schedule, hours_of_run, propose, refuse_equal_rungs, refuse_too_much
 from vlmflow.search.study import Study
 
@@ -35,6 +37,8 @@ def main(
     run: PartOf[RunSettings],
     planned: PlanBlock | None,
     own: dict[str, Any] | None,
+    chosen: Path,
+    require: Objective,
 ) -> None:
     """Choose the trials of one step.
 
@@ -44,6 +48,7 @@ def main(
     asked: the account to write (search/NAME/ROUND/RUNG/asked.json). asked_journal: the journal to write beside it.
     settings: those of the search. run: those of its run. planned: for the first step of a search with a budget; null
     otherwise. own: the run's own values of the searched keys, for the first step; null otherwise.
+    chosen: the rows of val that can judge (chosen/RUN/val). require: the search's objective, which they must tell.
     """
     name, number, rung = asked.parts[-4], int(asked.parts[-3]), int(asked.parts[-2])
     search = SearchSettings.model_validate(settings.model_dump() | ({"rounds": planned.rounds} if planned else {}))
@@ -53,6 +58,7 @@ def main(
     schedule = Schedule(run.train, count_lines(lengths), ranks)
     if own is not None:
         refuse_equal_rungs(name, search, schedule, own)
+        refuse_too_few_to_recommend(name, read_account(chosen / CHOICE, Choice), require)
     if planned:
         hours = hours_of_run(estimate, smoke[0] if smoke else None, planned.gpu)
         refuse_too_much(name, search, hours, ranks, schedule.fewest_stops(search))

@@ -46,7 +46,7 @@ def main(
     picture_store: Path,
     run_store: Path,
     estimate: Path | None = None,
-    chosen: Path | None = None,
+    judging: Path | None = None,
     pictures: list[Path] | None = None,
     threads: int = 1,
 ) -> None:
@@ -56,7 +56,7 @@ def main(
     smoke: the folder to write (checkpoints/RUN/smoke): the gate, the report, the loss curve.
     settings, smoke_settings: those of the run.
     picture_store, run_store: the folders with all picture stores and all run folders.
-    estimate: the account of estimate_run, which let the run start. chosen: the rows that will judge it, which are enough.
+    estimate: the account of estimate_run, which let the run start. judging: the rows of val that will judge it.
     pictures: the image manifests of the train and val splits; none if rows have no pictures.
     """
     run = smoke.parent.name

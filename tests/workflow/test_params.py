@@ -69,7 +69,6 @@ BASE: dict[str, Any] = {
 }
 """A data set of each sort, and a run and a search of the same name on it; `own` and `deep` have what few runs have."""
 
-EVALUATED = {"evaluate", "answer"}
 
 CHANGES: dict[str, tuple[Any, list[str]]] = yaml.safe_load(Path(__file__).with_name("reruns.yaml").read_text())
 """A key, another value for it, and the rules that have it among their params."""
@@ -153,10 +152,9 @@ def documented_keys() -> Iterator[str]:
             yield f"{above}{found[1]}"
 
 
-@pytest.mark.parametrize("rule", sorted(EVALUATED))
-def test_an_evaluation_depends_on_the_module_of_its_form(tmp_path: Path, rule: str) -> None:
+def test_the_choice_of_evaluated_rows_depends_on_the_module_of_their_form(tmp_path: Path) -> None:
     """No import statement names it: it says whether rows have feedback, and reads right answers."""
-    (found,) = [one for one in read_rules(tmp_path, **BASE) if one.name == rule]
+    (found,) = [one for one in read_rules(tmp_path, **BASE) if one.name == "choose_rows"]
     for name, kinds in (("fire", ["fire"]), ("volcano", ["volcano"]), ("blend", ["fire", "text"])):
         wildcards = Wildcards(fromdict={"run": name, "split": "val"})
         assert found.params.modules(wildcards) == [module for kind in kinds for module in modules_of(kind)]

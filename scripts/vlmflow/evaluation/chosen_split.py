@@ -381,7 +381,8 @@ def choice_of(
     run: str, files: SplitFiles, account: Stats, digests: Mapping[str, str], candidates: Candidates, halved: bool
 ) -> Choice:
     """Return how many rows of a split a verdict can rest on. halved: whether a half of val judges."""
-    half = half_of(_groups(files, account, digests), "judges") if halved else None
+    groups = set(_groups(files, account, digests))
+    half = half_of(groups, "judges") if halved else None
     cases = [case for case in candidates.cases.values() if half is None or case.group in half]
     echo = {line.id for line in candidates.lines if line.echo}
     return Choice(
@@ -393,6 +394,7 @@ def choice_of(
         rows=len(cases),
         groups=len({case.group for case in cases}),
         groups_without_echo=len({case.group for case in cases if case.row.id not in echo}),
+        all_groups=len(half or groups),
         left_out=counts_of(candidates.out),
     )
 

@@ -151,6 +151,7 @@ class Choice(msgspec.Struct, frozen=True):
     """The content of `chosen/RUN/SPLIT/account.json`: on how many rows a verdict can rest.
 
     rows, groups: rows that can be evaluated, and their pictures or questions; of val those of the half that judges.
+    all_groups: pictures or questions of all rows, likewise.
     groups_without_echo: pictures or questions of those without echo (`choice.echoes`). left_out: the other rows of the
     split, by reason. feedback: whether rows have feedback. rows_digest: SHA-256 of the split's file.
     """
@@ -163,6 +164,7 @@ class Choice(msgspec.Struct, frozen=True):
     rows: int
     groups: int
     groups_without_echo: int
+    all_groups: int
     left_out: dict[str, int]
 
 

@@ -16,8 +16,8 @@ from vlmflow.config.search_settings import Objective, SearchLimits, nested
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError, counted, printable
 from vlmflow.core.files import sha256_of
-from vlmflow.evaluation.report import QUESTION, Compared, MarginFigures
-from vlmflow.evaluation.verdict import missing
+from vlmflow.evaluation.report import QUESTION, Choice, Compared, MarginFigures
+from vlmflow.evaluation.verdict import missing, too_few_groups
 from vlmflow.search.study import NAMES, OWN, STATES, Judged, Study, StudyTrial, cost, shown
 
 Compare = Callable[[StudyTrial, StudyTrial], tuple[MarginFigures, bool]]
@@ -61,6 +61,19 @@ def against_own(study: Study, digest: str, limits: SearchLimits, compare: Compar
         chose_nothing=chose_nothing,
         sentence=sentence,
     )
+
+
+def refuse_too_few_to_recommend(search: str, choice: Choice, objective: Objective) -> None:
+    """Refuse a search whose best trial could never be shown to beat the run's own settings. choice: of the run's val.
+
+    Raises VlmflowError with how many pictures or questions are missing.
+    """
+    if few := too_few_groups(choice.all_groups if objective == "eval_loss" else choice.groups):
+        raise VlmflowError(
+            f"search {search}: it could never recommend a trial: the rows of {choice.split} of data set "
+            f"{choice.dataset} that judge {NAMES[objective]} have {few}",
+            f"take more rows into val (val_share of datasets.{choice.dataset}), or compare runs by hand",
+        )
 
 
 def decisive(objective: Objective, figures: MarginFigures) -> Compared:

@@ -318,7 +318,7 @@ def test_what_was_chosen_is_read_as_it_was(tmp_path: Path) -> None:
     found, folder = chosen_from(files), tmp_path / "chosen"
     account, digests = files.read()
     choice = choice_of("mine", files, account, digests, found, halved=True)
-    assert (choice.rows, choice.groups, choice.feedback) == (120, 120, True)
+    assert (choice.rows, choice.groups, choice.all_groups, choice.feedback) == (120, 120, 120, True)
     folder.mkdir()
     write_account(folder / "account.json", choice)
     write_lines(folder / "rows.jsonl", found.lines)
@@ -329,7 +329,7 @@ def test_what_was_chosen_is_read_as_it_was(tmp_path: Path) -> None:
         read_candidates(folder, files, account, digests)
 
 
-CHOICE = Choice("mine", "fire", "val", "digest", True, 150, 120, 99, {"no_wrong": 3})
+CHOICE = Choice("mine", "fire", "val", "digest", True, 150, 120, 99, 130, {"no_wrong": 3})
 
 
 @pytest.mark.parametrize(

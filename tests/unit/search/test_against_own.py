@@ -1,6 +1,7 @@
 """The best trial of a search against the run's own settings: on models of known behaviour, and by simulation."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.margins import Groups, compare_losses, margin_figures
 from vlmflow.evaluation.measure import evaluated_rows
-from vlmflow.evaluation.report import QUESTION, MarginFigures
+from vlmflow.evaluation.report import QUESTION, Choice, MarginFigures
 from vlmflow.rows.holdout import half_of
-from vlmflow.search.best import Compare, against_own, decisive, is_better
+from vlmflow.search.best import Compare, against_own, decisive, is_better, refuse_too_few_to_recommend
 from vlmflow.search.study import OWN, Judged, Study, StudyTrial
 
 OBJECTIVES: list[Objective] = ["eval_loss", "uses_feedback"]
@@ -268,3 +269,20 @@ def test_the_figures_that_decide_are_those_of_the_objective() -> None:
     assert decisive("uses_feedback", figures) == figures.uses_feedback
     figures, _ = measured(ignores, uses, feedback=False)(trial(0, 1), trial(1, 1))
     assert decisive("eval_loss", figures) == figures.losses["question"]
+
+
+@pytest.mark.parametrize(
+    ("objective", "groups", "all_groups", "said"),
+    [
+        ("uses_feedback", 99, 200, "use of feedback have 99 different pictures or questions, and 100 are needed"),
+        ("uses_feedback", 100, 200, None),
+        ("eval_loss", 0, 100, None),
+        ("eval_loss", 0, 99, "validation loss have 99 different"),
+    ],
+)
+def test_a_search_that_could_never_recommend_is_refused(
+    objective: Objective, groups: int, all_groups: int, said: str | None
+) -> None:
+    choice = Choice("mine", "fire", "val", "digest", True, 150, groups, 0, all_groups, {})
+    with pytest.raises(VlmflowError, match=said) if said else nullcontext():
+        refuse_too_few_to_recommend("s", choice, objective)
