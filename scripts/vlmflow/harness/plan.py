@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from snakemake.io import get_wildcard_names, strip_wildcard_constraints
+from snakemake.iocontainers import Wildcards
 from snakemake.utils import available_cpu_count
 from snakemake_interface_executor_plugins.settings import SharedFSUsage
 
@@ -299,7 +300,7 @@ def _refuse_what_no_row_can_show(workflow: Any, settings: Config, runs: Sequence
     for name in runs:
         run, files_of = settings.runs[name], inputs.RuleInputs(workflow, settings)
         folder = Path("data", run.dataset)
-        manifests = [Path(file) for file in files_of.run_pictures(inputs.Wildcards(fromdict={"run": name}))]
+        manifests = [Path(file) for file in files_of.run_pictures(Wildcards(fromdict={"run": name}))]
         needed = [folder / "val.jsonl", folder / "stats.json", *manifests]
         if not run.evaluation.require or any(str(file) in made or not file.exists() for file in needed):
             continue
