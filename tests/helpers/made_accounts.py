@@ -11,6 +11,7 @@ from vlmflow.evaluation.report import (
     AnswerReport,
     AskedModel,
     Change,
+    Choice,
     Compared,
     EvaluatedModel,
     EvaluationReport,
@@ -223,6 +224,13 @@ def some_evaluation(**fields: Any) -> EvaluationReport:
         "versions": {},
     }
     return EvaluationReport(**(usual | fields))
+
+
+def some_choice(**fields: Any) -> Choice:
+    """Return the account of rows of val that can judge: 150 rows, which are enough."""
+    usual = {"run": "mine", "dataset": "fire", "split": "val", "rows_digest": "digest", "feedback": True, "rows": 150}
+    counts = {"groups": 130, "groups_without_echo": 120, "all_groups": 140, "left_out": {"no_wrong": 3}}
+    return Choice(**(usual | counts | fields))
 
 
 def an_answer(text: str, *, right: bool) -> ModelAnswer:

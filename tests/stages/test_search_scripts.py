@@ -10,7 +10,7 @@ import yaml
 from msgspec import structs
 
 from browser import Browser
-from made_accounts import some_fitted, some_gate
+from made_accounts import some_choice, some_fitted, some_gate
 from made_inputs import some_inputs
 from made_search import NOTHING, TRAIN, best_unjudged, result
 from stages import choose_best, propose, search_page, tell
@@ -40,6 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lengths.write_text("".join(json.dumps(row) + "\n" for _ in range(64)))
     write_account(fitted / "account.json", structs.replace(some_fitted(), digests={lengths.name: sha256_of(lengths)}))
     write_account(tmp_path / "estimates" / "r.json", NoEstimate("an unknown model"))
+    write_account(tmp_path / "chosen" / "r" / "val" / "account.json", some_choice())
     return tmp_path
 
 
@@ -76,6 +77,8 @@ def proposed(search: SearchSettings, step: tuple[int, int], planned: propose.Pla
         run=RunSettings.model_construct(train=TRAIN, nodes=1, processes=2),
         planned=planned,
         own=None if earlier else OWN,
+        chosen=Path("chosen/r/val"),
+        require="eval_loss",
         **others,
     )
     return here

@@ -179,6 +179,7 @@ def words(folder: Path, store: Path, to: Path) -> list[str]:
         "full": folder / "checkpoints" / RUN / "full",
         "fitted": folder / "fitted" / RUN,
         "model": folder / "models" / "tiny",
+        "chosen": folder / "chosen" / RUN / "test",
         "rows": data / "test.jsonl",
         "stats": data / "stats.json",
         "evaluated": to / RUN / "test",
@@ -186,7 +187,6 @@ def words(folder: Path, store: Path, to: Path) -> list[str]:
         "picture-store": folder / "stores" / "pictures",
         "evaluation-store": store,
         "pictures": json.dumps([str(folder / "images" / "fire" / f"{split}.jsonl") for split in ("train", "test")]),
-        "raw-test": json.dumps([str(folder / "raw" / "fire" / "FIRE-test.json")]),
     }
     named = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     return [sys.executable, str(ROOT / "scripts" / "stages" / "evaluate.py"), *named]

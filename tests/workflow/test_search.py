@@ -14,7 +14,7 @@ from cluster.shell import wait_for
 from trainer_faults import before_trainers
 from vlmflow.core.account import read_account
 from vlmflow.search.study import Asked, Judged, TrialResult
-from warm_programs import fresh
+from warm_programs import called, fresh
 from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 
 QUICK, LONG = 1, 32
@@ -77,6 +77,11 @@ def searched(demo_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     measured = json.loads(gate.read_text())
     measured["full_run"]["seconds"] = 1  # beside other tests it may have been so slow that the budget is refused
     gate.write_text(json.dumps(measured))
+    # The val of this sample is too small to recommend a trial, which is refused; a larger one would take minutes.
+    refused = called(command(folder, *words(folder), *TARGETS))
+    assert "it could never recommend a trial" in refused.stdout + refused.stderr
+    choice = folder / "chosen" / RUN / "val" / "account.json"
+    choice.write_text(json.dumps(json.loads(choice.read_text()) | {"all_groups": 100}))
     with fresh(), (folder / "killed.txt").open("wb") as said:
         first = subprocess.Popen(command(folder, *words(folder), *TARGETS), stdout=said, stderr=subprocess.STDOUT)
     results = [folder / "search" / "rates" / "0" / "0" / f"{slot}.json" for slot in range(FIRST)]

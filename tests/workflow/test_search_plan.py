@@ -92,7 +92,7 @@ def test_a_result_that_is_deleted_alone_is_made_again(folder: Path) -> None:
     asked = ["asked.json", "asked.journal", "study.json", "study.journal"]
     study = [f"search/s/{number}/0/{file}" for number in range(2) for file in asked]
     data = ["data/alpaca/stats.json", "data/alpaca/val.jsonl"]
-    of_run = [*data, "fitted/r", "estimates/r.json", "checkpoints/r/smoke", "models/tiny"]
+    of_run = [*data, "fitted/r", "estimates/r.json", "chosen/r/val", "checkpoints/r/smoke", "models/tiny"]
     chosen = [f"search/s/{name}" for name in ("judged.json", "best.yaml", "probably.yaml")]
     made = [*of_run, *study, *results, *chosen, "reports/search-s.html"]
     stored = ["--default-storage-provider", "fs", "--default-storage-prefix", str(folder / "stored")]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from made_accounts import some_report, some_stats
+from made_accounts import some_choice, some_report, some_stats
 from made_rows import made_row
 from simulated_evaluations import row
 from vlmflow.config.after_training import ChosenBy, Requirements
@@ -29,7 +29,7 @@ from vlmflow.evaluation.chosen_split import (
     trained_on,
 )
 from vlmflow.evaluation.measure import passes_of, scored_answers, write_lines
-from vlmflow.evaluation.report import OTHERS, AlsoChose, Choice, LeftOut
+from vlmflow.evaluation.report import OTHERS, AlsoChose, LeftOut
 from vlmflow.evaluation.verdict import (
     NO_GAIN,
     TOO_FEW,
@@ -329,7 +329,7 @@ def test_what_was_chosen_is_read_as_it_was(tmp_path: Path) -> None:
         read_candidates(folder, files, account, digests)
 
 
-CHOICE = Choice("mine", "fire", "val", "digest", True, 150, 120, 99, 130, {"no_wrong": 3})
+CHOICE = some_choice(groups_without_echo=99)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from made_accounts import some_choice
 from simulated_evaluations import Judge, choose_rows, ignores, rows, scorer, unlike, uses
 from vlmflow.config.search_settings import Objective, SearchLimits
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.margins import Groups, compare_losses, margin_figures
 from vlmflow.evaluation.measure import evaluated_rows
-from vlmflow.evaluation.report import QUESTION, Choice, MarginFigures
+from vlmflow.evaluation.report import QUESTION, MarginFigures
 from vlmflow.rows.holdout import half_of
 from vlmflow.search.best import Compare, against_own, decisive, is_better, refuse_too_few_to_recommend
 from vlmflow.search.study import OWN, Judged, Study, StudyTrial
@@ -283,6 +284,6 @@ def test_the_figures_that_decide_are_those_of_the_objective() -> None:
 def test_a_search_that_could_never_recommend_is_refused(
     objective: Objective, groups: int, all_groups: int, said: str | None
 ) -> None:
-    choice = Choice("mine", "fire", "val", "digest", True, 150, groups, 0, all_groups, {})
+    choice = some_choice(groups=groups, all_groups=all_groups)
     with pytest.raises(VlmflowError, match=said) if said else nullcontext():
         refuse_too_few_to_recommend("s", choice, objective)
