@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from cluster.shell import wait_for
+from forked_snakemake import called
 from trainer_faults import before_trainers
 from vlmflow.core.account import read_account
 from vlmflow.search.study import Asked, Judged, TrialResult
-from warm_programs import called, fresh
+from warm_programs import fresh
 from workflow_runs import RUN, STEPS, command, copy_folder, snakemake
 
 QUICK, LONG = 1, 32

@@ -38,7 +38,7 @@ LightStages = Literal["fetch", "data", "pages"]
 """Kinds of stages that need no GPU and little time; `harness.resources` has the rules of each."""
 
 TARGETS = (
-    *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted"),
+    *("raw", "models", "model_files", "images", "converted", "data", "lengths", "fitted", "chosen"),
     *("estimates", "checkpoints", "work", "verified", "eval", "answers", "search"),
     *("merged", "tracked", "reports", "logs", "benchmarks"),
 )
