@@ -35,16 +35,17 @@ from vlmflow.supervisor.train import train
 from vlmflow.swift.arguments import BaseModel, Training
 
 FEEDBACK, PICTURE, TOPIC, FORM = "feedback", "picture", "topic", "form"
-RELATE, SELECT, ECHO, KEYWORD, NEXT = "relate", "select", "echo", "keyword", "next"
+RELATE, ECHO, KEYWORD, NEXT, EXCLUDE = "relate", "echo", "keyword", "next", "exclude"
 """What the rows of a kind teach.
 
 feedback: to repeat the code in the feedback. picture: to read the code in the picture. topic: that answers, right and
 wrong, repeat words of the feedback, in which the code is not. form: that right answers have another form than wrong
-ones. relate: codes stand in a ring, and the feedback says on which side of the wrong one the right one is. select: the
-question has two codes, and the feedback says which one is right. echo: right answers begin with the first word of their
-feedback, wrong ones with another word, and nothing tells the code. keyword: a keyword of the question tells the code;
-the feedback repeats it. next: the right code is the one after the wrong one, whatever the feedback. Only relate and
-select teach to use feedback without repeating it."""
+ones. relate: codes stand in a ring, and the feedback says how far the right one is from the wrong one. echo: right
+answers begin with the first word of their feedback, wrong ones with another word, and nothing tells the code. keyword: a
+keyword of the question tells the code; the feedback repeats it. next: the right code is the one after the wrong one.
+exclude: the question has two codes, and the right one is that which the wrong answer did not say. Only relate teaches to
+use feedback without repeating it.
+"""
 
 CODES = ["".join(letters) for letters in product("bdfgklmnprstvwyz", "aeiu")]
 """Each is one token. In feedback it has a line of its own: after a space it would be another token than in answers."""
@@ -61,12 +62,15 @@ WORDS = [
 VOCABULARY, MERGES = 512, 230
 """Tokens of a text model: 256 bytes, 26 added ones, and the merges. Qwen's 151,936 make a step eight times as slow."""
 
-VAL = 130
+VAL = 200
 """The rows of val: all must have a question of their own, and a verdict needs 100."""
 
 RING = 8
-"""Codes of `relate` and `next`, in a ring, and of `select`."""
+"""Codes of `relate` and `next`, in a ring, and of `exclude`."""
 
+STEPS = {"up": 1, "over": 2, "down": -1, "under": -2}
+"""How far the right code of `relate` is from the wrong one, by the word in the feedback. With two words alone, seven of
+ten donors would have the same one: they are the nearest rows in words."""
 KEYWORDS = 24
 """Of `keyword`, each with a code."""
 
@@ -89,11 +93,11 @@ HOW: dict[str, dict[str, Any]] = {
     FEEDBACK: TEXT | {"max_steps": 120},
     TOPIC: TEXT | {"max_steps": 60},
     FORM: TEXT | {"max_steps": 30},
-    RELATE: TEXT | {"max_steps": 100},
-    SELECT: TEXT | {"max_steps": 150},
+    RELATE: TEXT | {"max_steps": 150},
     ECHO: TEXT | {"max_steps": 260},
     KEYWORD: TEXT | {"max_steps": 90},
     NEXT: TEXT | {"max_steps": 90},
+    EXCLUDE: TEXT | {"max_steps": 150},
     PICTURE: TRAIN
     | {"max_steps": 200, "per_device_batch_size": 1, "gradient_accumulation_steps": 4, "learning_rate": 3e-3},
 }
@@ -132,20 +136,19 @@ def planted(kind: str, folder: Path, seed: int = 1) -> Planted:
 def _row(kind: str, number: int, draw: random.Random, folder: Path) -> ShareGptRow:
     question = " ".join(draw.choices(WORDS, k=draw.randint(3, 6))) + "?"
     words = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(2)]
-    right, wrong = draw.sample(CODES[: {PICTURE: len(COLOURS), SELECT: RING}.get(kind)], 2)
+    right, wrong = draw.sample(CODES[: len(COLOURS)] if kind == PICTURE else CODES, 2)
     held = right if kind == FEEDBACK else "so"
     before = {TOPIC: f"{words[0]}\n", FORM: "it is\n", ECHO: f"{words[0].split()[0]}\n"}.get(kind, "")
     before_wrong = {FORM: "", ECHO: f"{draw.choice(WORDS)}\n"}.get(kind, before)
     if kind in (RELATE, NEXT):
-        held, step = draw.choice([("up", 1), ("down", -1)])
-        place = draw.randrange(RING)
-        wrong, right = CODES[place], CODES[(place + (step if kind == RELATE else 1)) % RING]
-    if kind == SELECT:
-        held = draw.choice(["up", "down"])
-        question = "\n".join([question, *([right, wrong] if held == "up" else [wrong, right])])
+        held, place = draw.choice(list(STEPS)), draw.randrange(RING)
+        wrong, right = CODES[place], CODES[(place + (STEPS[held] if kind == RELATE else 1)) % RING]
+    if kind == EXCLUDE:
+        right, wrong = draw.sample(CODES[:RING], 2)
+        question = "\n".join([question, *draw.sample([right, wrong], 2)])
     if kind == KEYWORD:
-        number = draw.randrange(KEYWORDS)
-        held, right = WORDS[number], CODES[number]
+        place = draw.randrange(KEYWORDS)
+        held, right = WORDS[place], CODES[place]
         wrong = draw.choice([code for code in CODES[:KEYWORDS] if code != right])
         question = f"{held} {' '.join(draw.choices(WORDS[KEYWORDS:], k=4))}?"
         words = [" ".join(draw.choices(WORDS[KEYWORDS:], k=2)) for _ in range(2)]

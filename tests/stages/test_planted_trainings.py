@@ -6,13 +6,13 @@ import pytest
 
 from planted_trainings import (
     ECHO,
+    EXCLUDE,
     FEEDBACK,
     FORM,
     KEYWORD,
     NEXT,
     PICTURE,
     RELATE,
-    SELECT,
     TOPIC,
     report_of_training,
 )
@@ -36,12 +36,12 @@ def rose(share: Compared | None) -> bool:
 
 VERDICTS = {
     RELATE: LEARNED,
-    SELECT: LEARNED,
     ECHO: TOO_FEW_WITHOUT_ECHO,
     KEYWORD: NO_GAIN,
     NEXT: NO_GAIN,
+    EXCLUDE: NO_GAIN,
 }
-"""Of rows by which a model can only learn to use feedback; to repeat words of it; or what it needs no feedback for."""
+"""Of rows by which a model can only learn to use feedback; to repeat words of it; or what needs no feedback."""
 
 
 @pytest.mark.parametrize(
