@@ -41,10 +41,10 @@ RELATE, ECHO, KEYWORD, NEXT, EXCLUDE = "relate", "echo", "keyword", "next", "exc
 feedback: to repeat the code in the feedback. picture: to read the code in the picture. topic: that answers, right and
 wrong, repeat words of the feedback, in which the code is not. form: that right answers have another form than wrong
 ones. relate: codes stand in a ring, and the feedback says how far the right one is from the wrong one. echo: right
-answers begin with the first word of their feedback, wrong ones with another word, and nothing tells the code. keyword: a
-keyword of the question tells the code; the feedback repeats it. next: the right code is the one after the wrong one.
-exclude: the question has two codes, and the right one is that which the wrong answer did not say. Only relate teaches to
-use feedback without repeating it.
+answers begin with the first word of their feedback, wrong ones with another word, and nothing tells the code. keyword:
+a keyword of the question tells the code; the feedback repeats it. next: the right code is the one after the wrong one.
+exclude: the question has two codes, and the right one is that which the wrong answer did not say. Only relate teaches
+to use feedback without repeating it.
 """
 
 CODES = ["".join(letters) for letters in product("bdfgklmnprstvwyz", "aeiu")]
