@@ -193,13 +193,13 @@ def test_ten_points_more_of_300_rows_are_found(share: int, least: int) -> None:
     assert found[WORSE] == 0
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.5])
+@pytest.mark.parametrize("noise", [pytest.param(0.3, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", HOLES)
 def test_who_did_not_learn_to_use_feedback_is_not_called_so(name: str, noise: float) -> None:
     assert planted(1, HOLES[name], noise=noise)[LEARNED] <= 1
 
 
-@pytest.mark.parametrize("noise", [0.3, 0.5])
+@pytest.mark.parametrize("noise", [pytest.param(0.3, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_who_learned_to_use_feedback_is_called_so(name: str, noise: float) -> None:
     assert planted(1, LEARNERS[name], noise=noise)[LEARNED] >= 85
