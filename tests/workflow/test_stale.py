@@ -15,7 +15,7 @@ from workflow_runs import CHECKPOINT_STEPS, ROOT, RUN, STEPS, clone, copy_folder
 PUBLISHING = {"publish_merged"}
 FROM_MERGING = {"merge_weights", "verify_tensors", "verify_merged", *PUBLISHING}
 FROM_TRAINING = {"train_smoke", "train_model", *FROM_MERGING}
-FROM_FITTING = {"fit_rows", *FROM_TRAINING}
+FROM_FITTING = {"fit_rows", "choose_rows", *FROM_TRAINING}
 ESTIMATE = {"estimate_run"}
 FROM_LENGTHS = {"measure_lengths", *ESTIMATE, *FROM_FITTING}
 FROM_VALIDATION = {"validate_sharegpt", *FROM_LENGTHS}
