@@ -1,4 +1,4 @@
-"""Compare a run's proven weights with their base on rows that the run was not trained on."""
+"""Compare a run's proven weights with their base on rows that neither it nor a run below it was trained on."""
 
 from pathlib import Path
 

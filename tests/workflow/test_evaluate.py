@@ -104,6 +104,22 @@ def test_every_row_of_the_split_is_evaluated_or_left_out(evaluated: Path, split:
     assert change.mean < -1, "nine steps teach the tiny model much"
 
 
+def test_a_run_that_its_val_cannot_judge_is_refused_with_the_plan(evaluated: Path) -> None:
+    """The val of this sample has 18 pictures. What a finished run has shown is judged by its evaluation."""
+
+    def planned(require: object, *words: str) -> str:
+        block = {RUN: {"evaluate": {"require": require}}}
+        done = called(command(evaluated, "-n", *words, "--config", f"runs={json.dumps(block)}", "--", f"merged/{RUN}"))
+        return done.stdout + done.stderr
+
+    again = ("--forcerun", "train_smoke")
+    said = planned(["not_worse", "learned"], *again)
+    assert f"runs.{RUN}.evaluate.require: learned cannot be shown on val of data set fire" in said
+    assert "its rows without echo that can judge have 13 different pictures or questions, and 100 are needed" in said
+    assert "cannot be shown" not in planned("not_worse", *again)
+    assert "cannot be shown" not in planned("learned")
+
+
 def test_looks_at_test_are_counted_and_shown(evaluated: Path) -> None:
     assert (report(evaluated, "val").looks, report(evaluated, "test").looks) == (None, 1)
     (look,) = read_looks(evaluated / "stores" / "evaluations")

@@ -119,6 +119,29 @@ def test_it_shows_verdict_figures_and_rows_and_runs_nothing(folder: Path, tmp_pa
         assert browser.evaluate(half) is True
 
 
+def test_a_report_of_an_earlier_version_is_read(folder: Path) -> None:
+    """It has one donor a row, one control, and no conditions."""
+    report = json.loads((folder / "report.json").read_text())
+    del report["conditions"], report["figures"]["with_gold"]
+    del report["figures"]["with_echo"], report["figures"]["without_echo"]
+    for figures in (
+        report["figures"]["all"],
+        report["figures"]["without_gold"],
+        *report["figures"]["sources"].values(),
+    ):
+        for name in ("adds", "helps", "own", "one_answer"):
+            del figures[name]
+    (folder / "report.json").write_text(json.dumps(report))
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["donor"] = row.pop("donors")[0]
+        del row["echo"]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = html(folder)
+    assert "Without 35 rows whose feedback contains the gold answer" in made
+    assert "learned only if" not in made
+
+
 def test_right_and_wrong_answer_stand_side_by_side(folder: Path, tmp_path: Path) -> None:
     """Before them the row's turns up to the right answer; below, both models' margins, and the other row's feedback."""
     page = tmp_path / "page.html"
