@@ -80,7 +80,7 @@ def test_requests_and_limits_are_what_the_rules_declare(finished: ClusterWorkflo
                 given = {name: quantity(amount) for name, amount in container["resources"][kind].items()}
                 assert given == wanted, (rule, kind)
             assert pod["spec"]["activeDeadlineSeconds"] == declared(rule, "runtime") * 60 + PULL_SECONDS
-            with_torch = rule.startswith(("measure_", "fit_", "estimate_", "train_", "merge_", "verify_"))
+            with_torch = rule.startswith(("measure_", "fit_", "choose_", "estimate_", "train_", "merge_", "verify_"))
             image = "train" if with_torch else "data"
             assert container["image"].startswith(f"vlmflow/{image}:"), rule
 
