@@ -161,6 +161,8 @@ def test_the_run_is_tracked_in_a_pod(finished: ClusterWorkflow, tmp_path: Path) 
 def test_two_trials_of_a_search_train_side_by_side(finished: ClusterWorkflow) -> None:
     """The run's own settings, and others."""
     finished.cluster.carry_in(project_image("search"))
+    choice = finished.targets / "chosen" / RUN / "val" / "account.json"  # of a val too small to recommend a trial
+    choice.write_text(json.dumps(json.loads(choice.read_text()) | {"all_groups": 100}))
     search = {"rates": {"run": RUN, "space": {"learning_rate": [0.01, 0.003]}, "rounds": 1, "together": 1}}
     words = finished.words("--config", f"search={json.dumps(search)}")[:-1]
     at = words.index("--set-threads") + 1
