@@ -52,9 +52,8 @@ def main(
     run, split = answered.parent.name, answered.name
     proof, base = read_proof(verified), read_model_manifest(model)
     files = SplitFiles(rows, stats, picture_store, pictures)
-    account, digests = files.read()
     drawn = draw_split(
-        *(files, account, digests, read_candidates(chosen, files, account, digests)),
+        *(files, read_candidates(chosen, files)),
         count=min(settings.answer.rows, settings.rows),
         key=f"runs.{run}.{'answer' if settings.answer.rows < settings.rows else 'evaluate'}.rows",
         seed=settings.seed,

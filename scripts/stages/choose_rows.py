@@ -46,13 +46,9 @@ def main(
     run, split = chosen.parent.name, chosen.name
     raw = {"train": raw_train or [], "val": raw_val or [], "test": raw_test or []}
     files = SplitFiles(rows, stats, picture_store, pictures or [], raw, fixed_rows or [])
-    account, digests = files.read()
-    trained: set[str] = set()
-    for base in bases or []:
-        trained |= trained_on(base, base_pictures or [])
-    candidates = candidates_of(files, account, digests, feedback=settings.feedback, seed=settings.seed, trained=trained)
-    halved = split == "val" and fitted_rows(fitted).halved
-    choice = choice_of(run, files, account, digests, candidates, halved)
+    trained = frozenset().union(*(trained_on(base, base_pictures or []) for base in bases or []))
+    candidates = candidates_of(files, feedback=settings.feedback, seed=settings.seed, trained=trained)
+    choice = choice_of(run, files, candidates, halved=split == "val" and fitted_rows(fitted).halved)
     if split == "val":
         refuse_too_few(choice, require)
     with whole_folder(chosen) as folder:

@@ -57,9 +57,8 @@ def main(
     # Only rows that the training was not given have chosen nothing: it may be of a time before val was halved.
     halved = fitted_rows(fitted).halved
     files = SplitFiles(rows, stats, picture_store, pictures or [])
-    account, digests = files.read()
     drawn = draw_split(
-        *(files, account, digests, read_candidates(chosen, files, account, digests)),
+        *(files, read_candidates(chosen, files)),
         count=settings.rows,
         key=f"runs.{run}.evaluate.rows",
         seed=settings.seed,

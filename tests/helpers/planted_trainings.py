@@ -69,8 +69,8 @@ RING = 8
 """Codes of `relate` and `next`, in a ring, and of `exclude`."""
 
 STEPS = {"up": 1, "over": 2, "down": -1, "under": -2}
-"""How far the right code of `relate` is from the wrong one, by the word in the feedback. With two words alone, seven of
-ten donors would have the same one: they are the nearest rows in words."""
+"""How far the right code of `relate` is from the wrong one, by the word in the feedback. With two words alone, more of
+its donors would have the same one: they are the rows with the most words in common."""
 KEYWORDS = 24
 """Of `keyword`, each with a code."""
 

@@ -160,6 +160,23 @@ def test_the_choice_of_evaluated_rows_depends_on_the_module_of_their_form(tmp_pa
         assert found.params.modules(wildcards) == [module for kind in kinds for module in modules_of(kind)]
 
 
+def test_the_rows_of_the_whole_chain_of_bases_are_read(tmp_path: Path) -> None:
+    chain = {
+        "models": {name: {"source": f"merged/{run}"} for name, run in (("one", "fire"), ("two", "second"))},
+        "runs": {"second": {"model": "one", "dataset": "volcano"}, "third": {"model": "two", "dataset": "text"}},
+    }
+    settings = BASE | {key: BASE[key] | value for key, value in chain.items()}
+    (found,) = [rule for rule in read_rules(tmp_path, **settings) if rule.name == "choose_rows"]
+    for run, bases, pictures in (
+        ("fire", [], []),
+        ("second", ["fire"], ["fire"]),
+        ("third", ["second", "fire"], ["volcano", "fire"]),
+    ):
+        wildcards = Wildcards(fromdict={"run": run, "split": "val"})
+        assert found.input.bases(wildcards) == [f"fitted/{base}" for base in bases]
+        assert found.input.base_pictures(wildcards) == [f"images/{dataset}/train.jsonl" for dataset in pictures]
+
+
 def test_only_a_job_that_asks_another_server_gets_the_template_with_its_key(tmp_path: Path) -> None:
     def template(name: str, **answer: Any) -> str:
         settings = changed("runs.fire.answer", answer)

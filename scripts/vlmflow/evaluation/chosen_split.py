@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from vlmflow.evaluation.choice import (
 )
 from vlmflow.evaluation.measure import ChosenRow, Measurement, row_to_measure
 from vlmflow.evaluation.report import CHOICE, Choice, LeftOut
+from vlmflow.lengths.summary import fitted_rows
 from vlmflow.pictures.manifest import name_and_digest
 from vlmflow.pictures.store import refuse_changed_pictures
 from vlmflow.rows.holdout import Part, group_of, half_of
@@ -54,23 +56,33 @@ class SplitFiles:
     raw: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     fixed_rows: Sequence[Path] = ()
 
-    def read(self) -> tuple[Stats, dict[str, str]]:
-        """Return the data set's account, and the SHA-256 of each picture by its name in the store.
-
-        Raises VlmflowError if rows or pictures have changed, or a picture is in no manifest.
-        """
-        account = read_account(self.stats, Stats)
+    @cached_property
+    def account(self) -> Stats:
+        """The data set's account; raises VlmflowError if it is of other rows."""
         refuse_other_rows(self.stats, [self.rows])
+        return read_account(self.stats, Stats)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each picture by its name in the store.
+
+        Raises VlmflowError if a picture has changed, or is in no manifest.
+        """
         named = pictures_in(self.rows)
         entries = entries_named(named, self.manifests)
         if unknown := sorted(named - entries.keys()):
             raise VlmflowError(
                 f"{self.rows}: {len(unknown)} pictures are in no image manifest "
                 f"({', '.join(map(str, self.manifests)) or 'none'}): {', '.join(unknown[:3])}",
-                f"check them again: make refresh-pictures DATASET={account.dataset}",
+                f"check them again: make refresh-pictures DATASET={self.account.dataset}",
             )
-        refuse_changed_pictures(self.picture_store / account.dataset, entries.values())
-        return account, dict(map(name_and_digest, entries.values()))
+        refuse_changed_pictures(self.picture_store / self.account.dataset, entries.values())
+        return dict(map(name_and_digest, entries.values()))
+
+    @property
+    def groups(self) -> Iterator[str]:
+        """The group of each row (`holdout.group_of`)."""
+        return (group_of(row, self.digests, self.account.one_prompt) for row in lines_of(self.rows, ShareGptRow))
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -175,15 +187,12 @@ def choose_from_split(
 
     Raises VlmflowError if rows, raw rows or pictures have changed, or no row can be evaluated.
     """
-    account, digests = files.read()
-    candidates = candidates_of(files, account, digests, feedback=feedback, seed=seed)
-    return draw_split(files, account, digests, candidates, count=count, key=key, seed=seed, part=part)
+    candidates = candidates_of(files, feedback=feedback, seed=seed)
+    return draw_split(files, candidates, count=count, key=key, seed=seed, part=part)
 
 
 def draw_split(
     files: SplitFiles,
-    account: Stats,
-    digests: Mapping[str, str],
     candidates: Candidates,
     *,
     count: int,
@@ -194,12 +203,12 @@ def draw_split(
 ) -> ChosenSplit:
     """Draw rows of a split.
 
-    account, digests: what `files.read` gives. count, key, seed, neutral: of `Candidates.drawn`. part: which half of val
+    count, key, seed, neutral: of `Candidates.drawn`. part: which half of val
     is wanted (`rows.holdout`); None for all rows.
 
     Raises VlmflowError if no row can be evaluated.
     """
-    half = half_of(_groups(files, account, digests), part) if part else None
+    half, account = half_of(files.groups, part) if part else None, files.account
     rows, out = candidates.drawn(count=count, key=key, seed=seed, half=half, neutral=neutral)
     refuse_none(rows, files.rows, out)
     return ChosenSplit(
@@ -214,27 +223,18 @@ def draw_split(
     )
 
 
-def _groups(files: SplitFiles, account: Stats, digests: Mapping[str, str]) -> Iterator[str]:
-    return (group_of(row, digests, account.one_prompt) for row in lines_of(files.rows, ShareGptRow))
-
-
 def candidates_of(
-    files: SplitFiles,
-    account: Stats,
-    digests: Mapping[str, str],
-    *,
-    feedback: bool | None,
-    seed: int,
-    trained: Set[str] = frozenset(),
+    files: SplitFiles, *, feedback: bool | None, seed: int, trained: Set[str] = frozenset()
 ) -> Candidates:
     """Return the rows of a split that can be evaluated, with their controls.
 
-    account, digests: what `files.read` gives. feedback: the run's evaluate.feedback; None: whether the kind has it, and
+    feedback: the run's evaluate.feedback; None: whether the kind has it, and
     of a mixture only the rows of such kinds. seed: of the donors. trained: what the run's bases were trained on
     (`trained_on`).
 
-    Raises VlmflowError if raw rows have changed.
+    Raises VlmflowError if rows, raw rows or pictures have changed.
     """
+    account = files.account
     has = any(map(has_feedback, account.kinds)) if feedback is None else feedback
     members = account.members.items()
     without = {name for name, member in members if feedback is None and has and not has_feedback(member.kind)}
@@ -242,12 +242,12 @@ def candidates_of(
     for row in lines_of(files.rows, ShareGptRow):
         if member_of(row.id) in without:  # the later turns of these rows are no feedback
             out.append(LeftOut(row.id, "no_feedback", f"rows of data set {member_of(row.id)} have none"))
-        elif trained and not trained.isdisjoint(_seen(row, digests)):
+        elif trained and not trained.isdisjoint(_seen(row, files.digests)):
             out.append(LeftOut(row.id, "trained_before", "a base of the run was trained on its picture or question"))
         else:
             rows.append(row)
     candidates = choose_candidates(
-        *(rows, digests, _gold_answers(files, account)),
+        *(rows, files.digests, _gold_answers(files)),
         feedback=has,
         last_answer_only=account.last_answer_only or any(member.form == "timestep" for _, member in members),
         seed=seed,
@@ -259,10 +259,11 @@ def candidates_of(
 def trained_on(rows: Path, manifests: Sequence[Path]) -> set[str]:
     """Return what a run was trained on: the SHA-256 of its pictures, and the groups of its questions without a picture.
 
-    rows: fitted/RUN. manifests: the image manifests of its train split.
+    rows: fitted/RUN. manifests: image manifests, images/DATASET/SPLIT.jsonl; those of its data set count, as another's
+    pictures may have the same names.
     """
-    entries = entries_named(pictures_in(rows / "train.jsonl"), manifests).values()
-    digests = dict(map(name_and_digest, entries))
+    own = [file for file in manifests if file.parent.name == fitted_rows(rows).dataset]
+    digests = dict(map(name_and_digest, entries_named(pictures_in(rows / "train.jsonl"), own).values()))
     return {seen for row in lines_of(rows / "train.jsonl", ShareGptRow) for seen in _seen(row, digests)}
 
 
@@ -270,13 +271,13 @@ def _seen(row: ShareGptRow, digests: Mapping[str, str]) -> set[str]:
     return {digests[name] for name in row.images} or {group_of(row, digests)}
 
 
-def read_candidates(folder: Path, files: SplitFiles, account: Stats, digests: Mapping[str, str]) -> Candidates:
-    """Read what `choose_rows` chose. folder: chosen/RUN/SPLIT. account, digests: what `files.read` gives.
+def read_candidates(folder: Path, files: SplitFiles) -> Candidates:
+    """Read what `choose_rows` chose. folder: chosen/RUN/SPLIT.
 
-    Raises VlmflowError if it chose from other rows.
+    Raises VlmflowError if it chose from other rows, or rows or pictures have changed.
     """
     choice = read_account(folder / CHOICE, Choice)
-    if choice.rows_digest != account.digests[files.rows.name]:
+    if choice.rows_digest != files.account.digests[files.rows.name]:
         raise VlmflowError(
             f"{folder}: its rows were chosen from another {files.rows}",
             f"remove {folder} and run the same command again",
@@ -284,7 +285,7 @@ def read_candidates(folder: Path, files: SplitFiles, account: Stats, digests: Ma
     lines = list(lines_of(folder / "rows.jsonl", Candidate))
     names = {line.id for line in lines}
     cases = {
-        row.id: read_case(row, digests, account.one_prompt)
+        row.id: read_case(row, files.digests, files.account.one_prompt)
         for row in lines_of(files.rows, ShareGptRow)
         if row.id in names
     }
@@ -294,13 +295,14 @@ def read_candidates(folder: Path, files: SplitFiles, account: Stats, digests: Ma
     return Candidates(cases, lines, list(lines_of(folder / "left_out.jsonl", LeftOut)), choice.feedback)
 
 
-def _gold_answers(files: SplitFiles, account: Stats) -> dict[str, str]:
+def _gold_answers(files: SplitFiles) -> dict[str, str]:
     """Return the right answers that raw rows have beside their turns, by the ids of a split's rows; none without files.
 
-    account: of the data set. In a mixture, each data set has its own raw files (raw/DATASET) and edited rows.
+    In a mixture, each data set has its own raw files (raw/DATASET) and edited rows.
     """
     if not files.raw:
         return {}
+    account = files.account
     ids = [row.id for row in lines_of(files.rows, ShareGptRow)]
     if not account.members:
         read_gold = form_of(account.kind).gold
@@ -365,31 +367,17 @@ def choose_candidates(
     return Candidates({case.row.id: case for case in cases}, lines, out, feedback)
 
 
-def choice_at_first_sight(run: str, files: SplitFiles, feedback: bool | None, seed: int) -> Choice:
-    """Return on how many rows a verdict can rest at most, before the run's rows are fitted and its bases read.
-
-    run: its name. files: those of val, without raw rows. feedback, seed: of `candidates_of`.
-
-    Raises VlmflowError if rows or pictures have changed.
-    """
-    account, digests = files.read()
-    candidates = candidates_of(files, account, digests, feedback=feedback, seed=seed)
-    return choice_of(run, files, account, digests, candidates, halved=True)
-
-
-def choice_of(
-    run: str, files: SplitFiles, account: Stats, digests: Mapping[str, str], candidates: Candidates, halved: bool
-) -> Choice:
-    """Return how many rows of a split a verdict can rest on. halved: whether a half of val judges."""
-    groups = set(_groups(files, account, digests))
+def choice_of(run: str, files: SplitFiles, candidates: Candidates, *, halved: bool) -> Choice:
+    """Return on how many rows of a split a verdict can rest. run: its name. halved: whether a half of val judges."""
+    groups = set(files.groups)
     half = half_of(groups, "judges") if halved else None
     cases = [case for case in candidates.cases.values() if half is None or case.group in half]
     echo = {line.id for line in candidates.lines if line.echo}
     return Choice(
         run=run,
-        dataset=account.dataset,
+        dataset=files.account.dataset,
         split=files.rows.stem,
-        rows_digest=account.digests[files.rows.name],
+        rows_digest=files.account.digests[files.rows.name],
         feedback=candidates.feedback,
         rows=len(cases),
         groups=len({case.group for case in cases}),

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
+from vlmflow.config.after_training import Measure
 from vlmflow.core.errors import counted
 from vlmflow.evaluation.scoring.stated import Judgement, Overlap, Rule
 
@@ -259,7 +260,7 @@ class OneAnswer(msgspec.Struct, frozen=True):
     loss: Compared
 
 
-SHARES = ("right_first", "right_with_feedback", "uses_feedback", "adds", "helps", "sees")
+SHARES = get_args(Measure)
 """The names of shares of rows (`MarginFigures`)."""
 
 

@@ -36,6 +36,7 @@ from vlmflow.evaluation.report import (
     Margin,
     MarginFigures,
     MarginReport,
+    OneAnswer,
     Share,
     State,
     left_out_in_words,
@@ -136,8 +137,9 @@ def judge(figures: MarginReport) -> Verdict:
     the answers alone decides.
     """
     every, without_echo = figures.all, figures.without_any_echo
-    uses = every.uses_feedback
-    decides = uses or (every.one_answer.fell if every.one_answer else every.losses[QUESTION])
+    uses, lost = every.uses_feedback, every.one_answer
+    decides = uses or (lost and lost.fell)
+    assert decides, "a row without feedback has no wrong answer"
     conditions = {}
     if uses:
         conditions = {
@@ -153,7 +155,6 @@ def judge(figures: MarginReport) -> Verdict:
     elif uses:
         name = LEARNED if all({each.all, each.without_echo} == {"met"} for each in conditions.values()) else NO_GAIN
     else:
-        lost = every.one_answer
         name = LEARNED if lost and _mostly(lost.fell, _above) and not lost.loss.difference.above_zero else NO_GAIN
     first = every.right_first
     costs = first is not None and _fell(first)
@@ -214,15 +215,16 @@ def refuse_too_few(choice: Choice, require: Requirements) -> None:
 
     Raises VlmflowError with how many are missing.
     """
-    words = [word for measure, word in each_requirement(require) if not measure and word != "not_worse"]
-    echo = " without echo" if choice.feedback and "learned" in words else ""
-    if words and (few := too_few_groups(choice.groups_without_echo if echo else choice.groups)):
-        raise VlmflowError(
-            f"runs.{choice.run}.evaluate.require: {words[0]} cannot be shown on {choice.split} of data set "
-            f"{choice.dataset}: its rows{echo} that can judge have {few}; left out are "
-            f"{left_out_in_words(choice.left_out)}",
-            f"take more rows into val (val_share of datasets.{choice.dataset}), or remove the word from require",
-        )
+    for measure, word in each_requirement(require):
+        echo = " without echo" if choice.feedback and word == "learned" else ""
+        few = too_few_groups(choice.groups_without_echo if echo else choice.groups)
+        if few and not measure and word != "not_worse":
+            raise VlmflowError(
+                f"runs.{choice.run}.evaluate.require: {word} cannot be shown on {choice.split} of data set "
+                f"{choice.dataset}: its rows{echo} that can judge have {few}; left out are "
+                f"{left_out_in_words(choice.left_out)}",
+                f"take more rows into val (val_share of datasets.{choice.dataset}), or remove the word from require",
+            )
 
 
 def shown_shares(figures: MarginFigures) -> list[tuple[str, Compared]]:
@@ -288,28 +290,28 @@ def missing(decides: Compared | Share) -> str | None:
 
 def _sentences(name: str, costs: bool, figures: MarginReport, conditions: Mapping[str, Condition]) -> list[str]:
     every, first = figures.all, figures.all.right_first
-    sentences = _of_feedback(name, figures, conditions) if every.uses_feedback else _of_losses(name, every)
+    lost = every.one_answer
+    sentences = _of_losses(name, lost) if lost and not conditions else _of_feedback(name, figures, conditions)
     if costs and first is not None:
         sentences.append(f"It costs first answers: without feedback, the right one is likelier {_in_rows(first)}.")
     return sentences
 
 
-def _of_losses(name: str, figures: MarginFigures) -> list[str]:
-    lost, answers = figures.one_answer, figures.losses[QUESTION]
+def _of_losses(name: str, lost: OneAnswer) -> list[str]:
     begins = {
         LEARNED: "The tuned model predicts the answers better than its base.",
         WORSE: "The tuned model predicts the answers worse than its base.",
         NO_GAIN: "No difference between the tuned model and its base is shown.",
-        TOO_FEW: f"Too few rows for a verdict: {missing(lost.fell if lost else answers)}.",
+        TOO_FEW: f"Too few rows for a verdict: {missing(lost.fell)}.",
     }
-    if name == NO_GAIN and lost and _mostly(lost.fell, _above):
+    if name == NO_GAIN and _mostly(lost.fell, _above):
         begins[NO_GAIN] = "No gain is shown: most rows got better, and a few rows lost much."
-    change = _in_words(answers.difference)
-    sentences = [begins[name], f"The loss of the answers changed by {change} nats per token; less is better."]
-    if lost:
-        share = lost.fell.share
-        sentences.append(f"It fell in {share.mean:.1%} of rows{share.ends('{:.1%}'.format)}.")
-    return sentences
+    share = lost.fell.share
+    return [
+        begins[name],
+        f"The loss of the answers changed by {_in_words(lost.loss.difference)} nats per token; less is better.",
+        f"It fell in {share.mean:.1%} of rows{share.ends('{:.1%}'.format)}.",
+    ]
 
 
 def _of_feedback(name: str, figures: MarginReport, conditions: Mapping[str, Condition]) -> list[str]:

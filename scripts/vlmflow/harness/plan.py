@@ -294,23 +294,30 @@ def _refuse_trainings_here(settings: Config, runs: Sequence[str]) -> None:
 def _refuse_what_no_row_can_show(workflow: Any, settings: Config, runs: Sequence[str], jobs: Iterable[Any]) -> None:
     """Refuse planned trainings of which val, where it is there, cannot show `evaluate.require`; as `choose_rows` does.
 
-    What the runs' bases were trained on is not read here. Raises VlmflowError.
+    Raises VlmflowError.
     """
     made = {str(file) for job in jobs for file in job.output}
-    for name in runs:
-        run, files_of = settings.runs[name], inputs.RuleInputs(workflow, settings)
-        folder = Path("data", run.dataset)
-        manifests = [Path(file) for file in files_of.run_pictures(Wildcards(fromdict={"run": name}))]
-        needed = [folder / "val.jsonl", folder / "stats.json", *manifests]
-        if not run.evaluation.require or any(str(file) in made or not file.exists() for file in needed):
-            continue
-        from vlmflow.evaluation import chosen_split, verdict  # they import scipy, which this plan alone needs
+    for name in [name for name in runs if settings.runs[name].evaluation.require]:
+        from vlmflow.evaluation import chosen_split, report, verdict  # they import scipy, which this plan alone needs
 
-        files = chosen_split.SplitFiles(needed[0], needed[1], Path(settings.stores.pictures), manifests)
-        try:
-            choice = chosen_split.choice_at_first_sight(name, files, run.evaluation.feedback, run.train.seed)
-        except (OSError, VlmflowError):  # the stages say more of it
-            continue
+        run, chosen = settings.runs[name], Path("chosen", name, "val")
+        choice = None if str(chosen) in made else _account(chosen / report.CHOICE, report.Choice)
+        if choice is None:
+            pictures = inputs.RuleInputs(workflow, settings).run_pictures(Wildcards(fromdict={"run": name}))
+            rows, stats, *manifests = needed = [
+                *(Path("data", run.dataset, file) for file in ("val.jsonl", "stats.json")),
+                *map(Path, pictures),
+            ]
+            if any(str(file) in made or not file.exists() for file in needed):
+                continue
+            files = chosen_split.SplitFiles(rows, stats, Path(settings.stores.pictures), manifests)
+            try:
+                candidates = chosen_split.candidates_of(
+                    files, feedback=run.evaluation.feedback, seed=run.train.seed
+                )  # without raw rows and bases, it may be a few more rows
+                choice = chosen_split.choice_of(name, files, candidates, halved=True)
+            except (OSError, VlmflowError):  # the stages say more of it
+                continue
         verdict.refuse_too_few(choice, run.evaluation.require)
 
 

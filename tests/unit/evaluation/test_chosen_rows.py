@@ -1,7 +1,7 @@
 """The choice of rows and of their answers, the files of a split, and whether val also chose what it judges."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from made_accounts import some_choice, some_report, some_stats
-from made_rows import made_row
+from made_accounts import some_choice, some_fitted, some_report, some_stats
+from made_rows import made_row, write_picture
 from simulated_evaluations import row
 from vlmflow.config.after_training import ChosenBy, Requirements
 from vlmflow.core.account import write_account
@@ -278,24 +278,45 @@ def test_gold_answers_are_those_of_the_rows_own_data_set(tmp_path: Path) -> None
     assert chosen.gold == {f"{name}:{one}": f"gold of {name}" for name, one in ids.items()}
 
 
-def of_val(folder: Path, rows: list[ShareGptRow], name: str = "val.jsonl") -> SplitFiles:
+def of_val(folder: Path, rows: list[ShareGptRow], manifests: Sequence[Path] = ()) -> SplitFiles:
     """Write a split and its account."""
     folder.mkdir(exist_ok=True)
-    file, stats = folder / name, folder / "stats.json"
+    file, stats = folder / "val.jsonl", folder / "stats.json"
     write_lines(file, rows)
-    write_account(stats, some_stats(kind="alpaca", digests={name: sha256_of(file)}))
-    return SplitFiles(file, stats, folder)
+    write_account(stats, some_stats(kind="alpaca", digests={file.name: sha256_of(file)}))
+    return SplitFiles(file, stats, folder.parent / "pictures", manifests)
+
+
+def fitted_on(folder: Path, rows: list[ShareGptRow]) -> Path:
+    """Write the rows of a run on data set `fire`."""
+    folder.mkdir()
+    write_lines(folder / "train.jsonl", rows)
+    write_account(folder / "account.json", some_fitted())
+    return folder
+
+
+def manifest_of(folder: Path, dataset: str, colours: Mapping[str, int]) -> Path:
+    """Write pictures of one colour each into a store, and their manifest."""
+    manifest = folder / "images" / dataset / "train.jsonl"
+    manifest.parent.mkdir(parents=True)
+    lines = []
+    for name, colour in colours.items():
+        file = write_picture(folder / "pictures" / dataset / name, (colour, colour, colour))
+        known = {"path": name, "rows": 1, "name": name, "format": "PNG", "sha256": sha256_of(file)}
+        lines.append(json.dumps(known | {"rewritten": None}) + "\n")
+    manifest.write_text("".join(lines))
+    return manifest
 
 
 def chosen_from(files: SplitFiles, trained: frozenset[str] = frozenset()) -> Candidates:
-    return candidates_of(files, *files.read(), feedback=True, seed=1, trained=trained)
+    return candidates_of(files, feedback=True, seed=1, trained=trained)
 
 
 def test_what_a_base_was_trained_on_does_not_judge(tmp_path: Path) -> None:
     """By question here, as no row has a picture; whatever else the rows say."""
     files = of_val(tmp_path / "data", [row(number, f"c{number % 7}") for number in range(20)])
-    base = of_val(tmp_path / "fitted", [row(number, "other") for number in (3, 4, 99)], "train.jsonl")
-    found = chosen_from(files, frozenset(trained_on(base.rows.parent, [])))
+    base = fitted_on(tmp_path / "fitted", [row(number, "other") for number in (3, 4, 99)])
+    found = chosen_from(files, frozenset(trained_on(base, [])))
     assert [(left.id, left.reason) for left in found.out] == [
         (f"val-{number:07}-aa", "trained_before") for number in (3, 4)
     ]
@@ -304,29 +325,34 @@ def test_what_a_base_was_trained_on_does_not_judge(tmp_path: Path) -> None:
     assert donors == found.cases.keys(), "they give no feedback either"
 
 
-@pytest.mark.parametrize(("images", "out"), [(["b.jpg"], 0), (["copy-of-a.jpg"], 1), (["b.jpg", "copy-of-a.jpg"], 1)])
+@pytest.mark.parametrize(
+    ("images", "out"), [(["b.png"], 0), (["copy-of-a.png"], 1), (["b.png", "copy-of-a.png"], 1), (["other.png"], 0)]
+)
 def test_one_picture_that_a_base_knows_is_enough(tmp_path: Path, images: list[str], out: int) -> None:
-    files = of_val(tmp_path / "data", [row(number, f"c{number}") for number in range(4)])
-    write_lines(files.rows, [row(9, "c9", images=images)])
-    account = some_stats(digests={"val.jsonl": sha256_of(files.rows)})
-    found = candidates_of(files, account, SHA, feedback=False, seed=1, trained={SHA["a.jpg"]})
-    assert len(found.out) == out
+    """Whatever its name: another data set's `a.png`, which is `other.png` here, is another picture."""
+    colours = {"a.png": 10, "copy-of-a.png": 10, "b.png": 20, "other.png": 30}
+    ours = manifest_of(tmp_path, "fire", colours)
+    others = manifest_of(tmp_path, "another", {"a.png": 30})
+    files = of_val(tmp_path / "data", [row(9, "c9", images=images)], manifests=[ours])
+    base = fitted_on(tmp_path / "fitted", [row(1, "c1", images=["a.png"])])
+    for manifests in ([ours, others], [others, ours]):
+        found = candidates_of(files, feedback=False, seed=1, trained=trained_on(base, manifests))
+        assert len(found.out) == out
 
 
 def test_what_was_chosen_is_read_as_it_was(tmp_path: Path) -> None:
     files = of_val(tmp_path, [row(number, f"c{number % 7}") for number in range(240)])
     found, folder = chosen_from(files), tmp_path / "chosen"
-    account, digests = files.read()
-    choice = choice_of("mine", files, account, digests, found, halved=True)
+    choice = choice_of("mine", files, found, halved=True)
     assert (choice.rows, choice.groups, choice.all_groups, choice.feedback) == (120, 120, 120, True)
     folder.mkdir()
     write_account(folder / "account.json", choice)
     write_lines(folder / "rows.jsonl", found.lines)
     write_lines(folder / "left_out.jsonl", found.out)
-    assert read_candidates(folder, files, account, digests) == found
+    assert read_candidates(folder, files) == found
     write_account(folder / "account.json", structs.replace(choice, rows_digest="other"))
     with pytest.raises(VlmflowError, match="its rows were chosen from another"):
-        read_candidates(folder, files, account, digests)
+        read_candidates(folder, files)
 
 
 CHOICE = some_choice(groups_without_echo=99)

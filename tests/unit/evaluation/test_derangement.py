@@ -1,5 +1,6 @@
 """Partners: each item gives once and takes once, as many as possible, the nearest in words."""
 
+import json
 import time
 from itertools import permutations
 from random import Random
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from made_rows import made_row
+from made_rows import made_row, real_rows
 from simulated_evaluations import row
 from vlmflow.evaluation.choice import (
     DONORS,
@@ -21,10 +22,14 @@ from vlmflow.evaluation.choice import (
     neutral_feedback,
     picture_donors,
     read_case,
+    with_right_last,
     without_donor,
     words_of,
 )
 from vlmflow.rows.chat import Turn
+from vlmflow.rows.forms.fire import read_trajectory
+from vlmflow.rows.trajectories import Trajectory, trajectory_row
+from workflow_runs import ROOT
 
 
 def apart(*names: str) -> dict[str, frozenset[str]]:
@@ -191,6 +196,21 @@ def test_an_echo_is_a_word_of_the_feedback_that_question_and_attempts_lack() -> 
     ]
     found = echoes([*plain, red, *known])
     assert {name: words for name, words in found.items() if words} == {red.row.id: ["red"]}
+
+
+def test_the_real_rows_with_echo_are_as_many_as_the_page_says() -> None:
+    rows = [
+        json.dumps(raw).encode()
+        for name in ("FIRE-test.json", "FIRE-train-100K.json")
+        for raw in json.loads(real_rows(name).read_bytes())
+    ]
+    found = [read_trajectory(row) for row in rows]
+    of = [trajectory_row(f"row-{n}", each) for n, each in enumerate(found) if isinstance(each, Trajectory)]
+    cut = [with_right_last(read_case(each, dict.fromkeys(each.images, ""))) for each in of]
+    cases = [case for case in cut if isinstance(case, Case) and case.feedback]
+    marked = sum(map(bool, echoes(cases).values()))
+    said = (ROOT / "docs" / "evaluation.md").read_text()
+    assert f"On {len(cases)} real rows of FIRE this marks {100 * marked / len(cases):.0f} %" in " ".join(said.split())
 
 
 def test_what_right_answers_have_anyway_is_no_echo() -> None:
