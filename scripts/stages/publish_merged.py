@@ -10,6 +10,7 @@ from vlmflow.core.account import read_account, refuse_other_rows, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, read_json, remove, whole_folder
 from vlmflow.evaluation.verdict import read_evaluations, refuse_unless_shown
+from vlmflow.fetch.chat_templates import stop_tokens_of
 from vlmflow.fetch.placed import PROVENANCE, ModelManifest, digest_of_files, read_model_manifest
 from vlmflow.harness.stage import run_stage
 from vlmflow.lengths.summary import ACCOUNT, fitted_rows
@@ -90,6 +91,7 @@ def main(
             chosen_by=settings.chosen_by.in_words() if settings.chosen_by else None,
             trained_text=in_words(data.trained_characters, data.scored, good_run),
             chat_template=fitted_rows(rows).chat_template,
+            stop_tokens=stop_tokens_of(folder),
         )
         write_account(folder / PROVENANCE, facts)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")

@@ -143,6 +143,16 @@ def stops_of(folder: Path) -> list[int]:
     return [stop for stop in (stops if isinstance(stops, list) else [stops]) if type(stop) is int]
 
 
+def stop_tokens_of(folder: Path) -> list[str]:
+    """Return the texts of the tokens at which a model stops; a number where the tokenizer names no such token.
+
+    Raises VlmflowError if a file cannot be read.
+    """
+    names = {file.name for file in folder.glob("tokenizer.json")}
+    texts = {number: text for text, number in _added_tokens(folder, names).items()}
+    return [texts.get(stop, str(stop)) for stop in stops_of(folder)]
+
+
 def own_files(
     folder: Path,
     names: Collection[str],

@@ -70,6 +70,7 @@ class Provenance(msgspec.Struct, frozen=True):
     versions: of Python and of packages, by name. evaluations: by split; {} if the run was not evaluated.
     chosen_by: the search, trial and study that chose the settings (`runs.NAME.chosen_by`); null if none did.
     chat_template: how the model's chat template renders rows, compared with the training; null in an account of before.
+    stop_tokens: the tokens at which the merged model stops, one of which ends a trained answer; [] in one of before.
     trained_text: what the scores of the trained answers mean, for people; null without scores.
     """
 
@@ -89,6 +90,7 @@ class Provenance(msgspec.Struct, frozen=True):
     chosen_by: str | None = None
     trained_text: str | None = None
     chat_template: ChatTemplate | None = None
+    stop_tokens: list[str] = []
 
     @property
     def rounds(self) -> list["Provenance"]:

@@ -10,7 +10,14 @@ import pytest
 
 from vlmflow.config.model_types import BaseChat
 from vlmflow.core.errors import VlmflowError
-from vlmflow.fetch.chat_templates import TEMPLATE, chat_template_of, own_files, require_chat_template, stops_of
+from vlmflow.fetch.chat_templates import (
+    TEMPLATE,
+    chat_template_of,
+    own_files,
+    require_chat_template,
+    stop_tokens_of,
+    stops_of,
+)
 
 TALK = [{"role": role, "content": text} for role, text in [("user", "Hi."), ("assistant", "Yes."), ("user", "So?")]]
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -87,7 +94,7 @@ def test_tokens_at_which_a_model_also_stops_are_added(tmp_path: Path) -> None:
     own = own_files(folder, names(folder), stop_tokens=["<|im_end|>"])
     assert json.loads(own["generation_config.json"]) == {"eos_token_id": [7, 0]}
     (folder / "generation_config.json").write_bytes(own["generation_config.json"])
-    assert stops_of(folder) == [7, 0]
+    assert (stops_of(folder), stop_tokens_of(folder)) == ([7, 0], ["<|im_end|>", "0"])
     assert own_files(folder, names(folder), stop_tokens=["<|im_end|>"]) == {}, "it stops there already"
     with pytest.raises(VlmflowError, match=r"stop_tokens: the tokenizer has no token '<end>'"):
         own_files(folder, names(folder), stop_tokens=["<end>"])

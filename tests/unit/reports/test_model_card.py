@@ -120,6 +120,14 @@ def test_it_tells_whether_servers_give_the_model_what_it_is_trained_on() -> None
     assert "<b>" not in card
 
 
+def test_it_names_the_tokens_at_which_an_answer_ends() -> None:
+    """The texts are those of the model's tokenizer."""
+    assert "End of an answer" not in model_card(some_provenance())
+    said = "- End of an answer: the model stops at &lt;\\|end\\|&gt;{} the trained answers end.\n"
+    assert said.format("; with it") in model_card(some_provenance(stop_tokens=["<|end|>"]))
+    assert said.format(" and 7; with one of them") in model_card(some_provenance(stop_tokens=["<|end|>", "7"]))
+
+
 def test_every_byte_of_a_card() -> None:
     """Every part that a card can have; texts from the data have characters of Markdown, HTML and Jinja."""
     odd = "a|b`c` <&> {{ d }}\n# e"
@@ -175,6 +183,7 @@ def test_no_text_from_outside_acts_in_the_card() -> None:
         base_model=BaseModelFiles(bad, "abc", "digest", {}, []),
         training=some_report(device=bad, experimental=[bad]),
         verification=checks,
+        stop_tokens=[bad],
     )
     whole = model_card(facts)
     _, metadata, card = whole.partition("## Use")[0].split("---\n", 2)
