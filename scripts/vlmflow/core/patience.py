@@ -5,6 +5,7 @@ VlmflowError, or `missing.Refused`.
 """
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -88,6 +89,33 @@ class Waiting:
             self._since = now
         self._asked = now
         return now - self._since
+
+
+class RunningTime:
+    """The seconds that this process has run since it began; while it was stopped itself, they do not grow."""
+
+    def __init__(self) -> None:
+        """Begin now, and look every second until `close`."""
+        self._lock, self._closed = threading.RLock(), threading.Event()  # a signal's handler may ask within `seconds`
+        self._seconds, self._looked = 0.0, time.monotonic()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while not self._closed.wait(1):
+            self.seconds()
+
+    def seconds(self) -> float:
+        """Return the seconds so far."""
+        with self._lock:
+            now = time.monotonic()
+            passed, self._looked = now - self._looked, now
+            self._seconds += passed if passed <= STOPPED else 0.0
+            return self._seconds
+
+    def close(self) -> float:
+        """Look no longer; return the seconds so far."""
+        self._closed.set()
+        return self.seconds()
 
 
 def patiently(

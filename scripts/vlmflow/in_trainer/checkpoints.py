@@ -71,8 +71,7 @@ class Stop(TrainerCallback):
 
     def _must_end(self) -> bool:
         """Return whether this rank must save and end."""
-        over = self._orders.seconds is not None and self._heart.age > self._orders.seconds
-        return self._terminated or over
+        return self._terminated or self._heart.is_over
 
     def ends_here(self, state: Any) -> bool:
         """Return whether the training ends at its present step, which is evaluated, before its last one."""

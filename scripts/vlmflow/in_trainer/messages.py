@@ -29,7 +29,6 @@ import math
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
@@ -41,6 +40,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from vlmflow.core.errors import VlmflowError
+from vlmflow.core.patience import RunningTime
 from vlmflow.swift.model_layers import Layers
 
 PROGRESS = "progress.jsonl"
@@ -111,7 +111,8 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
     group_by_length: the absolute path of the train split's lengths file, where rows of a batch are of similar length.
     early_stop_after: evaluations in a row without a lower loss after which the training ends; null: never. stop_at: the
     step after whose evaluation the training ends; null: the last one. seconds: how long this process may run before it
-    saves a checkpoint and ends, after at least one step; null: without a limit.
+    saves a checkpoint and ends, after at least one step; null: without a limit. One in which it was stopped itself does
+    not count.
     """
 
     folder: str
@@ -368,10 +369,11 @@ def stacks_of(run_folder: Path, rank: int) -> Path:
 class Heart:
     """The signs of life of this process, which is a rank of a training. rank: its number."""
 
-    def __init__(self, run_folder: Path, rank: int) -> None:
-        """Begin with `Doing.STARTING`, and write the stacks on SIGUSR1 from now on."""
+    def __init__(self, run_folder: Path, rank: int, seconds: float | None = None) -> None:
+        """Begin with `Doing.STARTING`, and write the stacks on SIGUSR1 from now on. seconds: how long it may run."""
         self.rank = rank
-        self._born = time.monotonic()
+        self._most = math.inf if seconds is None else seconds
+        self._running = None if seconds is None else RunningTime()
         self._file = beats_of(run_folder, rank)
         self._file.parent.mkdir(exist_ok=True)
         self._doing: Doing | None = None
@@ -380,9 +382,9 @@ class Heart:
         self.beat(Doing.STARTING)
 
     @property
-    def age(self) -> float:
-        """Seconds since this process began."""
-        return time.monotonic() - self._born
+    def is_over(self) -> bool:
+        """Whether this process has run for its seconds."""
+        return self._running is not None and self._running.seconds() > self._most
 
     def beat(self, doing: Doing) -> None:
         """Say that this process is alive, and what it is doing."""

@@ -25,7 +25,7 @@ def main() -> None:
     orders = read_orders(sys.argv[1])
     if not descends_from(orders.starter):  # torchrun was killed between our start and this line
         sys.exit(f"process {orders.starter}, which starts the trainers, has no torchrun any more")
-    heart = Heart(Path(orders.folder), int(os.environ["RANK"]))
+    heart = Heart(Path(orders.folder), int(os.environ["RANK"]), orders.seconds)
     with quick_imports():
         encode_as_in_training()
         import torch.distributed as dist

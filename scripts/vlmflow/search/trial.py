@@ -27,6 +27,7 @@ from vlmflow.config.search_settings import trained_with
 from vlmflow.core import child_programs
 from vlmflow.core.account import read_account, write_account
 from vlmflow.core.errors import VlmflowError, log
+from vlmflow.core.patience import RunningTime
 from vlmflow.in_trainer.messages import End, read_events
 from vlmflow.search.study import Amount, AskedTrial, TrialResult
 from vlmflow.supervisor.failures import TrainersDiedError, refuse_bad_step
@@ -60,7 +61,7 @@ class Starts(msgspec.Struct, frozen=True):
 
     tries: how many in a row ended without a word, or because their trainers died, since one of them trained a step.
     reached: the last step at that time. seconds: of all that have ended, loading included. since: when the present one
-    began, in seconds since 1970; null if none is under way.
+    began, in seconds since 1970; null if none is under way. A time in which the process was stopped does not count.
     """
 
     tries: Annotated[int, msgspec.Meta(ge=0)]
@@ -108,10 +109,10 @@ def one_start(step: Step) -> Iterator[None]:
             write_account(file, _ended(starts, step.folder))
     before = starts_of(step)
     write_account(step.file, replace_fields(before, tries=before.tries + 1, since=time.time()))
-    began = time.monotonic()
+    running = RunningTime()
 
     def end(died: bool) -> None:
-        ended = replace_fields(before, tries=before.tries + died, seconds=before.seconds + time.monotonic() - began)
+        ended = replace_fields(before, tries=before.tries + died, seconds=before.seconds + running.close())
         with suppress(OSError):  # its own failure must not hide the one that ended the training
             write_account(step.file, ended)
 

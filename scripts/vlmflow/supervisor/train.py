@@ -2,15 +2,15 @@
 
 import importlib.metadata
 import math
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vlmflow.config.run_settings import experiments
 from vlmflow.core.errors import InterruptedTrainingError, PassingError, VlmflowError, counted, log
 from vlmflow.core.files import sha256_of
+from vlmflow.core.patience import RunningTime
 from vlmflow.in_trainer.messages import Begin, End, Model, logged, read_events
 from vlmflow.supervisor.failures import (
     MachineFaultError,
@@ -175,24 +175,24 @@ def _launch(training: Training, launcher: Launcher, last: Checkpoint | None, res
 
     Returns the hours that are left to them then; None without a limit.
     """
-    begun = time.monotonic()
     left = training.hours
-    while True:
-        try:
-            launcher.launch(replace(training, hours=left), last.folder if last else None)
-            return _left(training.hours, begun)
-        except ResumableError as error:
-            if not resumes and isinstance(error, OutOfGpuMemoryError):
-                raise TooLargeError(error.cause, error.next_step) from None
-            left = _left(training.hours, begun)
-            last = _newest(training, launcher.folder) if resumes else None
-            begin = 0 if resumes and error.begins_again else None
-            mark = resume_once(launcher.folder, last.step if last else begin, error)
-            log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
+    with closing(RunningTime()) as running:
+        while True:
+            try:
+                launcher.launch(replace(training, hours=left), last.folder if last else None)
+                return _left(training.hours, running)
+            except ResumableError as error:
+                if not resumes and isinstance(error, OutOfGpuMemoryError):
+                    raise TooLargeError(error.cause, error.next_step) from None
+                left = _left(training.hours, running)
+                last = _newest(training, launcher.folder) if resumes else None
+                begin = 0 if resumes and error.begins_again else None
+                mark = resume_once(launcher.folder, last.step if last else begin, error)
+                log.warning(f"{error.cause} (after step {mark.step}): resuming once from step {mark.checkpoint}")
 
 
-def _left(hours: float | None, begun: float) -> float | None:
-    return None if hours is None else max(0.0, hours - (time.monotonic() - begun) / 3600)
+def _left(hours: float | None, running: RunningTime) -> float | None:
+    return None if hours is None else max(0.0, hours - running.seconds() / 3600)
 
 
 def _newest(training: Training, folder: RunFolder) -> Checkpoint | None:

@@ -21,6 +21,7 @@ from vlmflow.core.errors import PassingError
 from vlmflow.core.lease import Lease
 from vlmflow.in_trainer import process as trainer
 from vlmflow.in_trainer.messages import Doing, Orders
+from vlmflow.search.trial import Step, starts_of
 from vlmflow.serving import server
 from vlmflow.supervisor import group as group_module
 from vlmflow.supervisor import launch, run_folder, watch
@@ -51,6 +52,35 @@ def test_a_watch_that_was_stopped_itself_counts_anew(tmp_path: Path, monkeypatch
         assert hangs.silent_for() is None
     now += 2
     assert hangs.silent_for() == pytest.approx(61 / 60)
+
+
+TRIAL = """
+import sys
+from pathlib import Path
+from vlmflow.core import patience
+from vlmflow.in_trainer.messages import Heart
+from vlmflow.search.trial import Step, one_start
+from vlmflow.supervisor.run_folder import RunFolder
+patience.STOPPED = 1.5
+with one_start(Step(RunFolder(Path(sys.argv[1])), "s", 4)):
+    heart = Heart(Path(sys.argv[1]), 0, seconds=3)
+    print("begun", flush=True)
+    sys.stdin.readline()
+    print(heart.is_over, flush=True)
+"""
+
+
+def test_time_in_which_a_trial_was_stopped_does_not_count(tmp_path: Path) -> None:
+    """Neither among the hours that it took, nor for its trainer, which ends when they are over."""
+    call, env = [sys.executable, "-c", TRIAL, str(tmp_path)], os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(call, env=env, **pipes) as process:
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3.5)
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate("\n")[0] == "False\n"
+    assert 0 < starts_of(Step(RunFolder(tmp_path), "s", 4)).seconds < 3
 
 
 def nobody_answers(process: subprocess.Popen[bytes], folder: Path) -> None:
