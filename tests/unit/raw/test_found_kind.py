@@ -435,10 +435,18 @@ def test_auto_says_what_is_wrong_in_the_nearest_kind(row: dict[str, Any], said: 
         converted_rows(tmp_path, [row] * 3, kind="auto")
 
 
-def test_turns_beside_their_answer_are_no_conversation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("turns", "answer", "value"),
+    [
+        ("input", "output", "It is two."),
+        ("inputs", "Outputs", [{"role": "assistant", "content": "It is two."}]),
+        ("history", "response", "It is two."),
+    ],
+)
+def test_turns_beside_their_answer_are_no_conversation(turns: str, answer: str, value: Any, tmp_path: Path) -> None:
     """The last answer of the history would be trained, and the question dropped."""
-    row = {"input": [*CHAT, {"role": "user", "content": "And now?"}], "output": "It is two."}
-    with pytest.raises(VlmflowError, match=r"write each row's output into the file as the last turn of its input"):
+    row = {turns: [*CHAT, {"role": "user", "content": "And now?"}], answer: value}
+    with pytest.raises(VlmflowError, match=rf"write each row's {answer} into the file as the last turn of its {turns}"):
         converted_rows(tmp_path, [row] * 3, kind="auto")
     with pytest.raises(VlmflowError, match=r"kind: messages, columns: \{messages: input\}"):
         converted_rows(tmp_path, [{"input": CHAT}] * 3, kind="auto")

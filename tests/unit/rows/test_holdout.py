@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vlmflow.rows.holdout import hold_out
+from vlmflow.rows.holdout import held_out, hold_out
 from vlmflow.rows.row_check import CheckedRows
 
 
@@ -55,6 +55,15 @@ def test_no_row_is_lost_where_few_are_connected() -> None:
     assert left_out(made, alone) > 0
     assert left_out(made, together) == 0
     assert sum(made.groups[group] for group in together) == pytest.approx(12, abs=2)
+
+
+def test_what_is_still_lost_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """Six rows, each with two of three pictures: any in val leaves others in no split."""
+    checked, made = object.__new__(CheckedRows), of_rows([{n % 3, (n + 1) % 3} for n in range(6)])
+    checked.groups, checked.several, checked.questions = made.groups, made.several, {}
+    held = held_out({"train": checked}, frozenset(), frozenset(), 0.0, 0.4, 1, lambda _: {})
+    assert len(held.val) == 2
+    assert "2 of 6 rows have a picture of val beside others, and are in no split" in caplog.text
 
 
 def test_where_all_are_connected_the_share_is_kept() -> None:

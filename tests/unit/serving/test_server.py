@@ -20,7 +20,9 @@ from fastapi import Response
 from fastapi.testclient import TestClient
 from PIL import Image, ImageChops
 from PIL.GifImagePlugin import GifImageFile
+from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 from vlmflow.core.child_programs import ANSWER_KEY
 from vlmflow.core.errors import PassingError, VlmflowError
@@ -278,14 +280,14 @@ def test_what_a_store_leaves_as_it_is_goes_on_as_it_is(client: TestClient, forma
     assert part[0]["image_url"]["url"] == sent
 
 
-@pytest.mark.parametrize("format", ["GIF", "TIFF"])
+@pytest.mark.parametrize("format", ["GIF", "TIFF", "WEBP", "PNG"])
 def test_frames_behind_the_first_are_not_decoded(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     """A GIF of some hundred KB may hold gigabytes."""
     many = data((64, 48), format=format, frames=51)
     sought: list[int] = []
-    kind = {"GIF": GifImageFile, "TIFF": TiffImageFile}[format]
+    kind = {"GIF": GifImageFile, "TIFF": TiffImageFile, "WEBP": WebPImageFile, "PNG": PngImageFile}[format]
     plain = kind._seek  # a count of frames decodes each by it
 
     def seek(image: Any, frame: int, *others: Any) -> None:

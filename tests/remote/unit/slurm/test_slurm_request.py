@@ -273,6 +273,7 @@ def test_an_array_is_refused(extra: str) -> None:
         words(job(slurm_extra=extra))
 
 
-def test_a_percent_sign_in_a_folder_is_no_pattern() -> None:
+@pytest.mark.parametrize("folder", ["/data/50%joint", "/%u/a", "/data/100%%", "/data/%"])
+def test_a_percent_sign_in_a_folder_is_no_pattern(folder: str) -> None:
     """sbatch(1), filename pattern."""
-    assert value(words(job(), folder="/data/50%joint"), "--output") == ["/data/50%%joint/%j.log"]
+    assert value(words(job(), folder=folder), "--output") == [folder.replace("%", "%%") + "/%j.log"]
