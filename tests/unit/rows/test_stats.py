@@ -168,9 +168,17 @@ def test_paths_that_lead_out_of_every_root_are_not_mended_by_another_root(tmp_pa
     assert said.startswith("name pictures relative to a folder of datasets.mine.image_roots: an absolute path outside")
 
 
-def test_a_greeting_before_the_first_question_has_its_advice(tmp_path: Path) -> None:
-    said = advice(Counter({"alternation": 4}), 40, Counter(), tmp_path / "mine" / "quarantine.jsonl", none_left=True)
-    assert "take a greeting of gpt before the first question out of the rows" in said
+@pytest.mark.parametrize(
+    ("reason", "step"),
+    [
+        ("alternation", "take a greeting of gpt before the first question out of the rows"),
+        ("special_token", "take the marks out of the texts"),
+    ],
+)
+def test_rows_that_no_setting_takes_have_their_advice(tmp_path: Path, reason: str, step: str) -> None:
+    said = advice(Counter({reason: 4}), 40, Counter(), tmp_path / "mine" / "quarantine.jsonl", none_left=True)
+    assert step in said
+    assert "no setting" in said
 
 
 def test_single_rows_should_be_fixed(tmp_path: Path) -> None:

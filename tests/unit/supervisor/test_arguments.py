@@ -126,6 +126,7 @@ BREAKING = (
     *("split_dataset_ratio", "streaming", "swanlab_secret", "swanlab_token", "swanlab_webhook_url"),
     *("target_parameters", "task_type", "tuner_backend", "use_flash_ckpt", "use_galore", "use_swift_lora"),
     *("warmup_steps", "zero_hpz_partition_size"),
+    *("use_chat_template", "init_strategy", "device_map", "response_prefix", "template_backend"),
 )
 
 
