@@ -55,7 +55,7 @@ def test_a_watch_that_was_stopped_itself_counts_anew(tmp_path: Path, monkeypatch
 
 
 TRIAL = """
-import sys
+import sys, time
 from pathlib import Path
 from vlmflow.core import patience
 from vlmflow.in_trainer.messages import Heart
@@ -67,6 +67,7 @@ with one_start(Step(RunFolder(Path(sys.argv[1])), "s", 4)):
     print("begun", flush=True)
     sys.stdin.readline()
     print(heart.is_over, flush=True)
+    time.sleep(0.2)
 """
 
 
