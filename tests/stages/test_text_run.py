@@ -45,6 +45,7 @@ def test_the_models_own_weights_are_trained_and_proven(text_run: Path) -> None:
     provenance = read_account(text_run / "merged" / "text" / "provenance.json", Provenance)
     assert (provenance.training.tuner, provenance.training.experimental) == ("full", [])
     assert set(provenance.training.digests.released) == names - reports
+    assert "<|im_end|>" in provenance.stop_tokens
     tensors, logits = provenance.verification.tensors, provenance.verification.logits
     assert (tensors.untouched, logits.verdict, logits.quantisation) == (0, "agree", None)
     assert min(kind.changed_share for kind in tensors.kinds) > 0.5
