@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -163,12 +163,14 @@ def made_tokenizer(
     return made
 
 
-def write_gpt2(folder: Path) -> Path:
+def write_gpt2(folder: Path, more_tokens: Sequence[str] = ()) -> Path:
     """Write a GPT-2 with tied embeddings, as its first owner publishes it: no chat template, no bos before a text."""
     torch.manual_seed(1)
     tokenizer = made_tokenizer(("<|endoftext|>",) * 3)
+    tokenizer.add_tokens([AddedToken(token, special=True) for token in more_tokens])
     tokenizer.chat_template = None
-    config = GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=len(tokenizer), n_positions=1024)
+    end = tokenizer.eos_token_id
+    config = GPT2Config(n_embd=48, n_layer=2, n_head=4, vocab_size=len(tokenizer), n_positions=1024, eos_token_id=end)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="60KB")
     tokenizer.save_pretrained(folder)
     return folder

@@ -44,12 +44,12 @@ def road(folder: Path, model: dict[str, Any], runs: list[str], smoke: dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["plain", "chatml"])
+@pytest.mark.parametrize(("form", "marks"), [("plain", []), ("chatml", ["<|im_start|>", "<|im_end|>"])])
 def test_gpt_2_becomes_proven_weights(
-    form: str, tmp_path: Path, record_property: Callable[[str, object], None]
+    form: str, marks: list[str], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     record_property("road", f"gpt2-{form}")
-    source = str(write_gpt2(tmp_path / "gpt2"))
+    source = str(write_gpt2(tmp_path / "gpt2", marks))
     model = {"source": source, "model_type": "polylm", "chat_template": form}
     road(tmp_path, model, ["lora-with", "full-without"], {"steps": 6, "longest": 4, "sample": 4})
 

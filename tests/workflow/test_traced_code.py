@@ -41,6 +41,9 @@ TARGETS = (
     "reports/search-rates.html",
 )
 
+FROM_PARAMS = {("vlmflow.config.settings", "PartOf"), ("vlmflow.config.settings", "part_of")}
+"""What makes a stage's settings of its rule's params, which are recorded (`staleness`)."""
+
 
 def traced_environment(folder: Path, name: str, into: Path) -> None:
     """Make an environment with the packages of one of the project's, whose programs are traced."""
@@ -112,7 +115,7 @@ def reached(code: Code, rule: Any) -> set[tuple[str, str]]:
         modules = [*modules_of("fire"), *modules_of("volcano")]
     found = code.reached(f"stages.{Path(rule.script).stem}", *modules, pages=rule.params.get("reads") is not None)
     found |= code.reached(*LEFT_OUT, *modules_of("auto"), pages=True)
-    return {(one.module, name) for one in found for name in code.names(one)}
+    return {(one.module, name) for one in found for name in code.names(one)} | FROM_PARAMS
 
 
 @pytest.mark.slow

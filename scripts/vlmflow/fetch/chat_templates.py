@@ -148,8 +148,7 @@ def stop_tokens_of(folder: Path) -> list[str]:
 
     Raises VlmflowError if a file cannot be read.
     """
-    names = {file.name for file in folder.glob("tokenizer.json")}
-    texts = {number: text for text, number in _added_tokens(folder, names).items()}
+    texts = {number: text for text, number in added_tokens(folder).items()}
     return [texts.get(stop, str(stop)) for stop in stops_of(folder)]
 
 
@@ -168,7 +167,7 @@ def own_files(
     Raises VlmflowError if a model with a chat template is to get another, a date has no place in the template, the
     tokenizer has no such token, or a file cannot be read.
     """
-    tokens = {} if form is None and not stop_tokens else _added_tokens(folder, names)
+    tokens = {} if form is None and not stop_tokens else added_tokens(folder)
     if unknown := [token for token in stop_tokens if token not in tokens]:
         raise VlmflowError(
             f"{folder}: models.NAME.stop_tokens: the tokenizer has no token {unknown[0]!r}",
@@ -183,9 +182,12 @@ def own_files(
     return files
 
 
-def _added_tokens(folder: Path, names: Collection[str]) -> dict[str, int]:
-    """Return the numbers of the tokens that a tokenizer takes as wholes, by their texts."""
-    added = read_object(folder / "tokenizer.json").get("added_tokens") if "tokenizer.json" in names else None
+def added_tokens(folder: Path) -> dict[str, int]:
+    """Return the numbers of the tokens that a model's tokenizer takes as wholes, by their texts.
+
+    Raises VlmflowError if its file cannot be read.
+    """
+    added = read_object(file).get("added_tokens") if (file := folder / "tokenizer.json").is_file() else None
     tokens = [token for token in added if isinstance(token, dict)] if isinstance(added, list) else []
     return {str(token.get("content")): token["id"] for token in tokens if type(token.get("id")) is int}
 

@@ -19,7 +19,7 @@ from msgspec import UNSET
 from vlmflow.config.model_types import architectures_in, model_types, model_types_for
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.progress import Progress, lines_meanwhile
-from vlmflow.fetch.chat_templates import GENERATION, STOPS
+from vlmflow.fetch.chat_templates import GENERATION, STOPS, added_tokens
 from vlmflow.fetch.model_files import CONFIG, shown
 from vlmflow.lengths.count import RowLength, lines_of
 from vlmflow.lengths.summary import ShownText
@@ -141,10 +141,13 @@ def refuse_endless(endless: Mapping[str, Any], folder: Path) -> None:
     """
     if endless:
         end = endless["end"]
+        step = f"add {json.dumps([end.strip()])} to models.NAME.stop_tokens; the merged weights then stop there, too"
+        if end.strip() not in added_tokens(folder):  # a text of several tokens, of which this is the last
+            step = "the template's end is no token of the model: for a base, write models.NAME.chat_template: plain"
         raise VlmflowError(
             f"{folder}: row {endless['row']}: the training ends the answer with {end!r}, at which the model does not "
             f"stop ({STOPS} in {GENERATION} or {CONFIG}): every server would write on until its limit",
-            f"add {json.dumps([end.strip()])} to models.NAME.stop_tokens; the merged weights then stop there, too",
+            step,
         )
 
 

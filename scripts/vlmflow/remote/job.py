@@ -104,25 +104,30 @@ def say_memory_kills(workflow: Any) -> None:
     Kubernetes calls only the end of a container's first process OOMKilled; with control groups of version 1, or with
     the kubelet's singleProcessOOMKill, the kernel kills another one, and the container ends with exit code 1.
     """
+    before = killed_for_memory(in_pod=True)
 
     def say() -> None:
         failed = workflow.scheduler is None or workflow.scheduler.failed
-        if failed and killed_for_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"), in_pod=True):
+        if failed and killed_for_memory(in_pod=True) > before:
             with suppress(OSError):
                 Path(os.environ[VERDICT]).write_text(json.dumps({NO_MEMORY: True}))
 
     atexit.register(say)
 
 
-def killed_for_memory(own: Path, mounted: Path, in_pod: bool = False) -> bool:
-    """Return whether the kernel killed a process of this job for its memory: control groups count it, of any version.
+def killed_for_memory(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup"), in_pod: bool = False
+) -> int:
+    """Return how often the kernel killed a process of this job for its memory: control groups count it, of any version.
 
+    A machine's own group has those of before: compare with the number at the job's beginning.
     own: the list of this process's control groups. mounted: the folder of all; in a pod it holds just the container's.
     """
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:
-        return False
+        return 0
+    kills = 0
     for _, controllers, group in lines:
         if controllers and "memory" not in controllers.split(","):
             continue
@@ -133,9 +138,8 @@ def killed_for_memory(own: Path, mounted: Path, in_pod: bool = False) -> bool:
             for name in ("memory.events", "memory.oom_control"):
                 with suppress(OSError, ValueError):
                     counts = dict(line.split() for line in (place / name).read_text().splitlines())
-                    if int(counts.get("oom_kill", 0)):
-                        return True
-    return False
+                    kills += int(counts.get("oom_kill", 0))
+    return kills
 
 
 MORE_MEMORY = 1.5

@@ -69,7 +69,7 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
 
     on_sigterm: `harness.patches.on_sigterm`.
     """
-    job, told = os.environ["SLURM_JOB_ID"], []
+    job, told, before = os.environ["SLURM_JOB_ID"], [], killed_for_memory()
     file = verdict_file(Path(os.environ[ENDS]), job)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)  # that of an earlier start
@@ -90,7 +90,7 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
 
     def come_again() -> None:
         failed = workflow.scheduler is None or workflow.scheduler.failed
-        if failed and killed_for_memory(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")):
+        if failed and killed_for_memory() > before:
             file.write_text(json.dumps({**read_verdict(file), NO_MEMORY: True}))
         if told and failed:
             saved = read_verdict(file).get(SAVED) is True

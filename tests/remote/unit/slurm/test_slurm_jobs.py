@@ -347,20 +347,20 @@ def test_a_limit_that_a_job_without_a_save_has_reached_is_not_tried_again(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("own", "file", "kills", "killed"),
+    ("own", "file", "kills", "ours"),
     [
-        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 1, True),
-        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 0, False),
-        ("4:memory:/slurm/uid_0/job_7/step_0/task_0", "memory/slurm/uid_0/job_7/memory.oom_control", 2, True),
-        ("4:memory:/slurm/uid_0/job_7/step_0", "memory/slurm/uid_0/memory.oom_control", 2, False),
-        ("3:devices:/slurm/uid_0/job_7", "memory/slurm/uid_0/job_7/memory.oom_control", 2, False),
+        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 1, 1),
+        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 0, 0),
+        ("4:memory:/slurm/uid_0/job_7/step_0/task_0", "memory/slurm/uid_0/job_7/memory.oom_control", 2, 2),
+        ("4:memory:/slurm/uid_0/job_7/step_0", "memory/slurm/uid_0/memory.oom_control", 2, 0),
+        ("3:devices:/slurm/uid_0/job_7", "memory/slurm/uid_0/job_7/memory.oom_control", 2, 0),
     ],
 )
-def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: str, kills: int, killed: bool) -> None:
+def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: str, kills: int, ours: int) -> None:
     (tmp_path / "own").write_text(f"{own}\n")
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
-    assert killed_for_memory(tmp_path / "own", tmp_path) is killed
+    assert killed_for_memory(tmp_path / "own", tmp_path) == ours
     assert not killed_for_memory(tmp_path / "none", tmp_path)
 
 
