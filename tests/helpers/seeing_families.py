@@ -39,6 +39,7 @@ from transformers import (
 
 from families import CHATML_TOKENS, GEMMA_TOKENS, made_tokenizer
 from vlmflow.demo.tiny_model import CHAT_TEMPLATE, embedding_rows, write_tokenizer
+from vlmflow.fetch.chat_templates import added_tokens
 
 TINY_TEXT = {"hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2}
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -240,11 +241,20 @@ def _save(model: PreTrainedModel, folder: Path) -> None:
 
 
 class SeeingFamily(NamedTuple):
-    """model_type, template: ms-swift's names. write: writes the model to a folder and returns it."""
+    """model_type, template: ms-swift's names. write_files: writes the model to a folder and returns it."""
 
     model_type: str
     template: str
-    write: Callable[[Path], Path]
+    write_files: Callable[[Path], Path]
+
+    def write(self, folder: Path) -> Path:
+        """Write the model, which stops at its tokenizer's end of an answer, as published ones do; return its folder."""
+        self.write_files(folder)
+        end = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
+        file = folder / "generation_config.json"
+        generation = json.loads(file.read_text()) if file.is_file() else {}
+        file.write_text(json.dumps(generation | {"eos_token_id": added_tokens(folder)[end]}))
+        return folder
 
 
 SEEING = {

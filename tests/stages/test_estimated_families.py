@@ -37,7 +37,7 @@ from vlmflow.estimate.fake_tensors import FUSED, LiveBytes, as_on_cuda
 from vlmflow.estimate.memory import pass_of, trained_of
 from vlmflow.estimate.meta_shape import kind_of
 from vlmflow.estimate.run import Batch, TrainingMode
-from vlmflow.estimate.shape import ALIGNER, LANGUAGE, TOWER, ModelShape, adapted, read_shape
+from vlmflow.estimate.shape import ALIGNER, TOWER, ModelShape, adapted, read_shape
 from vlmflow.swift.model_layers import starred
 
 # Where a process's first backward pass is on fake tensors, PyTorch starts threads, and refuses all passes in its forks,
@@ -210,7 +210,7 @@ def test_pictures_need_more_bytes_and_operations_with_a_trained_tower(name: str,
     shape = shape_of(FAMILIES[name], tmp_path)
     frozen, trained = (
         measure_pictures(pass_of(shape, mode_of({"freeze": frozen, "gradient_checkpointing": False}, tuner=FULL)))
-        for frozen in ([LANGUAGE, TOWER, ALIGNER], [LANGUAGE, ALIGNER])
+        for frozen in ([TOWER, ALIGNER], [ALIGNER])
     )
     assert 0 < frozen.kept.of(512) < trained.kept.of(512)
     assert frozen.kept.of(512) <= frozen.passing.of(512)

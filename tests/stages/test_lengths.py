@@ -259,6 +259,8 @@ def test_sizes_give_the_counts_of_whole_encodings(
 ) -> None:
     family = SEEING[name]
     base = family.write(tmp_path / "base")
+    budget = PictureBudget.of(base, most)
+    sizes = [size for size in sizes if budget.tokens(*size)]  # of the others nothing is left: they are refused before
     rows = []
     for number, size in enumerate([*sizes, *sizes[:2]]):
         Image.new("RGB", size, "green").save(tmp_path / f"{number}.png")

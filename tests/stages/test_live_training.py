@@ -18,6 +18,7 @@ from vlmflow.reports import training_pages
 from vlmflow.supervisor.progress import LocalRun, local_runs
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.train import train
+from warm_programs import fresh_torchrun
 
 
 @contextmanager
@@ -67,7 +68,7 @@ def test_the_page_shows_a_training_as_it_goes_and_its_end(tmp_path: Path, monkey
             stopped.append(True)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with followed(folder.page) as pages, pytest.raises(PassingError, match="interrupted"):
+    with fresh_torchrun(), followed(folder.page) as pages, pytest.raises(PassingError, match="interrupted"):
         train(training, runs, 2, "train_model r", onlooker=stop_after_two_steps)
     assert states(pages)[0] == "starting"
     assert states(pages)[-1] == "interrupted"

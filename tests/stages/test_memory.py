@@ -22,6 +22,8 @@ ROWS = (32_000, 96_000)
 TEXT = "It says so. " * 170
 """2 KB in every row: much more than a stage may keep of one."""
 
+TEXT_ARGS = {"template": "qwen3"}
+
 HELD = {"convert_rows": 50, "validate_sharegpt": 400, "fit_rows": 50}
 """The bytes that a stage may keep of a row: its place (16); digests of its group and of itself (280); none. The rest is
 for buffers that fill up."""
@@ -56,7 +58,7 @@ def measure_rows(folder: Path) -> None:
         model={"tokenizer.json": sha256_of(folder / "files" / "tokenizer.json")},
     )
     unread = SplitLengths(rows=0, tokens=0, text_tokens=0, picture_tokens=0, median=0, p99=0, longest=[])
-    summary = LengthSummary(unread, unread, MaxLengths(0, 0), 64, {}, 0, digests)
+    summary = LengthSummary(unread, unread, MaxLengths(0, 0), 64, TEXT_ARGS, 0, digests)
     write_account(lengths / "summary.json", summary)
 
 
@@ -86,7 +88,7 @@ def peaks(folder: Path, count: int) -> dict[str, int]:
         settings=validation(max_reject_share=0, **what),
     )
     measure_rows(folder)
-    length = {"model_type": "qwen3", "image_max_tokens": 64, "text_args": {}}
+    length = {"model_type": "qwen3", "image_max_tokens": 64, "text_args": TEXT_ARGS}
     found["fit_rows"] = peak(
         folder,
         "fit_rows",

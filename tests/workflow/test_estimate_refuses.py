@@ -14,14 +14,9 @@ from text_run import SWIFT_ARGS
 from tiny_models import write_text_model
 from workflow_runs import ROOT
 
-SIZE = {
-    "hidden_size": 4096,
-    "num_hidden_layers": 36,
-    "layer_types": 36 * ["full_attention"],
-    "intermediate_size": 12288,
-    "num_attention_heads": 32,
-}
-"""Qwen3-8B's, written into a tiny model's config.json: its weights are not read before the training."""
+SIZE = {"hidden_size": 16384, "intermediate_size": 49152, "num_attention_heads": 128}
+"""Of few and wide layers, written into a tiny model's config.json: the shapes of its weights are not read before the
+training, but the names of all tensors are."""
 
 
 def with_a_gpu(folder: Path) -> dict[str, str]:
