@@ -126,7 +126,7 @@ def test_what_a_stage_executes_makes_it_stale(executed: dict[str, set[tuple[str,
         allowed = reached(code, rules[stage])
         called = {(file[:-3].replace("/", "."), name) for file, line in calls for name in names_at(file, line)}
         assert called - allowed == set(), stage
-    never = {"fetch_images", "join_images", "join_hashes", "mix_rows", "track"}
+    never = {"fetch_images", "mix_rows", "track"}
     assert set(rules) - executed.keys() == never
     assert any("in_trainer/" in file for file, _ in executed["train_model"])  # trainers too
     assert any(file.endswith("search/study_program.py") for file, _ in executed["propose"])
