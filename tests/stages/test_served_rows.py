@@ -12,7 +12,7 @@ from made_rows import made_row
 from seeing_families import write_gemma3
 from vlmflow.core.errors import VlmflowError
 from vlmflow.demo.tiny_model import CHAT_TEMPLATE, write_tokenizer
-from vlmflow.lengths.against_swift import check_lengths
+from vlmflow.lengths.against_swift import check_lengths, refuse_endless
 from vlmflow.lengths.count import PLAIN, read_lengths
 from vlmflow.rows.chat import Turn
 from vlmflow.rows.sharegpt import ShareGptRow, as_line
@@ -70,6 +70,19 @@ def test_the_last_trained_answer_ends_where_the_model_stops(
 
     row = made_row("row-1", [Turn("human", "red"), Turn("gpt", "one", loss=loss)])
     assert first_endless(Tokens, [row], [labels], stops) == ({"row": "row-1", "end": end} if end else {})
+
+
+@pytest.mark.parametrize(
+    ("end", "step"),
+    [
+        ("<|im_end|>\n", 'add ["<|im_end|>"] to models.NAME.stop_tokens'),
+        (">", "write models.NAME.chat_template: plain"),  # of "<|im_end|>" in several tokens: it cannot be added
+    ],
+)
+def test_the_advice_for_an_end_can_be_followed(tokenizer_folder: Path, end: str, step: str) -> None:
+    with pytest.raises(VlmflowError) as refused:
+        refuse_endless({"row": "row-1", "end": end}, tokenizer_folder)
+    assert step in str(refused.value.next_step)
 
 
 def test_the_same_tokens_are_no_difference(tokenizer_folder: Path) -> None:

@@ -1,10 +1,14 @@
 """What follows from the way in which a job ended, whoever ran it."""
 
+import atexit
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from vlmflow.remote import job as remote_job
 from vlmflow.remote.job import Attempts, Ended
+from vlmflow.remote.library import VERDICT
 
 
 def job(attempt: int = 1) -> SimpleNamespace:
@@ -51,3 +55,17 @@ def test_one_that_lacked_memory_gets_more_until_the_limit() -> None:
 
 def test_the_last_attempt_promises_no_memory() -> None:
     assert Attempts(800).after(job(3), "rule", 400, Ended("out of memory", "killed")) == "killed (400 MB)"
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (0, 1)])
+def test_only_kills_since_the_jobs_beginning_are_its_own(
+    before: int, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control group of a machine, or of a pod that goes on, has those of before, too."""
+    at_end, kills, verdict = [], iter([before, after]), tmp_path / "verdict"
+    monkeypatch.setattr(atexit, "register", at_end.append)
+    monkeypatch.setattr(remote_job, "killed_for_memory", lambda in_pod: next(kills))
+    monkeypatch.setenv(VERDICT, str(verdict))
+    remote_job.say_memory_kills(SimpleNamespace(scheduler=None))
+    at_end[0]()
+    assert verdict.exists() is (after > before)
