@@ -60,7 +60,8 @@ def roads() -> dict[str, Road]:
         for name, family in FAMILIES.items()
     }
     for name, seeing in SEEING.items():
-        code = _digest((seeing.model_type, seeing.template), [seeing.write, families.made_tokenizer])
+        writers = [seeing.write, seeing.write_files, families.made_tokenizer]
+        code = _digest((seeing.model_type, seeing.template), writers)
         found[name] = Road(seeing.model_type, seeing.template, "LoRA, full", code)
     for form, template in (("plain", "default"), ("chatml", "chatml")):
         code = _digest(form, [families.write_gpt2, families.made_tokenizer])
