@@ -5,7 +5,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,25 +104,30 @@ def say_memory_kills(workflow: Any) -> None:
     Kubernetes calls only the end of a container's first process OOMKilled; with control groups of version 1, or with
     the kubelet's singleProcessOOMKill, the kernel kills another one, and the container ends with exit code 1.
     """
-    before = killed_for_memory(in_pod=True)
+    killed = memory_kills(in_pod=True)
 
     def say() -> None:
         failed = workflow.scheduler is None or workflow.scheduler.failed
-        if failed and killed_for_memory(in_pod=True) > before:
+        if failed and killed():
             with suppress(OSError):
                 Path(os.environ[VERDICT]).write_text(json.dumps({NO_MEMORY: True}))
 
     atexit.register(say)
 
 
-def killed_for_memory(
+def memory_kills(
     own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup"), in_pod: bool = False
-) -> int:
-    """Return how often the kernel killed a process of this job for its memory: control groups count it, of any version.
+) -> Callable[[], bool]:
+    """Return a function that says whether the kernel has since killed a process of this job for its memory.
 
-    A machine's own group has those of before: compare with the number at the job's beginning.
     own: the list of this process's control groups. mounted: the folder of all; in a pod it holds just the container's.
     """
+    before = _count_memory_kills(own, mounted, in_pod)  # a machine's own group has those of other jobs
+    return lambda: _count_memory_kills(own, mounted, in_pod) > before
+
+
+def _count_memory_kills(own: Path, mounted: Path, in_pod: bool) -> int:
+    """Return how many processes the kernel has killed, as control groups of any version count them."""
     try:
         lines = [line.split(":", 2) for line in own.read_text().splitlines()]
     except OSError:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vlmflow.remote.job import NO_MEMORY, killed_for_memory
+from vlmflow.remote.job import NO_MEMORY, memory_kills
 from vlmflow.remote.library import ATTEMPT, NODE_0, NOT_AGAIN, OTHER_NODE, PORT, PORT_OF, SAVED, VERDICT, tell_stages
 from vlmflow.remote.slurm.queue import WHY, SlurmError, ask, read_verdict, seconds
 
@@ -69,7 +69,7 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
 
     on_sigterm: `harness.patches.on_sigterm`.
     """
-    job, told, before = os.environ["SLURM_JOB_ID"], [], killed_for_memory()
+    job, told, killed = os.environ["SLURM_JOB_ID"], [], memory_kills()
     file = verdict_file(Path(os.environ[ENDS]), job)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.unlink(missing_ok=True)  # that of an earlier start
@@ -90,7 +90,7 @@ def install(workflow: Any, on_sigterm: Callable[[Callable[[], None]], None]) -> 
 
     def come_again() -> None:
         failed = workflow.scheduler is None or workflow.scheduler.failed
-        if failed and killed_for_memory() > before:
+        if failed and killed():
             file.write_text(json.dumps({**read_verdict(file), NO_MEMORY: True}))
         if told and failed:
             saved = read_verdict(file).get(SAVED) is True

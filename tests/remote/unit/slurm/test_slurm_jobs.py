@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from slurm_commands import SlurmCommands
-from vlmflow.remote.job import killed_for_memory
+from vlmflow.remote.job import memory_kills
 from vlmflow.remote.slurm import in_job
 from vlmflow.remote.slurm import queue as slurm_queue
 from vlmflow.remote.slurm.queue import end_jobs, ended_of, read_verdict, without_a_save
@@ -346,22 +346,31 @@ def test_a_limit_that_a_job_without_a_save_has_reached_is_not_tried_again(tmp_pa
     )
 
 
+def killed_meanwhile(folder: Path, own: str, file: str, kills: int, in_pod: bool = False) -> bool:
+    """Return whether a job sees some kills in a file of its control groups, which has two of before."""
+    (folder / "own").write_text(f"{own}\n")
+    counts = folder / file
+    counts.parent.mkdir(parents=True, exist_ok=True)
+    counts.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    killed = memory_kills(folder / "own", folder, in_pod)
+    assert not killed()
+    counts.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {2 + kills}\n")
+    return killed()
+
+
 @pytest.mark.parametrize(
-    ("own", "file", "kills", "ours"),
+    ("own", "file", "kills", "killed"),
     [
-        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 1, 1),
-        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 0, 0),
-        ("4:memory:/slurm/uid_0/job_7/step_0/task_0", "memory/slurm/uid_0/job_7/memory.oom_control", 2, 2),
-        ("4:memory:/slurm/uid_0/job_7/step_0", "memory/slurm/uid_0/memory.oom_control", 2, 0),
-        ("3:devices:/slurm/uid_0/job_7", "memory/slurm/uid_0/job_7/memory.oom_control", 2, 0),
+        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 1, True),
+        ("0::/system.slice/job_7/step_0/user/task_0", "system.slice/job_7/step_0/memory.events", 0, False),
+        ("4:memory:/slurm/uid_0/job_7/step_0/task_0", "memory/slurm/uid_0/job_7/memory.oom_control", 2, True),
+        ("4:memory:/slurm/uid_0/job_7/step_0", "memory/slurm/uid_0/memory.oom_control", 2, False),
+        ("3:devices:/slurm/uid_0/job_7", "memory/slurm/uid_0/job_7/memory.oom_control", 2, False),
     ],
 )
-def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: str, kills: int, ours: int) -> None:
-    (tmp_path / "own").write_text(f"{own}\n")
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
-    assert killed_for_memory(tmp_path / "own", tmp_path) == ours
-    assert not killed_for_memory(tmp_path / "none", tmp_path)
+def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: str, kills: int, killed: bool) -> None:
+    assert killed_meanwhile(tmp_path, own, file, kills) is killed
+    assert not memory_kills(tmp_path / "none", tmp_path)()
 
 
 @pytest.mark.parametrize(
@@ -369,12 +378,8 @@ def test_the_kernels_count_of_killed_processes(tmp_path: Path, own: str, file: s
     [("0::/", "memory.events"), ("9:memory:/kubepods/pod1/container", "memory/memory.oom_control")],
 )
 def test_in_a_pod_the_folder_of_control_groups_is_the_containers(tmp_path: Path, own: str, file: str) -> None:
-    (tmp_path / "own").write_text(f"{own}\n")
-    (tmp_path / file).parent.mkdir(exist_ok=True)
-    (tmp_path / file).write_text("oom_kill 1\n")
-    assert killed_for_memory(tmp_path / "own", tmp_path, in_pod=True)
-    (tmp_path / file).write_text("oom_kill 0\n")
-    assert not killed_for_memory(tmp_path / "own", tmp_path, in_pod=True)
+    assert killed_meanwhile(tmp_path, own, file, 1, in_pod=True)
+    assert not killed_meanwhile(tmp_path, own, file, 0, in_pod=True)
 
 
 def test_a_job_that_succeeded_did_so_whatever_its_stage_left(tmp_path: Path) -> None:
