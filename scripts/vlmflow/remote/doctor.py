@@ -1,6 +1,5 @@
-"""What the doctors of Kubernetes and Slurm share: their command line, the jobs of runs, and the table of findings."""
+"""What the doctors of Kubernetes and Slurm share: the jobs of runs, and the table of findings."""
 
-import argparse
 import contextlib
 import io
 import json
@@ -24,28 +23,6 @@ Form = TypeVar("Form", bound=msgspec.Struct)
 
 MANY = 10**6
 """Cores for planning: a rule's threads must not be cut to this machine's."""
-
-
-def command_line(program: str, description: str | None, event: str) -> argparse.ArgumentParser:
-    """Return a parser of the options that both doctors have. event: what --patience waits for."""
-    parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument(
-        "--configfile", type=Path, nargs="+", default=[], metavar="FILE", help="settings over config.yaml"
-    )
-    parser.add_argument("--run", nargs="+", default=[], metavar="NAME", help="check these runs alone")
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-    parser.add_argument("--patience", type=float, default=180, metavar="SECONDS", help=f"wait this long for {event}")
-    return parser
-
-
-def exit_with(main: Callable[[argparse.Namespace], int], given: argparse.Namespace) -> None:
-    """End the process with what `main` returns for a command line, or with its VlmflowError in words."""
-    try:
-        sys.exit(main(given))
-    except VlmflowError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def settings_and_runs(layers: list[Path], runs: list[str]) -> tuple[Config, list[str]]:

@@ -1,10 +1,11 @@
-"""The lists of `make status`: this user's jobs in Slurm, and the Jobs of a namespace of Kubernetes, a line for each."""
+"""The lists of `vlmflow status`: this user's jobs in Slurm, and the Jobs of a namespace of Kubernetes, a line for each."""
 
 import os
 import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -33,6 +34,19 @@ STATES = {
 """Slurm's words for a job that has not ended, in ours; the others are the same in small letters."""
 
 
+@dataclass(frozen=True)
+class Running:
+    """What runs in one place. jobs: of each its texts by their names. none: what to say if there is none."""
+
+    jobs: list[dict[str, str]]
+    none: str = ""
+
+    @property
+    def lines(self) -> list[str]:
+        """A line for each job, or one that says why there is none."""
+        return in_columns([list(job.values()) for job in self.jobs]) or [self.none] * bool(self.none)
+
+
 def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a line for each row. The columns are aligned, but for the last, of which each cell keeps its width."""
     widths = [max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]]
@@ -41,28 +55,30 @@ def in_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def of_kubernetes(namespace: str, multi_node: str, optional: bool) -> list[str]:
-    """Return the lines for the namespace's Jobs, the oldest first, or one that says why there are none.
+def of_kubernetes(namespace: str, multi_node: str, optional: bool) -> Running:
+    """Return the namespace's Jobs, the oldest first, or why there are none.
 
     multi_node: how several pods train together (`cluster.multi_node`). optional: whether a machine without a
-    configured cluster has nothing to say. A refusal of the API server ends the process.
+    configured cluster has nothing to say.
+
+    Raises VlmflowError if the API server refuses.
     """
     try:
         client = connect(lambda text: print(text, file=sys.stderr), PATIENCE)
     except VlmflowError as error:
-        return [] if optional else [error.cause]
+        return Running([], "" if optional else error.cause)
     try:
-        lines = in_columns(_jobs_of(Namespace(client, namespace, KINDS[multi_node])))
+        rows = _jobs_of(Namespace(client, namespace, KINDS[multi_node]))
     except VlmflowError as error:
-        return [error.cause]
+        return Running([], error.cause)
     except Refused as error:
         if not error.status:
-            return [f"no cluster answers: {error}"]
-        sys.exit(f"namespace {namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks")
-    return lines or [f"namespace {namespace} has no Job of vlmflow"]
+            return Running([], f"no cluster answers: {error}")
+        raise VlmflowError(f"namespace {namespace}: {error}", "`vlmflow doctor` shows what the cluster lacks") from None
+    return Running(rows, f"namespace {namespace} has no Job of vlmflow")
 
 
-def _jobs_of(cluster: Namespace) -> list[list[str]]:
+def _jobs_of(cluster: Namespace) -> list[dict[str, str]]:
     jobs = sorted(cluster.jobs(f"{own_selector()},{RULE}"), key=lambda job: job["metadata"]["creationTimestamp"])
     if not jobs:
         return []
@@ -73,7 +89,7 @@ def _jobs_of(cluster: Namespace) -> list[list[str]]:
     return [_job_row(cluster, job, pods.get(job["metadata"]["name"], []), state) for job in jobs]
 
 
-def _job_row(cluster: Namespace, job: Object, own: list[Object], state: ClusterState) -> list[str]:
+def _job_row(cluster: Namespace, job: Object, own: list[Object], state: ClusterState) -> dict[str, str]:
     now, pods = cluster.now(), by_node(own)
     outcome = judge_pods(job, own, {}, now)
     detail = outcome.ended.cause
@@ -83,7 +99,7 @@ def _job_row(cluster: Namespace, job: Object, own: list[Object], state: ClusterS
         detail = newest_progress(cluster.log_end(pods[0]["metadata"]["name"], LINES, nodes_of(job)))
     since = clock((now - read_time(job["metadata"]["creationTimestamp"])).total_seconds())
     where = ",".join(pod.get("spec", {}).get("nodeName", "-") for pod in pods.values()) or "-"
-    return [words_of(job), outcome.state, since, where, detail]
+    return {"job": words_of(job), "state": outcome.state, "age": since, "where": where, "detail": detail}
 
 
 def has_slurm() -> bool:
@@ -91,8 +107,8 @@ def has_slurm() -> bool:
     return shutil.which("squeue") is not None
 
 
-def of_slurm(folder: Path) -> list[str]:
-    """Return a line for each job that vlmflow submitted and that has not ended, or one that says why there is none.
+def of_slurm(folder: Path) -> Running:
+    """Return the jobs that vlmflow submitted and that have not ended, or why there is none.
 
     folder: the working directory of Snakemake; of a job of another one the folder is shown, too.
     """
@@ -101,8 +117,8 @@ def of_slurm(folder: Path) -> list[str]:
         places = _places() if ours else {}
         rows = [_row(job, *places.get(job.id, ("", "")), folder) for job in sorted(ours, key=lambda job: job.submitted)]
     except SlurmError as error:
-        return [f"Slurm does not answer: {printable(error.cause)}"]
-    return in_columns(rows) or ["Slurm has no job of vlmflow"]
+        return Running([], f"Slurm does not answer: {printable(error.cause)}")
+    return Running(rows, "Slurm has no job of vlmflow")
 
 
 def _places() -> dict[str, tuple[str, str]]:
@@ -112,7 +128,7 @@ def _places() -> dict[str, tuple[str, str]]:
     return {job.strip(): (start, where) for job, start, where in fields}
 
 
-def _row(job: QueuedJob, start: str, where: str, folder: Path) -> list[str]:
+def _row(job: QueuedJob, start: str, where: str, folder: Path) -> dict[str, str]:
     rule, _, wildcards = job.name.partition(":")
     if job.where:
         age, detail = clock(job.used), _progress(job.id)
@@ -125,7 +141,8 @@ def _row(job: QueuedJob, start: str, where: str, folder: Path) -> list[str]:
     if where and Path(where) != folder.resolve():
         detail = f"in {where}: {detail}" if detail else f"in {where}"
     state = STATES.get(job.state, job.state.lower())
-    return list(map(printable, [f"{rule} {wildcards}".strip(), state, age, job.where or "-", job.id, detail]))
+    row = {"job": f"{rule} {wildcards}".strip(), "state": state, "age": age, "where": job.where or "-", "id": job.id}
+    return {name: printable(text) for name, text in (row | {"detail": detail}).items()}
 
 
 def _time(text: str) -> datetime | None:

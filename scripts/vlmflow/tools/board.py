@@ -1,8 +1,4 @@
-"""Show TensorBoard over all trainings of a working directory, on this machine alone, until Ctrl-C.
-
-make board                                            those of this folder
-make board ARGS="--directory runs/demo"               those of another one
-make board CONFIG=my-run.yaml PORT=6006            if that file sets stores.runs; on this port instead of a free one
+"""TensorBoard over all trainings of a working directory, on this machine alone, until Ctrl-C.
 
 A training is named RUN/smoke or RUN/full; one with earlier data or settings has its digest behind the name. New ones
 appear by themselves.
@@ -12,7 +8,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from vlmflow.config.model import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import settings_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.track.send import EventFolders
 
@@ -31,7 +27,7 @@ def main(files: list[Path], folder: Path, port: int) -> None:
     if not store.is_dir():
         raise VlmflowError(
             f"no training has begun: {store.absolute()} does not exist",
-            'name your configuration and the working directory: CONFIG=… ARGS="--directory …"',
+            "name your configuration and the working directory: vlmflow board my-run.yaml --directory …",
         )
     with tempfile.TemporaryDirectory(prefix="vlmflow-board-") as links:
         trainings = EventFolders(store, Path(links))
@@ -51,18 +47,10 @@ def _serve(links: str, port: int) -> str:
     try:
         address: str = board.launch()
     except program.TensorBoardServerException as error:
-        raise VlmflowError(f"TensorBoard: {error.msg}", "choose another port: PORT=…, or none for a free one") from None
+        raise VlmflowError(f"TensorBoard: {error.msg}", "choose another --port, or none for a free one") from None
     return address
 
 
 def _say(names: list[str]) -> None:
     for name in names:
         print(f"  {name}", flush=True)
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__)
-    parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
-    given = parser.parse_args()
-    with errors_in_words(interrupted=0):
-        main(given.configfile, given.directory, given.port)

@@ -1,11 +1,8 @@
-"""List what a working directory no longer needs, with sizes; ask; delete it.
-
-    make clean-runs CONFIG=my-run.yaml               lists and asks
-    make clean-runs CONFIG=my-run.yaml ARGS=--yes    deletes what it lists
+"""Lists what a working directory no longer needs, with sizes; asks; deletes it.
 
 Never listed: the adapter, the run folder, verified/RUN and merged/RUN of a finished run; any training of an unfinished
 run; fetched pictures; stores outside of the working directory, and what a link leads to. A store inside it is assumed
-to belong to this directory alone. Models, rows and pictures are listed only with --configfile, which shows which of
+to belong to this directory alone. Models, rows and pictures are listed only with a configuration, which shows which of
 them are still in use.
 """
 
@@ -13,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from vlmflow.config.model import Config, errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import Config, settings_of
 from vlmflow.config.tables import PINS, read_pins
 from vlmflow.core.account import RECORDS, RECORDS_FOLDER
 from vlmflow.core.files import remove
@@ -48,7 +45,7 @@ def _clean(settings: Config, yes: bool, stores: bool) -> None:
         return print("nothing to delete")
     print(f"total: {len(leftovers)}, {amount(sum(sizes.values()), 'bytes')}")
     if not yes and not sys.stdin.isatty():
-        print("nothing deleted: there is no terminal to ask on; add --yes to ARGS to delete what is listed")
+        print("nothing deleted: there is no terminal to ask on; add --yes to delete what is listed")
     elif yes or agrees("Delete all of it?"):  # the answer may take an hour: that is why the directory stays locked
         for leftover in leftovers:
             _delete(leftover)
@@ -62,11 +59,3 @@ def _delete(leftover: Leftover) -> None:
         with RunFolder(leftover.path).held({}, patience=0):
             pass  # no trainer holds it, on this machine or another one
     remove(leftover.path)
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__)
-    parser.add_argument("--yes", action="store_true", help="delete what is listed, without asking")
-    given = parser.parse_args()
-    with errors_in_words():
-        main(given.configfile, given.directory, given.yes)

@@ -1,15 +1,9 @@
-"""Write the index of a working directory, reports/index.html: all runs, with what each has made and its pages.
+"""The index of a working directory, reports/index.html: all runs, with what each has made and its pages."""
 
-make index                                     the runs of this folder
-make index ARGS="--directory runs/demo"        those of another one
-make index CONFIG=my-run.yaml                also the runs of that file which have not begun, and its stores.runs
-"""
-
-import sys
 import time
 from pathlib import Path
 
-from vlmflow.config.model import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import settings_of
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.errors import VlmflowError, counted
 from vlmflow.core.files import write_text
@@ -26,7 +20,7 @@ def main(files: list[Path], folder: Path) -> Path:
     Raises VlmflowError if the configuration is refused, or the folder does not exist.
     """
     if not folder.is_dir():
-        raise VlmflowError(f"{folder} is not a folder", 'name the working directory: ARGS="--directory …"')
+        raise VlmflowError(f"{folder} is not a folder", "name the working directory by --directory")
     settings = settings_of(files)
     named = read_layers(files).get("runs", {})
     configured = {
@@ -38,16 +32,6 @@ def main(files: list[Path], folder: Path) -> Path:
     now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     html, runs = index_page(folder, folder / settings.stores.runs, page, configured, now)
     write_text(page, html)
-    none = '; name the working directory: ARGS="--directory …"' if not runs else ""
+    none = "; name the working directory by --directory" if not runs else ""
     print(f"{page}: {counted(runs, 'run')}{none}")
     return page
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__)
-    given = parser.parse_args()
-    with errors_in_words():
-        try:
-            main(given.configfile, given.directory)
-        except OSError as error:
-            sys.exit(str(error))

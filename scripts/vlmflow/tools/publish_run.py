@@ -1,8 +1,4 @@
-"""Send a finished run's verified weights, or its adapter, to a repository on the hub.
-
-    make publish RUN=my-run TO=OWNER/NAME                  the merged weights; shows what, asks; private
-    make publish RUN=my-run TO=OWNER/NAME ADAPTER=1        the adapter alone
-    make publish RUN=my-run TO=OWNER/NAME PUBLIC=1 YES=1   for everybody; for scripts: asks nothing
+"""Sends a finished run's verified weights, or its adapter, to a repository on the hub.
 
 Every file is compared with its digest before anything is sent, and again as the hub has it. The token is HF_TOKEN's, or
 that of `hf auth login`. A killed upload is resumed by the same command.
@@ -13,7 +9,6 @@ from pathlib import Path
 
 from huggingface_hub.utils import disable_progress_bars
 
-from vlmflow.config.model import errors_in_words, tool_parser
 from vlmflow.core.errors import VlmflowError, printable
 from vlmflow.core.progress import agrees
 from vlmflow.publish import repository
@@ -30,6 +25,8 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     Raises VlmflowError if no run is named, something is not verified, a licence or the repository forbids it, or the
     hub refuses.
     """
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # they overwrite a line of a terminal; a log gets a line per file
     refuse_no_name(run)
     merged = folder / "merged" / run
     facts = read_provenance(merged)
@@ -43,7 +40,7 @@ def main(run: str, to: str, folder: Path, adapter: bool, public: bool, yes: bool
     private = repo.private if repo else not public
     _show(to, repo is not None, package, rights, facts.rounds[-1].base_model.source, private)
     if not yes and not sys.stdin.isatty():
-        raise VlmflowError("nothing sent: there is no terminal to ask on", "add YES=1 to send what is listed")
+        raise VlmflowError("nothing sent: there is no terminal to ask on", "add --yes to send what is listed")
     if not yes and not agrees(f"Send all of it to {to}{'' if private else ', for everybody to see'}?"):
         print("nothing sent")
         return
@@ -65,19 +62,3 @@ def _show(to: str, exists: bool, package: Package, rights: list[Rights], base: s
         print(f"names of this machine in the files: {printable(', '.join(package.paths))}")
     state = "exists, is" if exists else "new,"
     print(f"to: {to} ({state} {'private' if private else 'PUBLIC: everybody may have it'}), tag {package.tag}")
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__, run="merged", configured=False)
-    parser.add_argument("--to", required=True, help="the repository on the hub: OWNER/NAME")
-    parser.add_argument("--adapter", action="store_true", help="the adapter alone, not the merged weights")
-    parser.add_argument("--public", action="store_true", help="everybody may have it; without this it is private")
-    parser.add_argument("--yes", action="store_true", help="send without asking")
-    given = parser.parse_args()
-    if not sys.stderr.isatty():
-        disable_progress_bars()  # they overwrite a line of a terminal; a log gets a line per file
-    with errors_in_words():
-        try:
-            main(given.run, given.to, given.directory, given.adapter, given.public, given.yes)
-        except KeyboardInterrupt:
-            sys.exit("\nstopped: run the same command again to go on")

@@ -1,9 +1,4 @@
-"""Show which rows the full training of a run took in a step: rank, id, tokens, source and first words.
-
-    make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
-
-Also of a training that is not finished, and of a step that failed.
-"""
+"""Which rows the full training of a run took in a step, also of one that is not finished, and of a step that failed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from vlmflow.config.model import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import settings_of
 from vlmflow.core.account import read_account
 from vlmflow.core.errors import VlmflowError, counted, printable
 from vlmflow.in_trainer.messages import ROWS_OF_STEPS, last_step_begun, rows_of_step
@@ -115,11 +110,3 @@ def _shown(line: bytes) -> dict[str, str]:
     row: dict[str, Any] = msgspec.json.decode(line)
     words = " ".join(turn["value"] for turn in row["conversations"]).split()
     return {"source": printable(str(row.get("source", ""))), "text": printable(" ".join(words))[:WORDS]}
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__, run="runs")
-    parser.add_argument("--step", required=True, type=int, help="an optimizer step, from 1")
-    given = parser.parse_args()
-    with errors_in_words():
-        main(given.run, given.step, given.configfile, given.directory)

@@ -1,13 +1,7 @@
-"""Serve a run's weights on this machine alone, by an OpenAI-compatible API, until Ctrl-C.
+"""A run's weights, served on this machine alone by an OpenAI-compatible API, until Ctrl-C.
 
-make serve RUN=qwen3vl-fire ARGS="--directory runs/demo"     a run of another working directory
-make serve RUN=my-run ADAPTER=1                              base + adapter, without the merge
-make serve RUN=my-run ARGS="--what base"                     its base alone, with the run's picture limits
-make serve RUN=my-run PORT=8000 GPUS=2
-
-transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on GPUs
-(its command is printed in any case). Pictures are scaled as in the training. The server asks for a key: that of
-VLMFLOW_ANSWER_KEY, or one that is made at random and printed.
+transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on GPUs.
+Pictures are scaled as in the training.
 """
 
 import shlex
@@ -18,9 +12,8 @@ import time
 from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from vlmflow.config.model import errors_in_words, tool_parser
 from vlmflow.core.child_programs import ANSWER_KEY, key_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.pictures.budget import PictureBudget
@@ -41,6 +34,8 @@ def main(name: str, folder: Path, port: int, gpus: int, weights: What = "merged"
 
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
     run, key = finished_run(folder, name), key_of(ANSWER_KEY)
     model = run.merged if weights == "merged" else run.base()
     adapter = run.adapter() if weights == "adapter" else None
@@ -81,18 +76,3 @@ def _with_vllm(
     own = [str(Path(sys.executable).with_name("vllm")), *words[1:]]
     # SIGTERM, because its workers outlive it after SIGKILL.
     return running(own, run.name, at, scratch, log, environment(scratch), at_our_death=signal.SIGTERM, key=key)
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__, run="runs", configured=False)
-    kinds = ", ".join(get_args(What))
-    parser.add_argument("--what", choices=get_args(What), default="merged", help=f"which weights: {kinds}")
-    parser.add_argument("--port", type=int, default=0, help="a port of this machine; without it a free one")
-    parser.add_argument(
-        "--gpus", type=int, default=0, help="GPUs that share the model; without it as many as trained it"
-    )
-    given = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
-    with errors_in_words(interrupted=0):
-        main(given.run, given.directory, given.port, given.gpus, given.what)

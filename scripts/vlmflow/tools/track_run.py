@@ -1,15 +1,10 @@
-"""Send a finished run to trackers: also one of the past, and one whose configuration names none.
-
-make track RUN=my-run CONFIG=my-run.yaml                                        the trackers of runs.my-run.track
-make track RUN=qwen3vl-fire ARGS="--directory runs/demo --mlflow sqlite:///mlflow.db"
-make track RUN=my-run ARGS="--wandb my-project --otlp http://localhost:4318"
+"""Sends a finished run to trackers: also one of the past, and one whose configuration names none.
 
 It reads what the run recorded, with all evaluations and answers of its weights that are there. A second call sends
 nothing twice.
 """
 
 import logging
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -17,9 +12,9 @@ from pydantic import ValidationError
 
 from vlmflow.config.after_training import TrackSettings
 from vlmflow.config.data_settings import RAW_SPLITS
-from vlmflow.config.model import settings_of, tool_parser
+from vlmflow.config.model import settings_of
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError, log, printable, printable_lines
+from vlmflow.core.errors import VlmflowError, log
 from vlmflow.evaluation.report import EvaluationReport
 from vlmflow.evaluation.verdict import REPORT
 from vlmflow.serving.finished_run import FinishedRun, finished_run
@@ -36,6 +31,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
 
     Raises VlmflowError if the run has no weights, no tracker is named, or one of them failed.
     """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     run = finished_run(folder, name)
     config = settings_of(files)
     if given:
@@ -45,15 +41,14 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
     else:
         raise VlmflowError(
             f"run {name}: no tracker is named",
-            'name one: ARGS="--mlflow sqlite:///mlflow.db", or set runs.NAME.track and give its file: '
-            "CONFIG=my-run.yaml",
+            f"name one: --mlflow sqlite:///mlflow.db, or set runs.{name}.track and give its file: --configfile my-run.yaml",
         )
     evaluated = _made(folder, "eval", run)
     answered = _made(folder, "answers", run)
     if settings.otlp and not evaluated:
         raise VlmflowError(
             f"{folder / 'eval' / name}: the run's weights were not evaluated, and traces are of evaluated rows",
-            f"evaluate it: .venv/bin/snakemake … -- eval/{name}/val; or leave otlp out",
+            f"evaluate it: vlmflow run … eval/{name}/val; or leave otlp out",
         )
     story = story_of(folder / "checkpoints" / name / "full", run.merged, evaluated, answered)
     datasets = {each.name: read_account(each / REPORT, EvaluationReport).dataset for each in evaluated}
@@ -78,7 +73,7 @@ def _made(folder: Path, stage: str, run: FinishedRun) -> list[Path]:
         else:
             log.warning(
                 f"{split}: it is of other weights than those in {run.merged}, so its figures are left out\n  "
-                f"what to do: remove it, make it again (.venv/bin/snakemake … -- {stage}/{run.name}/{split.name}), and "
+                f"what to do: remove it, make it again (vlmflow run … {stage}/{run.name}/{split.name}), and "
                 "run the same command again"
             )
     return splits
@@ -92,19 +87,3 @@ def _trackers(given: dict[str, str]) -> TrackSettings:
             f"{'.'.join(map(str, fault['loc'])) or 'trackers'}: {fault['msg']}" for fault in error.errors()
         )
         raise VlmflowError(faults, "see --help") from None
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__, run="merged")
-    parser.add_argument("--mlflow", help="a server's address, or sqlite:///FILE, relative to this folder")
-    parser.add_argument("--experiment", help="MLflow's experiment (vlmflow)")
-    parser.add_argument("--wandb", help="a project of Weights & Biases; the run is written as an offline run")
-    parser.add_argument("--otlp", help="an OpenTelemetry endpoint, without /v1/traces")
-    options = parser.parse_args()
-    chosen = {key: getattr(options, key) for key in ("mlflow", "experiment", "wandb", "otlp")}
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        main(options.run, options.configfile, options.directory, {key: value for key, value in chosen.items() if value})
-    except VlmflowError as error:
-        text = printable(error.cause) + "\n  what to do: " + printable_lines(error.next_step)
-        sys.exit(text.replace("runs.NAME", f"runs.{printable(options.run)}"))

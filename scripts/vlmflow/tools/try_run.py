@@ -1,8 +1,4 @@
-"""Ask a run's base model and its tuned weights the same, see both answers side by side, then give feedback.
-
-    make try RUN=qwen3vl-fire ARGS="--directory runs/demo"                  about the first row of the val split
-    make try RUN=my-run PICTURE=cat.jpg ASK="What is the cat doing?"        about your own picture
-    make try RUN=my-run FEEDBACK="Count again."                             without asking you
+"""A run's base model and its tuned weights are asked the same; both answers stand side by side; then comes feedback.
 
 Both models are in the memory of this process, on its GPUs if it has some, and scale pictures as the training did.
 """
@@ -14,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from vlmflow.config.model import errors_in_words, settings_of, tool_parser
+from vlmflow.config.model import settings_of
 from vlmflow.core.errors import VlmflowError
 from vlmflow.rows.chat import Turn, without_tags
 from vlmflow.serving.asked import Asked, asked_by_person, asked_in_val, lines, opened, show
@@ -43,7 +39,7 @@ def main(
     run, console = finished_run(folder, name), Console(highlight=False)
     stores = settings_of(files).stores
     if picture and not ask:
-        raise VlmflowError(f"{picture}: there is no question about it", "ask one: ASK=…")
+        raise VlmflowError(f"{picture}: there is no question about it", "ask one by --ask")
     query = asked_by_person(ask, picture) if ask else asked_in_val(folder / "fitted" / name, folder / stores.pictures)
     pictures = [opened(file) for file in query.pictures]
     console.print(Text(lines("\n".join([query.label, *map(str, query.pictures)]))))
@@ -79,15 +75,3 @@ def _feedback(query: Asked) -> str | None:
 
 def _after(query: Asked, answer: Answer, feedback: str) -> list[Turn]:
     return [*query.turns, Turn("gpt", answer.text), Turn("human", feedback)]
-
-
-if __name__ == "__main__":
-    parser = tool_parser(__doc__, run="merged")
-    parser.add_argument("--picture", type=Path, help="a file; without it and --ask, a row of the val split")
-    parser.add_argument("--ask", help="the question")
-    parser.add_argument("--feedback", help="on the first answers; without it you are asked")
-    parser.add_argument("--most-tokens", type=int, default=256, help="of an answer (256)")
-    given = parser.parse_args()
-    about = (given.picture, given.ask, given.feedback)
-    with errors_in_words(interrupted=0):
-        main(given.run, given.configfile, given.directory, *about, given.most_tokens)

@@ -1,24 +1,16 @@
-"""Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token.
+"""Use the controller from a laptop: push code and files, run Snakemake, follow it, stop it; store the hub's token."""
 
-usage: python -m vlmflow.remote.cluster.controller [--namespace NAME] push | run -- ARGUMENTS | log | stop | token
-                                                             get -- TARGET TO | put -- FROM TO
-"""
-
-import argparse
 import base64
 import io
 import json
-import logging
 import subprocess
 import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-from vlmflow.remote.cluster import kubectl
 from vlmflow.remote.cluster.kubectl import FILE_STREAM, Kubectl, own_labels, own_name, pipe
 from vlmflow.remote.library import CHECKOUT, VlmflowError
 
@@ -84,7 +76,7 @@ def log(cluster: Kubectl) -> int:
     try:
         return follow(cluster, CONTROLLER)
     except KeyboardInterrupt:
-        commands = "`make cluster-log` follows it again, `make cluster-stop` ends it"
+        commands = "`vlmflow cluster log` follows it again, `vlmflow cluster stop` ends it"
         print(f"\nThe run continues in the cluster: {commands}.", file=sys.stderr)
         return 130
 
@@ -124,7 +116,7 @@ def follow(cluster: Kubectl, controller: tuple[str, ...], patience: float = PATI
         if time.monotonic() - answered > patience:
             raise VlmflowError(
                 f"the controller does not answer for {patience:.0f} s: {pipe(process.stderr).read().decode().strip()}",
-                "the run continues; `kubectl get pods` shows the controller, `make cluster-log` follows it",
+                "the run continues; `kubectl get pods` shows the controller, `vlmflow cluster log` follows it",
             )
         if told != shown:  # print it once, however long the controller does not answer
             told = shown
@@ -181,24 +173,3 @@ def secret(token: str) -> str:
             "data": {KEY: base64.b64encode(token.encode()).decode()},
         }
     )
-
-
-ACTIONS: dict[str, Callable[..., int | None]] = {
-    action.__name__: action for action in (push, run, log, stop, token, kubectl.get, kubectl.put)
-}
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--namespace", default="vlmflow")
-    parser.add_argument("action", choices=ACTIONS)
-    own, arguments = sys.argv[1:], []
-    # Snakemake's arguments may contain a "--" of their own, which argparse would remove.
-    if "--" in own:
-        arguments = own[own.index("--") + 1 :]
-        own = own[: own.index("--")]
-    given = parser.parse_args(own)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        sys.exit(ACTIONS[given.action](Kubectl(given.namespace), *arguments))
-    except VlmflowError as error:
-        sys.exit(str(error))

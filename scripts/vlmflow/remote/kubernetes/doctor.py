@@ -1,21 +1,20 @@
-"""Print a table of what a cluster has and lacks for the configuration's runs; exit code 0 if it is ready.
+"""A table of what a cluster has and lacks for the configuration's runs.
 
 Needs a kubeconfig (KUBECONFIG), or runs in the controller pod. It makes about four short Jobs and removes them.
 """
 
-import argparse
 import logging
-import os
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vlmflow.remote.cluster.api import Object, Refused, connect
 from vlmflow.remote.cluster.groups import KINDS
 from vlmflow.remote.cluster.kubectl import own_name
-from vlmflow.remote.doctor import Finding, command_line, exit_with, hub_sources, report, settings_and_runs
+from vlmflow.remote.doctor import Finding, hub_sources, report, settings_and_runs
 from vlmflow.remote.kubernetes import inside, needs, objects
 from vlmflow.remote.kubernetes.inside import Answer, Probe
 from vlmflow.remote.kubernetes.namespace import Namespace
@@ -31,12 +30,18 @@ LOCKS = {"default": CHECKOUT / "envs" / "data.lock", "train": CHECKOUT / "envs" 
 """The lock file of the packages in an image, by a template that has this image."""
 
 
-def main(given: argparse.Namespace) -> int:
-    """Print the findings; returns the exit code. given: the command line."""
-    settings, runs = settings_and_runs([*LAYERS, *given.configfile], given.run)
-    files = [*LAYERS[1:], *given.configfile]
-    wanted = [needs.need_of(settings, run, needs.jobs_of(run, files, given.max_threads)) for run in runs]
-    return report(Doctor(given.namespace, settings, wanted, given.patience).look(), given.json)
+def main(
+    files: list[Path], runs: list[str], namespace: str, max_threads: int | None, patience: float, as_json: bool
+) -> int:
+    """Print the findings; returns the exit code.
+
+    files: configurations over config.yaml. runs: those to check; []: all. max_threads: as for snakemake. patience:
+    seconds to wait for each probe's pod.
+    """
+    logging.getLogger("urllib3").setLevel(logging.ERROR)
+    settings, runs = settings_and_runs([*LAYERS, *files], runs)
+    wanted = [needs.need_of(settings, run, needs.jobs_of(run, [*LAYERS[1:], *files], max_threads)) for run in runs]
+    return report(Doctor(namespace, settings, wanted, patience).look(), as_json)
 
 
 class Doctor:
@@ -166,13 +171,3 @@ def _not_seen(row: str, refused: Refused) -> Finding:
         step = "ask an administrator to run make doctor"
         return Finding(row, "warn", f"you have no right to read it: {refused}", step)
     return Finding(row, "fail", str(refused), "check that KUBECONFIG names the right cluster and the API server is up")
-
-
-if __name__ == "__main__":
-    parser = command_line("make doctor", __doc__, "a probe's pod")
-    parser.add_argument("--namespace", default=os.environ.get("VLMFLOW_NAMESPACE", "vlmflow"))
-    parser.add_argument(
-        "--max-threads", type=int, metavar="N", help="as in make cluster-run: no rule requests more cores"
-    )
-    logging.getLogger("urllib3").setLevel(logging.ERROR)
-    exit_with(main, parser.parse_args())

@@ -1,9 +1,8 @@
-"""Print a table of what a Slurm cluster has and lacks for the configuration's runs; exit code 0 if it is ready.
+"""A table of what a Slurm cluster has and lacks for the configuration's runs.
 
 It runs on a login node, plans the runs with a profile, and submits a job of a few seconds to each partition of theirs.
 """
 
-import argparse
 import contextlib
 import io
 import os
@@ -35,14 +34,18 @@ PlannedJob = tuple[Request, tuple[str, ...]]
 """What a job asks Slurm for, and the call of sbatch that submits it."""
 
 
-def main(given: argparse.Namespace) -> int:
-    """Print the findings; returns the exit code. given: the command line."""
-    options, folder = read_profile(given.profile, given.configfile), given.directory.resolve()
-    settings, runs = doctor.settings_and_runs([CHECKOUT / "config.yaml", *options.configfile], given.run)
+def main(files: list[Path], runs: list[str], profile: str, folder: Path, patience: float, as_json: bool) -> int:
+    """Print the findings; returns the exit code.
+
+    files: configurations over config.yaml. runs: those to check; []: all. profile: of Snakemake; "": profiles/slurm.
+    folder: the working directory of the runs. patience: seconds to wait for a job to start.
+    """
+    options, folder = read_profile(profile or str(PROFILE), files), folder.resolve()
+    settings, runs = doctor.settings_and_runs([CHECKOUT / "config.yaml", *options.configfile], runs)
     if not folder.is_dir():
         raise VlmflowError(f"--directory {folder}: no such folder", "name the working directory of your runs")
     refuse_without_slurm()
-    return doctor.report(look(options, settings, runs, folder, given.patience), given.json)
+    return doctor.report(look(options, settings, runs, folder, patience), as_json)
 
 
 def read_profile(profile: str, files: list[Path]) -> Any:
@@ -173,12 +176,3 @@ def _look_inside(
                     yield from check_nodes(probe.partition.name, report, names, probe.nodes, probe.hub)
             except SlurmError as error:
                 yield Finding(f"jobs in {probe.partition.name}", "fail", error.cause, "try again when Slurm answers")
-
-
-if __name__ == "__main__":
-    parser = doctor.command_line("make doctor ON=slurm", __doc__, "a job to start")
-    parser.add_argument("--profile", default=str(PROFILE), help="yours, for this site")
-    parser.add_argument(
-        "--directory", type=Path, default=Path(), metavar="FOLDER", help="the working directory, as of snakemake"
-    )
-    doctor.exit_with(main, parser.parse_args())

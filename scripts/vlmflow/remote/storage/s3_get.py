@@ -1,14 +1,12 @@
-"""Downloads a target that a run made in S3: `make cluster-get FROM=s3://BUCKET TARGET=merged/RUN TO=FOLDER`.
+"""Downloads a target that a run made in S3.
 
 Killed, it resumes: whole files are kept, and a file continues where its bytes end. Every file's SHA-256 is compared
 with the one that the run recorded, also of what was already here.
 """
 
-import argparse
 import hashlib
 import logging
 import os
-import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -227,18 +225,3 @@ class _Download:
             f"{self._folder.address} is damaged: {printable(name)}: {fault}",
             "remove it there and run the workflow again, which recreates it",
         )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser("python -m vlmflow.remote.storage.s3_get", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("address", help="s3://BUCKET/TARGET")
-    parser.add_argument("to", type=Path, help="where to put it; it must not exist")
-    given = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        main(given.address, given.to)
-    except VlmflowError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command resumes here")

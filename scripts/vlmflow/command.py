@@ -1,0 +1,472 @@
+"""The command `vlmflow`: what each word does with its options. The work itself is done by Snakemake, tools and remote.
+
+`vlmflow run` and its like print a call of Snakemake and become it: nothing happens that this call would not do.
+"""
+
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from vlmflow import CHECKOUT, SCRIPTS
+
+Directory = Annotated[Path, typer.Option("--directory", metavar="FOLDER", help="the working directory")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="your configuration, over config.yaml")]
+MaybeFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="your configuration, over config.yaml")]
+Targets = Annotated[list[str] | None, typer.Argument(metavar="[TARGET]", help="without: the weights and pages")]
+Also = Annotated[
+    list[Path] | None, typer.Option("--also", metavar="FILE", help="a further configuration; takes precedence")
+]
+Configured = Annotated[
+    list[Path] | None,
+    typer.Option("--configfile", metavar="FILE", help="a configuration; a later one takes precedence"),
+]
+Run = Annotated[str, typer.Argument(metavar="[RUN]", help="the run; without it the only one", show_default=False)]
+Port = Annotated[int, typer.Option(help="a port of this machine", show_default="a free one")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
+Yes = Annotated[bool, typer.Option("--yes", help="do it without asking")]
+Namespace = Annotated[str, typer.Option(envvar="VLMFLOW_NAMESPACE", help="of Kubernetes")]
+
+app = typer.Typer(
+    help="From raw rows to verified merged weights.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+cluster = typer.Typer(help="The controller of a Kubernetes cluster: push, run, log, stop, get, put, token.")
+app.add_typer(cluster, name="cluster", no_args_is_help=True)
+
+
+class PassesOn(TyperCommand):
+    """A command whose words from the first unknown option on are Snakemake's: `ctx.obj`, unchanged."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep Snakemake's words apart, and parse the others."""
+        takes_value = {
+            name: not option.is_flag for option in self.get_params(ctx) for name in option.opts if name[0] == "-"
+        }
+        number = 0
+        while number < len(args):
+            name, given, _ = args[number].partition("=")
+            if name.startswith("-") and name not in takes_value:
+                break
+            number += 2 if takes_value.get(name) and not given else 1
+        ctx.obj = args[number:]
+        return super().parse_args(ctx, args[:number])
+
+
+def become_snakemake(files: Sequence[Path], words: Sequence[str], more: Sequence[str]) -> None:
+    """Print a call of Snakemake with the project's Snakefile, and become it.
+
+    files: configurations, of which a later one takes precedence. words: of the call. more: those that a person gave.
+
+    Raises VlmflowError if a file is not there or no YAML, since Snakemake would not say where it is broken, or if
+    Snakemake's own option would replace the files.
+    """
+    from vlmflow.config.yaml_file import read_layers
+    from vlmflow.core.errors import VlmflowError
+
+    if any(word.startswith("--configf") for word in more):
+        raise VlmflowError("--configfile would replace your configuration", "name a further file by --also FILE")
+    read_layers(files)
+    configured = ["--configfile", *map(str, files)] if files else []
+    call = ["snakemake", *words, "--snakefile", str(CHECKOUT / "Snakefile"), *configured, *more]
+    print(shlex.join(call), flush=True)
+    os.execv(Path(sys.executable).with_name("snakemake"), call)
+
+
+@app.command(cls=PassesOn)
+def run(
+    ctx: typer.Context,
+    file: File,
+    targets: Targets = None,
+    also: Also = None,
+) -> None:
+    """Make the verified weights of a configuration, or a target; all options of Snakemake follow.
+
+    vlmflow run my-run.yaml -n                               what it would do, and why
+
+    vlmflow run my-run.yaml                                  all of it
+
+    vlmflow run my-run.yaml reports/eval-my-run.html         is it better than its base?
+
+    vlmflow run my-run.yaml --also fast.yaml --directory runs/fast --cores 8
+    """
+    become_snakemake([file, *(also or [])], targets or [], ctx.obj)
+
+
+@app.command(cls=PassesOn)
+def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
+    """Run the whole workflow on a generated sample and a tiny model, on the CPU."""
+    from vlmflow.tools import make_sample, make_tiny_model
+
+    sample, model = directory / "sample", directory / "tiny-model"
+    changed = max(file.stat().st_mtime for file in (SCRIPTS / "vlmflow" / "demo").glob("*.py"))
+    if not (made := model / "config.json").is_file() or made.stat().st_mtime < changed:
+        print("The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures.")
+        make_sample.main(folder=sample)
+        make_tiny_model.main(folder=model, text=[sample / "FIRE-train-100K.json"])
+        made.touch()
+    words = ["--profile", str(CHECKOUT / "profiles" / "demo"), "--directory", str(directory)]
+    pages = [f"reports/{page}.html" for page in ("data-fire", "lengths-qwen3vl-fire", "run-qwen3vl-fire")]
+    become_snakemake([CHECKOUT / "profiles" / "demo" / "run.yaml"], ["merged/qwen3vl-fire", *pages, *words], ctx.obj)
+
+
+@app.command()
+def check(file: File, also: Also = None, as_json: Json = False) -> None:
+    """Check a configuration, without Snakemake: every fault with its key, value and what is allowed."""
+    from vlmflow.tools import check_config
+
+    check_config.main([file, *(also or [])], as_json)
+
+
+@app.command(cls=PassesOn)
+def estimate(ctx: typer.Context, file: File, name: Run = "", also: Also = None, as_json: Json = False) -> None:
+    """Say what a run needs before it asks for a GPU: memory, hours, price.
+
+    vlmflow estimate my-run.yaml
+    """
+    files = [file, *(also or [])]
+    become_snakemake(files, [f"reports/estimate-{run_of(files, name)}.html"], ctx.obj)
+
+
+@app.command("refresh-pictures", cls=PassesOn)
+def refresh_pictures(ctx: typer.Context, file: File, dataset: str, also: Also = None) -> None:
+    """Look again for the pictures of a data set: those that were added to its folders are used."""
+    become_snakemake([file, *(also or [])], [f"data/{dataset}/stats.json", "--forcerun", "resolve_images"], ctx.obj)
+
+
+@app.command("try")
+def try_run(
+    name: Run = "",
+    picture: Annotated[Path | None, typer.Option(help="about this picture; without, a row of val")] = None,
+    ask: Annotated[str, typer.Option(help="your question")] = "",
+    feedback: Annotated[str, typer.Option(help="on the first answers; without it you are asked")] = "",
+    most_tokens: Annotated[int, typer.Option(help="of an answer")] = 256,
+    directory: Directory = Path(),
+    configfile: Configured = None,
+) -> None:
+    """Ask base and tuned model the same, see both answers side by side, then give feedback.
+
+    vlmflow try my-run --picture cat.jpg --ask "What is the cat doing?"
+    """
+    from vlmflow.tools import try_run
+
+    name = finished(directory, name)
+    try_run.main(name, configfile or [], directory, picture, ask or None, feedback or None, most_tokens)
+
+
+@app.command()
+def serve(
+    name: Run = "",
+    what: Annotated[Literal["merged", "adapter", "base"], typer.Option(help="which weights")] = "merged",
+    port: Port = 0,
+    gpus: Annotated[int, typer.Option(help="that share the model", show_default="those that trained it")] = 0,
+    directory: Directory = Path(),
+) -> None:
+    """Serve a run's weights on this machine alone, by an OpenAI-compatible API, until Ctrl-C.
+
+    vlmflow serve my-run --port 8000
+
+    vlmflow serve my-run --what adapter                      base and adapter, without the merge
+
+    transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on
+    GPUs (its command is printed in any case). The server asks for a key: that of VLMFLOW_ANSWER_KEY, or one that is
+    made at random and printed.
+    """
+    from vlmflow.tools import serve
+
+    serve.main(finished(directory, name), directory, port, gpus, what)
+
+
+@app.command()
+def verify(
+    name: Run = "",
+    copy: Annotated[Path | None, typer.Option(metavar="FOLDER", help="a copy of merged/RUN instead of a run")] = None,
+    directory: Directory = Path(),
+    as_json: Json = False,
+) -> None:
+    """Check published weights against everything that they were made of, as far as it is here.
+
+    vlmflow verify my-run
+
+    vlmflow verify --copy /mnt/weights/my-run                on any machine
+
+    Each link from the raw files to the weights is ok, not here, or DIFFERS. It ends with 0 only if nothing differs.
+    """
+    from vlmflow.serving.finished_run import published
+    from vlmflow.tools import check_provenance
+
+    folder = copy or published(directory, finished(directory, name))
+    raise typer.Exit(not check_provenance.main(folder, None if copy else directory, as_json))
+
+
+@app.command()
+def track(
+    name: Run = "",
+    mlflow: Annotated[str, typer.Option(help="a server's address, or sqlite:///FILE")] = "",
+    experiment: Annotated[str, typer.Option(help="MLflow's")] = "",
+    wandb: Annotated[str, typer.Option(help="a project; the run is written as an offline run")] = "",
+    otlp: Annotated[str, typer.Option(help="an OpenTelemetry endpoint, without /v1/traces")] = "",
+    directory: Directory = Path(),
+    configfile: Configured = None,
+) -> None:
+    """Send a finished run to trackers: those named here, or those of runs.RUN.track in the configuration.
+
+    vlmflow track my-run --mlflow sqlite:///mlflow.db
+
+    It needs the environment of `vlmflow env track`. A second call sends nothing twice.
+    """
+    from vlmflow.tools import track_run
+
+    named = {"mlflow": mlflow, "experiment": experiment, "wandb": wandb, "otlp": otlp}
+    given = {key: value for key, value in named.items() if value}
+    track_run.main(finished(directory, name), configfile or [], directory, given)
+
+
+@app.command()
+def publish(
+    name: Run = "",
+    to: Annotated[str, typer.Option(metavar="OWNER/NAME", help="the repository")] = ...,  # type: ignore[assignment]
+    adapter: Annotated[bool, typer.Option("--adapter", help="the adapter alone")] = False,
+    public: Annotated[bool, typer.Option("--public", help="for everybody; without it, private")] = False,
+    yes: Yes = False,
+    directory: Directory = Path(),
+) -> None:
+    """Send a run's verified weights, or its adapter, to a repository on the hub: shows what, asks, compares digests.
+
+    vlmflow publish my-run --to OWNER/NAME
+    """
+    from vlmflow.tools import publish_run
+
+    publish_run.main(finished(directory, name), to, directory, adapter, public, yes)
+
+
+@app.command()
+def rows(
+    name: Run = "",
+    step: Annotated[int, typer.Option(help="an optimizer step, from 1")] = ...,  # type: ignore[assignment]
+    directory: Directory = Path(),
+    configfile: Configured = None,
+) -> None:
+    """Show which rows the full training of a run took in a step: rank, id, tokens, source and first words.
+
+    vlmflow rows my-run --step 1200
+    """
+    from vlmflow.tools import rows_of_step
+
+    rows_of_step.main(run_of(configfile or [], name), step, configfile or [], directory)
+
+
+@app.command()
+def index(file: MaybeFile = None, also: Also = None, directory: Directory = Path()) -> None:
+    """Write reports/index.html: all runs of a working directory, with what each has made and its pages."""
+    from vlmflow.tools import index_page
+
+    index_page.main(layers(file, also), directory)
+
+
+@app.command()
+def board(file: MaybeFile = None, also: Also = None, port: Port = 0, directory: Directory = Path()) -> None:
+    """Show TensorBoard over all trainings of a working directory, on this machine alone, until Ctrl-C."""
+    from vlmflow.tools import board
+
+    board.main(layers(file, also), directory, port)
+
+
+@app.command()
+def clean(file: MaybeFile = None, also: Also = None, yes: Yes = False, directory: Directory = Path()) -> None:
+    """List what finished runs no longer need, ask, and delete it.
+
+    vlmflow clean my-run.yaml
+
+    Never listed: the adapter, the proof and the weights of a finished run, any training of an unfinished one, fetched
+    pictures, and stores outside of the working directory. Models, rows and pictures are listed only with FILE, which
+    shows which of them are still in use.
+    """
+    from vlmflow.tools import clean_runs
+
+    clean_runs.main(layers(file, also), directory, yes)
+
+
+@app.command()
+def pins() -> None:
+    """Fill in the empty values of pins.yaml: ask the hub for commit, size and digest of every row."""
+    from vlmflow.tools import make_pins
+
+    make_pins.main()
+
+
+@app.command()
+def status(
+    file: MaybeFile = None,
+    also: Also = None,
+    namespace: Namespace = "vlmflow",
+    directory: Directory = Path(),
+    as_json: Json = False,
+) -> None:
+    """Show what trains on this machine, and what runs in Slurm and Kubernetes, with its progress or what it waits for."""
+    from vlmflow.tools import status
+
+    status.main(layers(file, also), directory, namespace, as_json)
+
+
+@app.command()
+def doctor(
+    file: MaybeFile = None,
+    also: Also = None,
+    on: Annotated[Literal["kubernetes", "slurm"], typer.Option(help="which cluster")] = "kubernetes",
+    runs: Annotated[list[str] | None, typer.Option("--run", metavar="RUN", help="check this run alone")] = None,
+    namespace: Namespace = "vlmflow",
+    profile: Annotated[str, typer.Option(help="of Slurm: yours, for this site")] = "",
+    max_threads: Annotated[int | None, typer.Option(help="of Kubernetes: no rule requests more cores")] = None,
+    patience: Annotated[float, typer.Option(metavar="SECONDS", help="to wait for a pod or job")] = 180,
+    directory: Directory = Path(),
+    as_json: Json = False,
+) -> None:
+    """Check what a cluster has and lacks for the runs of a configuration."""
+    files = layers(file, also)
+    if on == "slurm":
+        from vlmflow.remote.slurm import doctor as slurm
+
+        raise typer.Exit(slurm.main(files, runs or [], profile, directory, patience, as_json))
+    from vlmflow.remote.kubernetes import doctor as kubernetes
+
+    raise typer.Exit(kubernetes.main(files, runs or [], namespace, max_threads, patience, as_json))
+
+
+@app.command()
+def notebook(name: Run = "", port: Port = 0, directory: Directory = Path()) -> None:
+    """Look at a run in JupyterLab, on this machine alone (it needs envs/jupyter.lock)."""
+    os.environ |= {"VLMFLOW_FOLDER": str(directory.absolute()), "VLMFLOW_RUN": finished(directory, name)}
+    os.chdir(CHECKOUT / "notebooks")
+    words = ["jupyter", "lab", *([f"--port={port}"] if port else []), "look.ipynb"]
+    os.execv(Path(sys.executable).with_name("jupyter"), words)
+
+
+@cluster.command()
+def push(namespace: Namespace = "vlmflow") -> None:
+    """Replace the controller's checkout by this one."""
+    in_cluster(namespace, "push")
+
+
+@cluster.command("run", cls=PassesOn)
+def run_there(
+    ctx: typer.Context, file: File, targets: Targets = None, also: Also = None, namespace: Namespace = "vlmflow"
+) -> None:
+    """Push, and run Snakemake in the controller, with profiles/kubernetes; follow it.
+
+    vlmflow cluster run my-run.yaml merged/my-run
+    """
+    from vlmflow.core.errors import VlmflowError
+
+    files = [file.absolute() for file in layers(file, also)]
+    if outside := [path for path in files if not path.is_relative_to(CHECKOUT)]:
+        raise VlmflowError(f"{outside[0]} is not in {CHECKOUT}, which is pushed", "move the file into the clone")
+    names = [str(path.relative_to(CHECKOUT)) for path in files]
+    in_cluster(namespace, "run", "--configfile", *names, *ctx.obj, "--", *(targets or [f"merged/{run_of(files, '')}"]))
+
+
+@cluster.command()
+def log(namespace: Namespace = "vlmflow") -> None:
+    """Follow the run in the controller."""
+    in_cluster(namespace, "log")
+
+
+@cluster.command()
+def stop(namespace: Namespace = "vlmflow") -> None:
+    """Stop the run in the controller; trainers save a checkpoint first."""
+    in_cluster(namespace, "stop")
+
+
+@cluster.command()
+def token(namespace: Namespace = "vlmflow") -> None:
+    """Make the Secret with the hub's token from the line HF_TOKEN=… of .env."""
+    in_cluster(namespace, "token")
+
+
+@cluster.command()
+def put(source: Path, to: str, namespace: Namespace = "vlmflow") -> None:
+    """Copy files to a volume of the cluster, compared with their digests.
+
+    vlmflow cluster put /data/pictures /cache/image-roots/mine
+    """
+    in_cluster(namespace, "put", source, to)
+
+
+@cluster.command()
+def get(
+    target: str,
+    to: Annotated[Path | None, typer.Argument(show_default="as the target")] = None,
+    bucket: Annotated[str, typer.Option("--from", metavar="s3://BUCKET", help="not the cluster's volume")] = "",
+    namespace: Namespace = "vlmflow",
+) -> None:
+    """Fetch a target, compared with its digests.
+
+    vlmflow cluster get merged/my-run
+    """
+    if not bucket:
+        return in_cluster(namespace, "get", target, to or target)
+    from vlmflow.remote.storage import s3_get
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    s3_get.main(f"{bucket.rstrip('/')}/{target}", to or Path(target))
+
+
+def in_cluster(namespace: str, action: str, *words: Any) -> None:
+    """Do something with the controller of a namespace, and end with its exit code."""
+    from vlmflow.remote.cluster import controller, kubectl
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    does = getattr(kubectl if action in ("get", "put") else controller, action)
+    raise typer.Exit(does(kubectl.Kubectl(namespace), *words) or 0)
+
+
+def layers(file: Path | None, also: list[Path] | None) -> list[Path]:
+    """Return the configuration files of a command, in their order."""
+    return [*([file] if file else []), *(also or [])]
+
+
+def run_of(files: list[Path], name: str) -> str:
+    """Return the run that a person named, or the only one of some configuration files.
+
+    Raises VlmflowError with all of them if there are several.
+    """
+    from vlmflow.config.yaml_file import read_layers
+
+    return only(name, list(read_layers(files).get("runs") or {}), ", ".join(map(str, files)) or "the configuration")
+
+
+def finished(folder: Path, name: str) -> str:
+    """Return the run that a person named, or the only finished one of a working directory; raises as `run_of`."""
+    return only(
+        name, sorted(each.name for each in (folder / "merged").glob("*") if each.is_dir()), str(folder / "merged")
+    )
+
+
+def only(name: str, runs: list[str], of: str) -> str:
+    """Return a name, or without it the only run."""
+    from vlmflow.core.errors import VlmflowError
+
+    if not name and len(runs) != 1:
+        raise VlmflowError(f"{of} has {len(runs) or 'no'} runs: {', '.join(runs)}".rstrip(": "), "name the run")
+    return name or runs[0]
+
+
+def main() -> None:
+    """Run the command of the command line; it ends the process, on Ctrl-C and after an error in words, too."""
+    from vlmflow.core.errors import VlmflowError, printable_lines
+
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except VlmflowError as error:
+        sys.exit(printable_lines(str(error)))
