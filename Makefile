@@ -6,57 +6,25 @@ override .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 
 override BIN := .venv/bin
-override PROGRAM := PYTHONPATH=scripts$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python
-override TOOL = $(PROGRAM) -m vlmflow.tools
+override TOOL = PYTHONPATH=scripts $(BIN)/python -m vlmflow.tools
 PYTHON ?= python3
 FIRE ?=
-DATASET ?= fire
-RUN ?= qwen3vl-fire
 ARGS ?=
-FOLDER ?= runs/demo
 NAMES ?=
-STEP ?=
-CONFIG ?=
-NAMESPACE ?= vlmflow
-ON ?= kubernetes
-PORT ?=
-TARGET ?=
-FROM ?=
-TO ?=
-PICTURE ?=
-ASK ?=
-FEEDBACK ?=
 SHAPE ?= 8b
 MINUTES ?= 8
 OUT ?=
 CUDA ?= 13.0
-# Only the command line says what is served, and makes a publication public or unasked: no variable of the environment.
-ADAPTER :=
-GPUS :=
-PUBLIC :=
-YES :=
 
-# What a person writes is data: no shell and no make reads it. Recipes take it from the environment ("$$RUN"), and all
+# What a person writes is data: no shell and no make reads it. Recipes take it from the environment ("$$FIRE"), and all
 # other variables are fixed by `override`.
-override GIVEN := PYTHON FIRE DATASET RUN ARGS FOLDER NAMES STEP CONFIG NAMESPACE ON PORT TARGET FROM TO PICTURE ASK \
-  FEEDBACK SHAPE MINUTES OUT CUDA ADAPTER GPUS PUBLIC YES
+override GIVEN := PYTHON FIRE ARGS NAMES SHAPE MINUTES OUT CUDA
 $(foreach name,$(GIVEN),$(eval override export $(name) := $$(value $(name))))
-
-$(foreach name,ADAPTER PUBLIC YES,$(if $(filter-out 1,$(value $(name))),$(error $(name) is 1, or is left out)))
 
 # Makes a variable an array of its words, as a shell reads quotes; nothing in it runs: $(call split,ARGS); "$${ARGS[@]}"
 override split = words="$$(xargs -r printf '%s\n' <<<"$$$(1)")"; readarray -t $(1) < <(printf '%s' "$$words")
 
-# The words of ARGS behind the configuration's files, if there are any: $(configured); "$${ARGS[@]}". The files are read
-# here first: Snakemake reads --configfile before the Snakefile, and says neither where nor in which file YAML is broken.
-override configured = $(call split,ARGS); $(call split,CONFIG); \
-  if [ -n "$${CONFIG[*]}" ]; then case " $${ARGS[*]}" in *" --configfile"*) \
-    echo "make: CONFIG and --configfile in ARGS: name all files by CONFIG=\"FIRST SECOND\"" >&2; exit 2;; esac; \
-    $(TOOL).check_config --only-yaml "$${CONFIG[@]}"; \
-    ARGS=(--configfile "$${CONFIG[@]}" "$${ARGS[@]}"); fi
-
-.PHONY: help env-track env-search demo fire-demo run estimate check-config check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check gpu-pack pins docs lock refresh-pictures clean-runs board rows try serve verify publish track index notebook
-.PHONY: doctor status cluster-token cluster-push cluster-run cluster-log cluster-stop cluster-get cluster-put
+.PHONY: help env env-track env-search demo fire-demo check test test-all test-remote test-slow mutations test-cluster lint bench bench-cluster gpu-check gpu-pack docs lock
 
 help: ## list all commands
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 20
@@ -90,6 +58,11 @@ override SITE_PACKAGES := $(BIN)/python -c 'import sysconfig; print(sysconfig.ge
 	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --require-hashes --compile-bytecode -r $<
 	@touch $@
 
+env: .venv/command.stamp ## install all of it, and the command `vlmflow`, in .venv
+.venv/command.stamp: .venv/train.stamp envs/build.lock pyproject.toml
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --build-constraints envs/build.lock --editable .
+	@touch $@
+
 env-track: .venv-track/whole.stamp ## install what sends runs to MLflow, Weights & Biases and OpenTelemetry, in .venv-track
 env-search: .venv-search/whole.stamp ## install what chooses the trials of a search, in .venv-search
 
@@ -103,115 +76,24 @@ lock: .venv/bin/uv ## resolve the environments again: data, train, dev and jupyt
 
 # --- the pipeline -----------------------------------------------------------------------------------------------
 
-override DEMO := $(BIN)/snakemake --profile profiles/demo
-override PAGES := "reports/data-$$DATASET.html" "reports/lengths-$$RUN.html" "reports/run-$$RUN.html"
-override GENERATOR := $(wildcard scripts/vlmflow/demo/*.py)
+demo: env ## the whole pipeline on a generated sample and a tiny model, on the CPU
+	@$(BIN)/vlmflow demo
 
-demo: .venv/train.stamp runs/demo/tiny-model/config.json ## the whole pipeline on a generated sample and a tiny model, on the CPU
-	$(DEMO) --directory runs/demo "merged/$$RUN" $(PAGES)
-
-runs/demo/sample/faults.json: scripts/vlmflow/tools/make_sample.py $(GENERATOR) | .venv/train.stamp
-	@echo "The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures."
-	$(TOOL).make_sample --folder runs/demo/sample
-	@touch $@
-
-runs/demo/tiny-model/config.json: runs/demo/sample/faults.json scripts/vlmflow/tools/make_tiny_model.py | .venv/train.stamp
-	$(TOOL).make_tiny_model --folder runs/demo/tiny-model --text '[runs/demo/sample/FIRE-train-100K.json]'
-	@touch $@
-
-fire-demo: .venv/train.stamp ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
+fire-demo: env ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
 	@$(TOOL).make_fire_demo --fire "$$FIRE" --folder runs/fire-demo
-	$(DEMO) --directory runs/fire-demo \
-	  --configfile profiles/demo/run.yaml profiles/demo/real-rows.yaml runs/fire-demo/my-run.yaml -- "merged/$$RUN" $(PAGES)
+	@$(BIN)/vlmflow run profiles/demo/run.yaml --also profiles/demo/real-rows.yaml --also runs/fire-demo/my-run.yaml \
+	  merged/qwen3vl-fire reports/data-fire.html reports/lengths-qwen3vl-fire.html reports/run-qwen3vl-fire.html \
+	  --directory runs/fire-demo
 
-run: .venv/train.stamp ## the whole pipeline on your rows, with its pages: make run CONFIG=my-run.yaml [TARGET=merged/my-run] [ARGS=-n]
-	@test -n "$$CONFIG" || { echo 'say which: make run CONFIG=my-run.yaml' >&2; exit 2; }
-	@$(configured); $(call split,TARGET); $(BIN)/snakemake "$${ARGS[@]}" -- "$${TARGET[@]}"
-
-check-config: .venv/data.stamp ## check your configuration files: make check-config CONFIG=my-run.yaml
-	@$(call split,CONFIG); $(TOOL).check_config "$${CONFIG[@]}"
-
-estimate: .venv/train.stamp ## what a run needs, before it asks for a GPU: make estimate RUN=my-run CONFIG=my-run.yaml
-	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" -- "reports/estimate-$$RUN.html"
-
-refresh-pictures: .venv/train.stamp ## use pictures added to the roots: make refresh-pictures DATASET=fire CONFIG=my-run.yaml
-	@$(configured); $(BIN)/snakemake "$${ARGS[@]}" --forcerun resolve_images -- "data/$$DATASET/stats.json"
-
-clean-runs: .venv/train.stamp ## list what finished runs no longer need, ask, delete it: make clean-runs CONFIG=my-run.yaml
-	@$(configured); $(TOOL).clean_runs "$${ARGS[@]}"
-
-board: .venv/train.stamp ## show TensorBoard over all trainings: make board ARGS="--directory runs/demo" [PORT=6006]
-	@$(configured); $(TOOL).board $${PORT:+--port="$$PORT"} "$${ARGS[@]}"
-
-index: .venv/data.stamp ## write reports/index.html, all runs on one page: make index ARGS="--directory runs/demo"
-	@$(configured); $(TOOL).index_page "$${ARGS[@]}"
-
-notebook: .venv/jupyter.stamp ## look at a run in JupyterLab, on this machine alone: make notebook FOLDER=runs/demo RUN=my-run
-	@$(call split,ARGS); folder="$$(realpath -- "$$FOLDER")"; cd notebooks; VLMFLOW_FOLDER="$$folder" VLMFLOW_RUN="$$RUN" \
-	  ../$(BIN)/jupyter lab $${PORT:+--port="$$PORT"} "$${ARGS[@]}" look.ipynb
-
-rows: .venv/train.stamp ## show the rows of a step of a full training: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml
-	@test -n "$$RUN" && test -n "$$STEP" || { echo 'say which: make rows RUN=my-run STEP=1200 CONFIG=my-run.yaml' >&2; exit 2; }
-	@$(configured); $(TOOL).rows_of_step --run "$$RUN" --step "$$STEP" "$${ARGS[@]}"
-
-try: .venv/train.stamp ## base and tuned side by side, then your feedback: make try RUN=my-run [PICTURE=cat.jpg ASK="…"] [ARGS="--directory …"]
-	@$(configured); $(TOOL).try_run --run "$$RUN" $${PICTURE:+--picture="$$PICTURE"} \
-	  $${ASK:+--ask="$$ASK"} $${FEEDBACK:+--feedback="$$FEEDBACK"} "$${ARGS[@]}"
-
-serve: .venv/train.stamp ## serve a run's weights on this machine: make serve RUN=my-run [PORT=8000] [GPUS=2] [ADAPTER=1] [ARGS="--directory …"]
-	@$(call split,ARGS); $(TOOL).serve --run "$$RUN" $${PORT:+--port="$$PORT"} \
-	  $${GPUS:+--gpus="$$GPUS"} $(if $(filter 1,$(ADAPTER)),--what adapter) "$${ARGS[@]}"
-
-verify: .venv/train.stamp ## check a run's digests from raw file to weights, and its tensors again: make verify RUN=my-run [ARGS="--directory …"]
-	@$(call split,ARGS); $(TOOL).check_provenance --run "$$RUN" "$${ARGS[@]}"
-
-track: .venv/data.stamp env-track ## send a finished run to trackers: make track RUN=my-run CONFIG=my-run.yaml, or ARGS="--mlflow …"
-	@$(configured); $(TOOL).track_run --run "$$RUN" "$${ARGS[@]}"
-
-publish: .venv/train.stamp ## send a run's verified weights to the hub: make publish RUN=my-run TO=OWNER/NAME [ADAPTER=1] [PUBLIC=1] [YES=1]
-	@test -n "$$TO" || { echo 'say where: make publish RUN=my-run TO=OWNER/NAME' >&2; exit 2; }
-	@$(call split,ARGS); $(TOOL).publish_run --run "$$RUN" --to "$$TO" \
-	  $(if $(filter 1,$(ADAPTER)),--adapter) $(if $(filter 1,$(PUBLIC)),--public) $(if $(filter 1,$(YES)),--yes) \
-	  "$${ARGS[@]}"
-
-pins: .venv/train.stamp ## read revisions, sizes and digests from the hub into pins.yaml, for review
-	$(TOOL).make_pins
-
-# --- on Kubernetes: docs/kubernetes.md ------------------------------------------------------------------------------
-
-override REMOTE := $(PROGRAM) -m vlmflow.remote
-override CLUSTER := $(REMOTE).cluster.controller --namespace "$$NAMESPACE"
-
-doctor: .venv/data.stamp ## check what the cluster has and lacks for the runs: make doctor [ON=slurm] ARGS="--json"
-	@$(configured); case "$$ON" in kubernetes) $(REMOTE).kubernetes.doctor --namespace "$$NAMESPACE" "$${ARGS[@]}";; \
-	  slurm) $(REMOTE).slurm.doctor "$${ARGS[@]}";; \
-	  *) echo "make: ON is kubernetes or slurm" >&2; exit 2;; esac
-
-status: .venv/data.stamp ## show what trains here and runs in Slurm or the cluster, with its progress or what it waits for
-	@$(configured); $(TOOL).status $${NAMESPACE:+"$$NAMESPACE"} "$${ARGS[@]}"
-
-cluster-token: .venv/data.stamp ## make the Secret with the hub's token from the line HF_TOKEN=… of .env
-	@$(CLUSTER) token
-
-cluster-push: .venv/data.stamp ## replace the controller's checkout by this one
-	@$(CLUSTER) push
-
-cluster-run: .venv/data.stamp ## push, and run there: make cluster-run TARGET=merged/my-run CONFIG="profiles/kubernetes/stores.yaml my-run.yaml"
-	@TARGET="$${TARGET:-merged/$$RUN}"; $(call split,TARGET); $(configured); \
-	  $(CLUSTER) run -- "$${ARGS[@]}" -- "$${TARGET[@]}"
-
-cluster-get: .venv/data.stamp ## fetch a target, compared with its digests: make cluster-get TARGET=merged/RUN TO=FOLDER [FROM=s3://BUCKET]
-	@TARGET="$${TARGET:-merged/$$RUN}"; TO="$${TO:-$$TARGET}"; if test -n "$$FROM"; \
-	  then $(REMOTE).storage.s3_get "$${FROM%/}/$$TARGET" "$$TO"; else $(CLUSTER) get -- "$$TARGET" "$$TO"; fi
-
-cluster-put: .venv/data.stamp ## copy files to the cluster: make cluster-put FROM=/data/pictures TO=/cache/image-roots/mine
-	@$(CLUSTER) put -- "$$FROM" "$$TO"
-
-cluster-log: .venv/data.stamp ## follow the run in the controller
-	@$(CLUSTER) log
-
-cluster-stop: .venv/data.stamp ## stop the run in the controller; trainers save a checkpoint first
-	@$(CLUSTER) stop
+# What `vlmflow` does now, by its former name here.
+override FORMER := run:run%FILE check-config:check%FILE estimate:estimate%FILE refresh-pictures:refresh-pictures%FILE \
+  clean-runs:clean board:board index:index notebook:notebook rows:rows%--step%N try:try serve:serve verify:verify \
+  track:track publish:publish%--to%OWNER/NAME pins:pins doctor:doctor status:status $(foreach \
+  word,push run get put log stop token,cluster-$(word):cluster%$(word))
+override NAMES_BEFORE := $(foreach pair,$(FORMER),$(firstword $(subst :, ,$(pair))))
+.PHONY: $(NAMES_BEFORE)
+$(NAMES_BEFORE):
+	@echo "make $@ is now: $(subst %, ,vlmflow $(patsubst $@:%,%,$(filter $@:%,$(FORMER)))) (vlmflow --help)" >&2; exit 2
 
 # --- for development ---------------------------------------------------------------------------------------------
 

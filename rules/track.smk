@@ -1,7 +1,7 @@
 # A finished run in trackers: MLflow, an offline run of Weights & Biases, traces of its evaluated rows (OpenTelemetry).
 #
 # Needs: the finished training, the published weights with their provenance, and the run's evaluations and answers, if
-#        it has a block `evaluate`; a block `track`, and the environment of envs/track.lock (make env-track).
+#        it has a block `evaluate`; a block `track`, and the environment of envs/track.lock (vlmflow env track).
 # Makes: tracked/{run}.json: what each tracker has. Offline runs are in stores.trackers.
 # Holds: no other stage needs it, and no training knows a tracker: one that fails costs nothing but this file. Sending
 #        again sends nothing twice; after a kill or a failure the same command sends what is missing.

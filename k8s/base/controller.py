@@ -130,7 +130,7 @@ def start(arguments: list[str]) -> int:
 def status() -> int:
     """Print what runs, or how the last run ended."""
     if _is_on():
-        print(f"{_wanted()} is running: follow it (make cluster-log) or stop it (make cluster-stop)")
+        print(f"{_wanted()} is running: follow it (vlmflow cluster log) or stop it (vlmflow cluster stop)")
         return BUSY
     print(f"{_wanted()} ended with code {ENDED.read_text()}" if WANTED.exists() else "no run was requested yet")
     return 0

@@ -46,7 +46,7 @@ class ModelSettings(Settings):
     """hf://OWNER/NAME (pinned in pins.yaml, or with its commit: hf://OWNER/NAME@COMMIT), file:///PATH, or the path of a
     local folder, which is used in place. Only its data is used (docs/design.md, A model is data). merged/RUN: the
     weights of another run of the configuration, which is made first; their origin stays in `provenance.json`, the model
-    card and `make verify`."""
+    card and `vlmflow verify`."""
 
     model_type: Annotated[str, AfterValidator(check_model_type)] = AUTO
     """ms-swift's name of the kind of the model. auto: that of a model on the hub that ms-swift lists; for merged/RUN

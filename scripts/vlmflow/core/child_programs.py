@@ -5,7 +5,7 @@ trained (SPATIAL_MERGE_SIZE, MAX_PIXELS), and no digest covers them; others are 
 MASTER_ADDR). Keys of servers are among them: no message may repeat one.
 
 A program may have an environment of its own, for packages that must not be resolved together with those that train.
-`make env-NAME` installs `envs/NAME.lock` into `.venv-NAME`; the image of that name has it elsewhere, and says where
+`vlmflow env NAME` installs `envs/NAME.lock` into `.venv-NAME`; the image of that name has it elsewhere, and says where
 (`VLMFLOW_VENV_NAME`). `ask` starts such a program with a JSON value as its input, and gets its answer (`answer_with`).
 There, only the standard library is installed besides its packages: so nothing else is imported here.
 """
@@ -191,7 +191,7 @@ def python_of(name: EnvironmentName) -> Path:
     folder = Path(os.environ.get(f"VLMFLOW_VENV_{name.upper()}") or CHECKOUT / f".venv-{name}")
     python = folder / "bin" / "python"
     if not python.is_file():
-        raise VlmflowError(f"{folder}: the environment `{name}` is not installed", f"make env-{name}")
+        raise VlmflowError(f"{folder}: the environment `{name}` is not installed", f"vlmflow env {name}")
     return python
 
 

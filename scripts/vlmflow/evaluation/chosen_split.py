@@ -74,7 +74,7 @@ class SplitFiles:
             raise VlmflowError(
                 f"{self.rows}: {len(unknown)} pictures are in no image manifest "
                 f"({', '.join(map(str, self.manifests)) or 'none'}): {', '.join(unknown[:3])}",
-                f"check them again: make refresh-pictures DATASET={self.account.dataset}",
+                f"check them again: vlmflow refresh-pictures FILE {self.account.dataset}",
             )
         refuse_changed_pictures(self.picture_store / self.account.dataset, entries.values())
         return dict(map(name_and_digest, entries.values()))

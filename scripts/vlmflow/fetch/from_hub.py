@@ -176,13 +176,13 @@ def pinned(source: HubSource, pin: Pin | None) -> tuple[Pin, str]:
     if pin is None:
         raise VlmflowError(
             f"{source} is not in pins.yaml",
-            f"add a line '{source}:' there, run `make pins`, review the result and run the same command again; or "
+            f"add a line '{source}:' there, run `vlmflow pins`, review the result and run the same command again; or "
             "put the commit in the address (config: …/NAME@COMMIT)",
         )
     if pin.revision is None:
         raise VlmflowError(
             f"pins.yaml: {source} has no revision",
-            "run `make pins`, review the table and run the same command again",
+            "run `vlmflow pins`, review the table and run the same command again",
         )
     return pin, pin.revision
 
@@ -195,5 +195,5 @@ def require_pinned(source: HubSource, pin: Pin, **of_hub: int | str | None) -> N
             raise VlmflowError(
                 f"{source}: {key} is {value} on the hub, {pinned} in pins.yaml",
                 "find out why before you use it; to accept the hub's value, empty its three values in pins.yaml "
-                "and run `make pins`",
+                "and run `vlmflow pins`",
             )

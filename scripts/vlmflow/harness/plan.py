@@ -54,7 +54,7 @@ def refuse_unpinned(workflow: Any, settings: Config) -> None:
         source = settings.models[model].source
         if source.startswith("hf://") and revision_of(source) is None:
             sys.exit(
-                f"models.{model}.source: {source} has no revision in pins.yaml\n  what to do: run `make pins` and "
+                f"models.{model}.source: {source} has no revision in pins.yaml\n  what to do: run `vlmflow pins` and "
                 f"review the table (a new source needs a row `{source}:` first), or write the commit into the address "
                 "(…/NAME@COMMIT)"
             )
@@ -238,8 +238,8 @@ def _refuse_unknown_targets(workflow: Any, settings: Config) -> None:
         sys.exit(
             f"{written}: no rule makes this target{f'; nearest: {nearest[0]}' if nearest else ''}\n"
             f"  what to do: use one from docs/outputs.md; runs: {', '.join(settings.runs)}; data sets: "
-            f"{', '.join(settings.datasets)}; for those in your own file, name it: CONFIG=FILE with "
-            "make, else --configfile FILE before the --"
+            f"{', '.join(settings.datasets)}; for those in your own file, name it: vlmflow run FILE, "
+            "or snakemake --configfile FILE --"
         )
 
 

@@ -115,7 +115,7 @@ LOCAL = "VLMFLOW_LOCAL"
 """Set for a stage in a pod: the pod's folder below which the stage sees its targets."""
 
 COMMAND = re.compile(
-    r"make refresh-pictures DATASET=(?P<dataset>[\w.-]+)|\bsnakemake --forcerun (?P<rule>\w+) -- (?P<target>\S+)"
+    r"vlmflow refresh-pictures FILE (?P<dataset>[\w.-]+)|\bsnakemake --forcerun (?P<rule>\w+) -- (?P<target>\S+)"
 )
 
 IN_S3 = "s3://"
@@ -136,21 +136,14 @@ def _completed(match: re.Match[str]) -> str:
     rule, target = "resolve_images", f"data/{match['dataset']}/stats.json"
     if match["rule"]:
         rule, target = match["rule"], match["target"].removeprefix(f"{targets}/")
+    also = " --also ".join(shlex.quote(file) for file in shlex.split(files))
     forced = f"{call} --forcerun {rule}".strip()
-    of_snakemake = f"--configfile {files} {forced}" if files else forced
-    if targets.startswith(IN_S3):
-        return f"{WITHOUT_CONTROLLER} {of_snakemake} -- {target}"
-    if targets:
-        return f"make cluster-run TARGET={target}{_given(CONFIG=files, ARGS=forced)}"
-    if match["rule"]:
-        return f".venv/bin/snakemake {of_snakemake} -- {target}"
-    return f"{match[0]}{_given(CONFIG=files, ARGS=call)}"
-
-
-def _given(**variables: str) -> str:
-    """Return make's variables as a shell takes them, each behind a space; none that is empty."""
-    quoted = {name: shlex.quote(words) if '"' in words else f'"{words}"' for name, words in variables.items() if words}
-    return "".join(f" {name}={words}" for name, words in quoted.items())
+    if targets and not targets.startswith(IN_S3):
+        return f"vlmflow cluster run {also or 'FILE'} {target} {forced}"
+    if also and match["dataset"]:
+        return f"vlmflow refresh-pictures {also} {match['dataset']} {call}".strip()
+    snakemake = WITHOUT_CONTROLLER if targets else ".venv/bin/snakemake"
+    return f"{snakemake} {f'--configfile {files} ' if files else ''}{forced} -- {target}"
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -163,7 +163,7 @@ class TokenCounter:
         except KeyError as error:
             raise VlmflowError(
                 f"row {row.id}: the image manifest has no picture {error}",
-                "resolve the pictures and validate the rows again (make refresh-pictures DATASET=NAME)",
+                "resolve the pictures and validate the rows again (vlmflow refresh-pictures FILE NAME)",
             ) from None
         if tokens and self._budget.processor is None:
             raise VlmflowError(

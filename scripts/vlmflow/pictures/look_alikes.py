@@ -118,7 +118,7 @@ def _hash(store: Path, entry: PictureEntry) -> str | None:
     except Exception as error:  # hostile bytes make Pillow raise nearly anything
         raise VlmflowError(
             f"{file}: no longer the picture that was checked ({entry.width} x {entry.height} pixels): {error}",
-            f"put it back, or resolve the pictures again: make refresh-pictures DATASET={store.name}",
+            f"put it back, or resolve the pictures again: vlmflow refresh-pictures FILE {store.name}",
         ) from None
     return None if hashed is None else f"{hashed:016x}"
 

@@ -127,7 +127,7 @@ def refuse_changed_pictures(store: Path, entries: Iterable[KnownPicture | Pictur
     Raises VlmflowError with their number, and what to do.
     """
     digests = {name_and_digest(entry)[0]: digest_in_store(store, entry) for entry in entries}
-    next_step = f"restore them, or check them again: make refresh-pictures DATASET={store.name}"
+    next_step = f"restore them, or check them again: vlmflow refresh-pictures FILE {store.name}"
     refuse_changed("pictures", store, digests, f"pictures/{store.name}", next_step)
 
 

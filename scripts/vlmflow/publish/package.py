@@ -143,8 +143,7 @@ def read_provenance(merged: Path) -> Provenance:
         there = sorted(file.parent.name for file in merged.parent.glob(f"*/{PROVENANCE}"))
         raise VlmflowError(
             f"{merged}: the proven weights of this run are not there; finished here: {', '.join(there) or 'none'}",
-            f"make them: .venv/bin/snakemake … -- merged/{merged.name}; or name the working directory: "
-            'ARGS="--directory …"',
+            f"make them: vlmflow run … merged/{merged.name}; or name the working directory by --directory",
         )
     return read_account(merged / PROVENANCE, Provenance)
 
@@ -154,7 +153,7 @@ def merged_package(merged: Path, facts: Provenance) -> Package:
 
     Raises VlmflowError with the names of files that are missing, new or changed.
     """
-    again = f"remove {merged} and make it again from the proven files: .venv/bin/snakemake … -- merged/{merged.name}"
+    again = f"remove {merged} and make it again from the proven files: vlmflow run … merged/{merged.name}"
     present = {
         file.relative_to(merged).as_posix() for file in merged.rglob("*") if file.is_file() and file.name != FOLDER_MARK
     }
@@ -189,7 +188,7 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
     if report.digests != facts.training.digests:
         raise VlmflowError(
             f"{full} is not the adapter that {merged} was made and proven from",
-            f"make them again from it: .venv/bin/snakemake … -- merged/{merged.name}",
+            f"make them again from it: vlmflow run … merged/{merged.name}",
         )
     sha256 = report.digests.released[ADAPTER_WEIGHTS]
     weights = _on_disk(full / ADAPTER_WEIGHTS, sha256)

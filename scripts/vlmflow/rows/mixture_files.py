@@ -128,7 +128,7 @@ class Member:
         except KeyError as error:
             raise VlmflowError(
                 f"{self.folder}: row {row.id}: no image manifest has picture {error}",
-                f"check its pictures again: make refresh-pictures DATASET={self.name}",
+                f"check its pictures again: vlmflow refresh-pictures FILE {self.name}",
             ) from None
 
     def refuse_other_pictures(self, named: Set[str]) -> None:
@@ -137,7 +137,7 @@ class Member:
             raise VlmflowError(
                 f"{', '.join(map(str, self.manifests))}: {self.folder / 'stats.json'} records other digests for these "
                 "pictures",
-                f"check them again: make refresh-pictures DATASET={self.name}",
+                f"check them again: vlmflow refresh-pictures FILE {self.name}",
             )
 
 

@@ -89,7 +89,7 @@ def with_pictures(
     if pictures_digest(entries) != digests["pictures"]:
         raise VlmflowError(
             f"{', '.join(map(str, manifests)) or pictures}: {account} records other digests for these pictures",
-            f"check them again: make refresh-pictures DATASET={pictures.name}",
+            f"check them again: vlmflow refresh-pictures FILE {pictures.name}",
         )
     refuse_changed_pictures(pictures, entries.values())
     digest = "".join(digests[name] for name in (train.name, val.name, "pictures"))

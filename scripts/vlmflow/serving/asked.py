@@ -1,4 +1,4 @@
-"""What `make try` asks: a row of the val split, or a person's own question.
+"""What `vlmflow try` asks: a row of the val split, or a person's own question.
 
 Two answers beside each other on a terminal.
 """

@@ -75,7 +75,7 @@ class FinishedRun:
             return read_model_manifest(match[0]).folder
         raise VlmflowError(
             f"{self.folder / 'models'}: holds no model with the files of {self.source} that the run was trained on",
-            "fetch it: .venv/bin/snakemake … -- models/NAME/manifest.json",
+            "fetch it: vlmflow run … models/NAME/manifest.json",
         )
 
     def adapter(self) -> Path:
@@ -108,9 +108,9 @@ def finished_run(folder: Path, name: str) -> FinishedRun:
 def refuse_no_name(name: str) -> None:
     """Raise VlmflowError if a text that a person gave is no name of a run, which becomes part of a path."""
     if not name:
-        raise VlmflowError("no run is named", "say which run: RUN=…, as under runs in your configuration")
+        raise VlmflowError("no run is named", "name the run as under runs in your configuration")
     if not is_name(name):
-        raise VlmflowError(f"{name!r} is no name of a run", "give RUN=NAME, as under runs in your configuration")
+        raise VlmflowError(f"{name!r} is no name of a run", "name it as under runs in your configuration")
 
 
 def published(folder: Path, name: str) -> Path:
@@ -124,7 +124,7 @@ def published(folder: Path, name: str) -> Path:
         there = sorted(entry.name for entry in (folder / "merged").glob("*") if entry.is_dir())
         raise VlmflowError(
             f"{merged}: the weights of run {name!r} are not there; finished here: {', '.join(there) or 'none'}",
-            f'make them: .venv/bin/snakemake … -- merged/{name}; or name the working directory: ARGS="--directory …"',
+            f"make them: vlmflow run … merged/{name}; or name the working directory by --directory",
         )
     return merged
 

@@ -77,5 +77,5 @@ def _in_memory(device: str) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise VlmflowError(
             f"base and tuned do not fit together into the memory of {device}",
-            "serve one of them: make serve RUN=…",
+            "serve one of them: vlmflow serve RUN",
         ) from None

@@ -229,7 +229,7 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 NO_DOMAIN = "none.invalid"
 """A name that no host has (RFC 2606): vLLM fetches pictures from any host unless its list of domains has an entry."""
 
-MERGE = "serve the merged weights: make serve without ADAPTER"
+MERGE = "serve the merged weights: vlmflow serve without --what adapter"
 
 
 def vllm_words(

@@ -254,7 +254,7 @@ def refuse_bad_step(folder: RunFolder, train: Path, label: str) -> None:
     spoiled = [f"checkpoint-{step}" for step in sorted(steps) if step >= bad.first]
     good = max((step for step in steps if step < bad.first), default=None)
     stage = folder.path.absolute().parent  # only full trainings have a command for rows
-    shown = f" (make rows RUN={stage.parent.name} STEP={bad.step} shows them)" if stage.name == "full" else ""
+    shown = f" (vlmflow rows {stage.parent.name} --step {bad.step} shows them)" if stage.name == "full" else ""
     last_good = f"the last good checkpoint is that of step {good}" if good is not None else "no checkpoint is good"
     ids = ids_of(train, bad.rows)
     rows = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")

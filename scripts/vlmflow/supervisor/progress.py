@@ -1,4 +1,4 @@
-"""What a training is doing, and its newest figures: for the console, the pages and `make status`."""
+"""What a training is doing, and its newest figures: for the console, the pages and `vlmflow status`."""
 
 import socket
 from collections.abc import Iterable

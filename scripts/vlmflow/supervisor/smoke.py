@@ -262,7 +262,7 @@ def gpu_memory() -> int:
     if done.returncode:
         raise VlmflowError(
             f"no GPU that PyTorch can use: {done.stderr.strip().rpartition(chr(10))[2]}",
-            "make doctor says what a machine lacks; or set runs.NAME.device: cpu",
+            "vlmflow doctor says what a machine lacks; or set runs.NAME.device: cpu",
         )
     return int(done.stdout)
 

@@ -63,7 +63,7 @@ def _filled(address: str, pin: Pin) -> Pin:
             raise VlmflowError(
                 f"{address}: {key} is {value} on the hub, {pinned} in the table",
                 "find out why before you use it; to accept the hub's value, empty its three values in pins.yaml "
-                "and run `make pins` again",
+                "and run `vlmflow pins` again",
             )
     return filled
 

@@ -66,7 +66,7 @@ def newest_training(store: Path, run: str) -> Path:
     if newest is None:
         raise VlmflowError(
             f"{store / run / 'full'}: no full training of {run!r} has begun a step",
-            'check RUN, and stores.runs in the configuration; name both: CONFIG=… ARGS="--directory …"',
+            "check the run, and stores.runs in the configuration; name both by --configfile and --directory",
         )
     return newest
 

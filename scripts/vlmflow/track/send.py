@@ -116,7 +116,7 @@ def row_traces(
             raise VlmflowError(
                 f"{rows}, row {row.id}: picture {unknown[0]} is in no image manifest "
                 f"({', '.join(map(str, manifests)) or 'none'})",
-                f"check the pictures again: make refresh-pictures DATASET={report.dataset}",
+                f"check the pictures again: vlmflow refresh-pictures FILE {report.dataset}",
             )
     return [
         RowTrace(

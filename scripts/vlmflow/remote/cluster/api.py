@@ -1,6 +1,6 @@
 """The API server: which cluster, how long to try again and after which answers, and its objects as plain JSON.
 
-The executor, `make status` and `make doctor` all use it; they differ only in how long they try again.
+The executor, `vlmflow status` and `vlmflow doctor` all use it; they differ only in how long they try again.
 """
 
 import json

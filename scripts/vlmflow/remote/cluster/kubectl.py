@@ -93,7 +93,7 @@ class Kubectl:
             raise VlmflowError("kubectl is not installed", "install it, or set KUBECTL=/path/to/kubectl")
         self._command = [program, "--namespace", namespace]
         self._controller = (f"deployment/{own_name('controller')}", "--container=controller")
-        self._next_step = f"run `make doctor NAMESPACE={namespace}` to see what the cluster lacks"
+        self._next_step = f"run `vlmflow doctor --namespace {namespace}` to see what the cluster lacks"
 
     def run(self, *arguments: str, stdin: str | None = None) -> str:
         """Run one command and return its output. stdin: its input.
@@ -210,7 +210,7 @@ def _until_all_is_there(stream: Callable[[], int], bytes_there: Callable[[], int
         now = bytes_there()
         tries, before = (0 if now > before >= 0 else tries + 1), now
         if tries >= TRIES:
-            raise VlmflowError(cause, "run `make doctor` to see what the cluster lacks; the same command resumes here")
+            raise VlmflowError(cause, "run `vlmflow doctor` to see what the cluster lacks; the same command resumes here")
         log.info(f"{cause}; resuming where it broke off")
         time.sleep(min(PAUSE * 2**tries, 60))
 

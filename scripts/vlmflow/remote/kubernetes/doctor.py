@@ -168,6 +168,6 @@ def _try(row: str, check: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
 
 def _not_seen(row: str, refused: Refused) -> Finding:
     if refused.status == 403:
-        step = "ask an administrator to run make doctor"
+        step = "ask an administrator to run vlmflow doctor"
         return Finding(row, "warn", f"you have no right to read it: {refused}", step)
     return Finding(row, "fail", str(refused), "check that KUBECONFIG names the right cluster and the API server is up")

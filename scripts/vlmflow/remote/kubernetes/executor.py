@@ -77,7 +77,7 @@ class HardenedExecutor(Executor):
             raise WorkflowError(str(error)) from None
         except Refused as error:
             raise WorkflowError(
-                f"namespace {self.namespace}: {error}\n  what to do: `make doctor` shows what the cluster lacks"
+                f"namespace {self.namespace}: {error}\n  what to do: `vlmflow doctor` shows what the cluster lacks"
             ) from None
         self.next_seconds_between_status_checks = POLL_SECONDS
         # The controller's cores do not limit what a pod may have.

@@ -171,10 +171,10 @@ def check_secret(secret: Object | None, hub_sources: list[str]) -> Finding:
     if not hub_sources:
         return Finding("hub token", "ok", "not needed: no source of the configuration is on the hub")
     if secret is None:
-        step = "only gated sources need it: write HF_TOKEN=… into .env, then run make cluster-token"
+        step = "only gated sources need it: write HF_TOKEN=… into .env, then run vlmflow cluster token"
         return Finding("hub token", "warn", "no Secret hf-token", step)
     if not (secret.get("data") or {}).get("HF_TOKEN"):
-        return Finding("hub token", "fail", "Secret hf-token has no key HF_TOKEN", "run make cluster-token")
+        return Finding("hub token", "fail", "Secret hf-token has no key HF_TOKEN", "run vlmflow cluster token")
     return Finding("hub token", "ok", "Secret hf-token, for pods of the template fetch")
 
 

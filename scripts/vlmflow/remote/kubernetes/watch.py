@@ -115,7 +115,7 @@ class Watch:
             if not away and blind > BLIND_SECONDS:
                 raise VlmflowError(
                     f"the cluster has not shown the Jobs for {blind / 60:.0f} minutes: {why}",
-                    "log in again, or check your rights with `make doctor`; then run the same command again",
+                    "log in again, or check your rights with `vlmflow doctor`; then run the same command again",
                 ) from None
             warn(f"Unknown: the state of {counted(len(names), 'Job')}: {why}; looking again.")
             return {}

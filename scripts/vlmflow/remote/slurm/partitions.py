@@ -210,7 +210,7 @@ def refuse_what_fits_nowhere(
     refusals = dict.fromkeys(filter(None, (why_in_none(Request.of(job, gpu_model), site, of_user) for job in jobs)))
     if refusals:
         cause = "\n".join(["Slurm could never start these jobs:", *(f"  {why}: {step}" for why, step in refusals)])
-        raise VlmflowError(cause, "`make doctor ON=slurm` looks at all of the workflow's rules; see docs/slurm.md")
+        raise VlmflowError(cause, "`vlmflow doctor --on slurm` looks at all of the workflow's rules; see docs/slurm.md")
 
 
 def refuse_plan(workflow: Any, settings: Any) -> None:

@@ -46,7 +46,7 @@ def main(address: str, local: Path) -> None:
     parts = urlparse(address)
     key = parts.path.strip("/")
     if parts.scheme != "s3" or not parts.netloc or not key:
-        raise VlmflowError(f"{address}: not the address of a target in S3", "use FROM=s3://BUCKET TARGET=merged/RUN")
+        raise VlmflowError(f"{address}: not the address of a target in S3", "write vlmflow cluster get merged/RUN --from s3://BUCKET")
     if local.exists():
         raise VlmflowError(f"{local} already exists", "use another folder (TO=…), or remove it")
     try:
