@@ -70,7 +70,7 @@ lock: .venv/bin/uv ## resolve the environments again: data, train, dev and jupyt
 	$(BIN)/uv lock
 	for group in data train dev jupyter; do \
 	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
-	for alone in track search; do \
+	for alone in track search build; do \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header envs/$$alone.in -o envs/$$alone.lock; done
 

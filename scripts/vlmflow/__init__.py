@@ -26,8 +26,21 @@ tools       the programs that `make` calls
 
 from pathlib import Path
 
-SCRIPTS = Path(__file__).absolute().parents[1]
-"""The folder from which programs of ours import."""
+__version__ = "0.1.0"
 
-CHECKOUT = SCRIPTS.parent
-"""The folder of the project's other files: the Snakefile, config.yaml, profiles, tables, environments."""
+_HERE = Path(__file__).absolute().parent
+
+CHECKOUT = _HERE / "workflow" if (_HERE / "workflow").is_dir() else _HERE.parents[1]
+"""The folder of the project's other files: the Snakefile, config.yaml, profiles, tables, environments.
+
+A clone, or in an installed package its folder `workflow`. Both hold rules/ and scripts/, and the rules' programs.
+"""
+
+SCRIPTS = CHECKOUT / "scripts"
+"""The folder from which programs of ours import. It is in no site-packages, of which another environment must see
+nothing: an installed package has this file in it again, for which `PACKAGE` has the modules."""
+
+PACKAGE = _HERE if (_HERE / "core").is_dir() else _HERE.parents[2]
+"""The folder of our modules."""
+
+__path__ = [str(PACKAGE)]

@@ -42,6 +42,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from vlmflow import PACKAGE, SCRIPTS
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import user_cache, whole_file
 from vlmflow.harness import read_code
@@ -76,10 +77,19 @@ class Links(NamedTuple):
 class Code:
     """The modules below a folder, and what their definitions lead to."""
 
-    def __init__(self, folder: Path, kept_in: Path | None = None) -> None:
-        """Read the files. kept_in: a file with what earlier calls made of files (see `keep`)."""
-        self._folder = folder
-        self._files = {_module_name(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*.py")}
+    def __init__(self, folder: Path, kept_in: Path | None = None, package: Path | None = None) -> None:
+        """Read the files.
+
+        kept_in: a file with what earlier calls made of files (see `keep`). package: what stands for the folder's
+        `vlmflow`, if it does not hold the modules itself.
+        """
+        self._folders = {Path(): folder} | ({Path("vlmflow"): package} if package else {})
+        files = [(at, file) for at, place in self._folders.items() for file in place.rglob("*.py")]
+        self._files = {
+            _module_name(at / file.relative_to(self._folders[at])): file.read_bytes()
+            for at, file in files
+            if not at.parts or not file.is_relative_to(folder)
+        }
         self._version = _digest_of(sorted(self._files.items()))
         self._kept = _Kept(kept_in)
         self.module = cache(lambda name: self._kept.read(self._files[name]))
@@ -98,9 +108,8 @@ class Code:
         relative to that of the code, of other files that it reads. Raises FileNotFoundError if it has none.
         """
         others = b""  # names and digests of the other files
-        for file in _files_in(self._folder / reads) if reads is not None else ():
-            content = hashlib.sha256(file.read_bytes()).digest()
-            others += file.relative_to(self._folder).as_posix().encode() + b"\0" + content
+        for name, file in self._files_in(Path(reads)) if reads is not None else ():
+            others += name.as_posix().encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest()
 
         def make() -> str:
             digest = hashlib.sha256()
@@ -135,6 +144,15 @@ class Code:
             new = self._acting(loaded, left_out) - numbers.keys()
             waiting.extend(sorted(new, key=lambda item: (self.text(item), item)))
         return numbers
+
+    def _files_in(self, reads: Path) -> list[tuple[Path, Path]]:
+        """Return the files of a folder, at any depth, without hidden ones: their names and paths."""
+        at = max((at for at in self._folders if reads.is_relative_to(at)), key=lambda at: len(at.parts))
+        place = self._folders[at]
+        files = [(at / file.relative_to(place), file) for file in (place / reads.relative_to(at)).rglob("*")]
+        if chosen := sorted(each for each in files if each[1].is_file() and not each[1].name.startswith(".")):
+            return chosen
+        raise FileNotFoundError(reads)
 
     def text(self, definition: Definition) -> str:
         """Return the digest of a definition's own text."""
@@ -284,14 +302,6 @@ def _module_name(file: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """Return the files of a folder, at any depth, without hidden ones. Raises FileNotFoundError if there are none."""
-    files = [file for file in folder.rglob("*") if file.is_file() and not file.name.startswith(".")]
-    if not files:
-        raise FileNotFoundError(folder)
-    return sorted(files)
-
-
 NOT_RECORDED = {"recorded", "processes", "require"}
 """Params that make nothing stale: the results of the scripts that read them do not depend on them."""
 
@@ -305,7 +315,7 @@ def install(workflow: Any) -> Callable[[], None]:
     Returns a function to call after planning, before jobs run: it computes the digests of all jobs, so that a change
     during a stage does not enter the record of what this stage used.
     """
-    code = Code(Path(workflow.basedir) / "scripts", kept_in=user_cache() / "code.msgpack")
+    code = Code(SCRIPTS, kept_in=user_cache() / "code.msgpack", package=PACKAGE if PACKAGE.parent != SCRIPTS else None)
     digest = cache(code.digest)
 
     def recorded(rule: Any, wildcards: Any) -> tuple[str, ...]:

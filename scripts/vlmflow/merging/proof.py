@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from vlmflow import __version__
 from vlmflow.core.account import read_account, read_files, refuse_changed, remember, write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.core.files import FOLDER_MARK, link_or_copy, read_json, remove, sha256_of
@@ -193,7 +194,7 @@ def refuse_other_files(folder: Path, files: Mapping[str, ProvenFile], run: str, 
 def write_proof(folder: Path, checks: Checks, files: dict[str, ProvenFile], code: Path) -> None:
     """Write `proof.json` into a folder with the `files` that passed `checks`. code: the checkout, for its commit."""
     versions = {package: importlib.metadata.version(package) for package in PACKAGES}
-    versions = {"python": platform.python_version()} | versions
+    versions = {"python": platform.python_version(), "vlmflow": __version__} | versions
     write_account(folder / PROOF, Proof(checks, files, git_commit(code), versions))
 
 
@@ -226,9 +227,14 @@ def take_over(folder: Path, target: Path) -> None:
 
 
 def git_commit(code: Path) -> str | None:
-    """Return the commit of the checkout `code`, with "+changes" if files differ; None without a checkout."""
+    """Return the commit of the checkout `code`, with "+changes" if files differ; None without a checkout.
+
+    That of an installed package was written when it was built (envs/built_from.py).
+    """
     if commit := os.environ.get(COMMIT_VARIABLE):
         return commit
+    if (built := code / "built_from.txt").is_file():
+        return built.read_text().strip()
     try:
         head = _git(code, "rev-parse", "HEAD")
         return head + ("+changes" if _git(code, "status", "--porcelain", "--untracked-files=no") else "")
