@@ -2,6 +2,12 @@
 import sys
 from pathlib import Path
 
+if not (Path(workflow.basedir) / "scripts" / "vlmflow").is_dir():
+    sys.exit(
+        "vlmflow: Snakemake cannot fetch it by an address, nor use it as a module: install it with pip, and write "
+        "`vlmflow run FILE`, in another workflow as a rule's shell command"
+    )
+
 sys.path.insert(0, str(Path(workflow.basedir) / "scripts"))
 
 from vlmflow.harness import start

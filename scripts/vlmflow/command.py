@@ -3,13 +3,15 @@
 `vlmflow run` and its like print a call of Snakemake and become it: nothing happens that this call would not do.
 """
 
+import argparse
 import logging
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from typer.core import TyperCommand
@@ -62,8 +64,15 @@ class PassesOn(TyperCommand):
         return super().parse_args(ctx, args[:number])
 
 
-def become_snakemake(files: Sequence[Path], words: Sequence[str], more: Sequence[str]) -> None:
-    """Print a call of Snakemake with the project's Snakefile, and become it.
+def become_snakemake(files: Sequence[Path], words: Sequence[str], more: Sequence[str]) -> NoReturn:
+    """Print a call of Snakemake, and become it; raises as `snakemake_call`."""
+    call = snakemake_call(files, words, more)
+    print(shlex.join(["snakemake", *call[1:]]), flush=True)
+    os.execv(call[0], call)
+
+
+def snakemake_call(files: Sequence[Path], words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """Return a call of Snakemake with the project's Snakefile.
 
     files: configurations, of which a later one takes precedence. words: of the call. more: those that a person gave.
 
@@ -77,9 +86,16 @@ def become_snakemake(files: Sequence[Path], words: Sequence[str], more: Sequence
         raise VlmflowError("--configfile would replace your configuration", "name a further file by --also FILE")
     read_layers(files)
     configured = ["--configfile", *map(str, files)] if files else []
-    call = ["snakemake", *words, "--snakefile", str(CHECKOUT / "Snakefile"), *configured, *more]
-    print(shlex.join(call), flush=True)
-    os.execv(Path(sys.executable).with_name("snakemake"), call)
+    program = str(Path(sys.executable).with_name("snakemake"))
+    return [program, *words, "--snakefile", str(CHECKOUT / "Snakefile"), *configured, *more]
+
+
+def folder_of(words: Sequence[str]) -> Path:
+    """Return the working directory of a call of Snakemake with some words."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--directory", "-d", type=Path, default=Path())
+    folder: Path = parser.parse_known_args(words)[0].directory
+    return folder
 
 
 @app.command(cls=PassesOn)
@@ -120,6 +136,17 @@ def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
 
 
 @app.command()
+def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new one, or your repository")]) -> None:
+    """Begin a folder for runs of your own: my-run.yaml, which runs as it is, a profile and a README.
+
+    vlmflow init runs
+    """
+    from vlmflow.tools import init_folder
+
+    init_folder.main(folder)
+
+
+@app.command()
 def check(file: File, also: Also = None, as_json: Json = False) -> None:
     """Check a configuration, without Snakemake: every fault with its key, value and what is allowed."""
     from vlmflow.tools import check_config
@@ -134,7 +161,13 @@ def estimate(ctx: typer.Context, file: File, name: Run = "", also: Also = None, 
     vlmflow estimate my-run.yaml
     """
     files = [file, *(also or [])]
-    become_snakemake(files, [f"reports/estimate-{run_of(files, name)}.html"], ctx.obj)
+    name = run_of(files, name)
+    if not as_json:
+        become_snakemake(files, [f"reports/estimate-{name}.html"], ctx.obj)
+    call = snakemake_call(files, [f"estimates/{name}.json"], ctx.obj)
+    if failed := subprocess.run(call, stdout=sys.stderr, check=False).returncode:
+        raise typer.Exit(failed)
+    print((folder_of(ctx.obj) / "estimates" / f"{name}.json").read_text())
 
 
 @app.command("refresh-pictures", cls=PassesOn)
@@ -342,6 +375,28 @@ def doctor(
     raise typer.Exit(kubernetes.main(files, runs or [], namespace, max_threads, patience, as_json))
 
 
+@app.command("env")
+def environment(name: Annotated[Literal["track", "search"], typer.Argument(help="what needs it")]) -> None:
+    """Install the packages of trackers or of searches, in an environment of their own.
+
+    vlmflow env search
+    """
+    from vlmflow.core.child_programs import installed_environment
+    from vlmflow.core.errors import VlmflowError
+    from vlmflow.core.files import whole_folder
+
+    if not (folder := installed_environment(name)).is_dir():
+        with whole_folder(folder) as part:
+            lock = str(CHECKOUT / "envs" / f"{name}.lock")
+            for python, *words in (
+                [sys.executable, "-m", "venv", str(part)],
+                [str(part / "bin" / "python"), "-m", "pip", "install", "--require-hashes", "--requirement", lock],
+            ):
+                if subprocess.run([python, *words], check=False).returncode:
+                    raise VlmflowError(f"{folder}: {shlex.join(words)} failed", "it says why above; then call it again")
+    print(f"{folder} has the packages of `{name}`")
+
+
 @app.command()
 def notebook(name: Run = "", port: Port = 0, directory: Directory = Path()) -> None:
     """Look at a run in JupyterLab, on this machine alone (it needs envs/jupyter.lock)."""
@@ -464,9 +519,11 @@ def main() -> None:
     """Run the command of the command line; it ends the process, on Ctrl-C and after an error in words, too."""
     from vlmflow.core.errors import VlmflowError, printable_lines
 
+    for stamp in (CHECKOUT / ".venv").glob("*.stamp"):
+        lock = CHECKOUT / "envs" / f"{stamp.stem}.lock"
+        if lock.is_file() and lock.stat().st_mtime > stamp.stat().st_mtime:
+            print(f"vlmflow: {stamp.parent} is older than {lock}; renew it: make env", file=sys.stderr)
     try:
         app()
-    except KeyboardInterrupt:
-        sys.exit(130)
     except VlmflowError as error:
         sys.exit(printable_lines(str(error)))

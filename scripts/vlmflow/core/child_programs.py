@@ -5,8 +5,8 @@ trained (SPATIAL_MERGE_SIZE, MAX_PIXELS), and no digest covers them; others are 
 MASTER_ADDR). Keys of servers are among them: no message may repeat one.
 
 A program may have an environment of its own, for packages that must not be resolved together with those that train.
-`vlmflow env NAME` installs `envs/NAME.lock` into `.venv-NAME`; the image of that name has it elsewhere, and says where
-(`VLMFLOW_VENV_NAME`). `ask` starts such a program with a JSON value as its input, and gets its answer (`answer_with`).
+`vlmflow env NAME` installs `envs/NAME.lock` into the user's cache, `make env-NAME` into a clone's `.venv-NAME`; the
+image of that name has it elsewhere, and says where (`VLMFLOW_VENV_NAME`). `ask` starts such a program with a JSON value as its input, and gets its answer (`answer_with`).
 There, only the standard library is installed besides its packages: so nothing else is imported here.
 """
 
@@ -27,6 +27,7 @@ from urllib.parse import quote, unquote
 
 from vlmflow import CHECKOUT
 from vlmflow.core.errors import PassingError, VlmflowError, printable
+from vlmflow.core.files import sha256_of, user_cache
 from vlmflow.core.processes import bound_to_this_process, import_path
 
 MLFLOW_KEYS = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
@@ -188,11 +189,18 @@ def python_of(name: EnvironmentName) -> Path:
 
     Raises VlmflowError with the command that installs it if it is missing.
     """
-    folder = Path(os.environ.get(f"VLMFLOW_VENV_{name.upper()}") or CHECKOUT / f".venv-{name}")
+    own, installed = CHECKOUT / f".venv-{name}", installed_environment(name)
+    folder = Path(os.environ.get(f"VLMFLOW_VENV_{name.upper()}") or (own if own.is_dir() else installed))
     python = folder / "bin" / "python"
     if not python.is_file():
         raise VlmflowError(f"{folder}: the environment `{name}` is not installed", f"vlmflow env {name}")
     return python
+
+
+def installed_environment(name: EnvironmentName) -> Path:
+    """Return the folder of an environment in this user's cache: another lock gives another one."""
+    lock = CHECKOUT / "envs" / f"{name}.lock"
+    return user_cache() / "environments" / f"{name}-{sha256_of(lock)[:16]}"
 
 
 def ask(

@@ -3,7 +3,7 @@
 To install the package without vlmflow, give it another module of this name. The doctors alone use the configuration.
 """
 
-from vlmflow import CHECKOUT, SCRIPTS
+from vlmflow import CHECKOUT, PACKAGE, SCRIPTS
 from vlmflow.config.model import Config, check_config
 from vlmflow.config.source import HubSource, parse_source
 from vlmflow.config.strategies import strategy_of

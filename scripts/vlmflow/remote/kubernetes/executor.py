@@ -29,7 +29,7 @@ from vlmflow.remote.kubernetes.job_shape import commit_of, owner_of, shape
 from vlmflow.remote.kubernetes.namespace import Namespace, end_all, refuse_strangers
 from vlmflow.remote.kubernetes.outcome import Outcome, not_created
 from vlmflow.remote.kubernetes.watch import Disruptions, Watch
-from vlmflow.remote.library import VlmflowError
+from vlmflow.remote.library import CHECKOUT, PACKAGE, VlmflowError
 from vlmflow.remote.storage import pod_folder
 
 POLL_SECONDS = 2
@@ -42,11 +42,16 @@ LOG_LINES = 2_000
 def install(workflow: Any, settings: Any) -> None:
     """Replace the plugin's executor by the hardened one; does nothing in pods, which also run Snakemake.
 
-    Ends the process if a pod template of the checkout is wrong; an exception would print a traceback of the Snakefile.
-    The cluster's own templates are checked when the executor starts, before the first job.
+    Ends the process in an installed package, or if a pod template of the checkout is wrong; an exception would print a
+    traceback of the Snakefile. The cluster's own templates are checked when the executor starts, before the first job.
     """
     if not workflow.is_main_process:
         return
+    if CHECKOUT.is_relative_to(PACKAGE):
+        sys.exit(
+            "vlmflow: pods get their files from a git repository: clone vlmflow, and write there: "
+            "snakemake --executor kubernetes TARGET"
+        )
     HardenedExecutor.config = settings.cluster
     ExecutorPluginRegistry().get_plugin("kubernetes").executor = HardenedExecutor
     # Snakemake does not yet know its executor here, only whether it shares a file system with this process.
