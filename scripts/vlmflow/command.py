@@ -52,7 +52,10 @@ class PassesOn(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep Snakemake's words apart, and parse the others."""
         takes_value = {
-            name: not option.is_flag for option in self.get_params(ctx) for name in option.opts if name[0] == "-"
+            name: not getattr(option, "is_flag", False)
+            for option in self.get_params(ctx)
+            for name in option.opts
+            if name[0] == "-"
         }
         number = 0
         while number < len(args):
@@ -345,7 +348,7 @@ def status(
     directory: Directory = Path(),
     as_json: Json = False,
 ) -> None:
-    """Show what trains on this machine, and what runs in Slurm and Kubernetes, with its progress or what it waits for."""
+    """Show what trains here and what runs in Slurm and Kubernetes, with its progress or what it waits for."""
     from vlmflow.tools import status
 
     status.main(layers(file, also), directory, namespace, as_json)

@@ -355,8 +355,8 @@ class RunSettings(Settings):
 
     network_gbit: Annotated[Number, Field(gt=0, le=10**6)] = 100
     """What a node sends to the others at most, in Gbit per second, over all of its network cards: for the estimate of a
-    run on several nodes. 100 is an assumption, one card of a common kind. `vlmflow doctor` measures what one GPU of each
-    node reaches, in GB per second; times 8 that is Gbit."""
+    run on several nodes. 100 is an assumption, one card of a common kind. `vlmflow doctor` measures what one GPU of
+    each node reaches, in GB per second; times 8 that is Gbit."""
 
     estimate: Literal["check", "ignore"] = "check"
     """What follows from the estimate of the memory on `gpu`, before a GPU is requested. check: a warning above 90 % of

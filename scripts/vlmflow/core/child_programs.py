@@ -6,7 +6,8 @@ MASTER_ADDR). Keys of servers are among them: no message may repeat one.
 
 A program may have an environment of its own, for packages that must not be resolved together with those that train.
 `vlmflow env NAME` installs `envs/NAME.lock` into the user's cache, `make env-NAME` into a clone's `.venv-NAME`; the
-image of that name has it elsewhere, and says where (`VLMFLOW_VENV_NAME`). `ask` starts such a program with a JSON value as its input, and gets its answer (`answer_with`).
+image of that name has it elsewhere, and says where (`VLMFLOW_VENV_NAME`). `ask` starts such a program with a JSON value
+as its input, and gets its answer (`answer_with`).
 There, only the standard library is installed besides its packages: so nothing else is imported here.
 """
 

@@ -1,4 +1,4 @@
-"""The lists of `vlmflow status`: this user's jobs in Slurm, and the Jobs of a namespace of Kubernetes, a line for each."""
+"""The lists of `vlmflow status`: this user's jobs in Slurm, and the Jobs of a namespace of Kubernetes, a line each."""
 
 import os
 import re

@@ -41,7 +41,7 @@ def main(name: str, files: list[Path], folder: Path, given: dict[str, str]) -> N
     else:
         raise VlmflowError(
             f"run {name}: no tracker is named",
-            f"name one: --mlflow sqlite:///mlflow.db, or set runs.{name}.track and give its file: --configfile my-run.yaml",
+            f"name one: --mlflow sqlite:///mlflow.db, or set runs.{name}.track, and name its file by --configfile",
         )
     evaluated = _made(folder, "eval", run)
     answered = _made(folder, "answers", run)

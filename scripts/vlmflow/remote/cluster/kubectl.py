@@ -210,7 +210,7 @@ def _until_all_is_there(stream: Callable[[], int], bytes_there: Callable[[], int
         now = bytes_there()
         tries, before = (0 if now > before >= 0 else tries + 1), now
         if tries >= TRIES:
-            raise VlmflowError(cause, "run `vlmflow doctor` to see what the cluster lacks; the same command resumes here")
+            raise VlmflowError(cause, "`vlmflow doctor` shows what the cluster lacks; the same command resumes here")
         log.info(f"{cause}; resuming where it broke off")
         time.sleep(min(PAUSE * 2**tries, 60))
 

@@ -109,7 +109,7 @@ def _no_node(need: Need, job: RuleJob, faults: list[str | None], resource: str) 
     why = "; ".join(f"{counted(count, 'node')}: {reason}" for reason, count in reasons.most_common(5)) or "no nodes"
     step = (
         f"{deciding_keys(job.rule, need.run)} set what it requests "
-        '(cores: --max-threads N of vlmflow doctor and cluster run); '
+        "(cores: --max-threads N of vlmflow doctor and cluster run); "
         f"the overlay's template {job.template or 'default'} selects the nodes; --run NAME checks another run alone"
     )
     where = "on one node: it fits on no node"

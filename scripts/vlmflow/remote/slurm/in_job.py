@@ -56,7 +56,7 @@ def become_node() -> None:
     }
     if node != "0":
         command = [sys.executable, "-m", OTHER_NODE, runs, attempt, node, threads]
-    os.execvp(command[0], command)  # noqa: S606
+    os.execvp(command[0], command)
 
 
 def verdict_file(folder: Path, job: str) -> Path:

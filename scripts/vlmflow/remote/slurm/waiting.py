@@ -65,8 +65,8 @@ NEVER = {
     "PartitionTimeLimit": "its time limit is above that of its partition: take another partition, or a shorter "
     "`resources.train_runtime`",
     "PartitionNodeLimit": "its partition allows no job of so many nodes: take another partition, or other `nodes`",
-    "PartitionConfig": "no node of its partition has so many cores or GPUs, or so much memory: `vlmflow doctor --on slurm` "
-    "shows what each can hold",
+    "PartitionConfig": "no node of its partition has so many cores or GPUs, or so much memory: "
+    "`vlmflow doctor --on slurm` shows what each can hold",
     "BadConstraints": "no node has what it asks for: `vlmflow doctor --on slurm` shows what each partition can hold",
     "MaxMemPerLimit": "it asks for more memory of a core or node than the site allows",
     "DependencyNeverSatisfied": "the job that it waits for has failed",

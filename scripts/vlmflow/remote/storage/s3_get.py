@@ -46,9 +46,11 @@ def main(address: str, local: Path) -> None:
     parts = urlparse(address)
     key = parts.path.strip("/")
     if parts.scheme != "s3" or not parts.netloc or not key:
-        raise VlmflowError(f"{address}: not the address of a target in S3", "write vlmflow cluster get merged/RUN --from s3://BUCKET")
+        raise VlmflowError(
+            f"{address}: not the address of a target in S3", "write: vlmflow cluster get TARGET --from s3://BUCKET"
+        )
     if local.exists():
-        raise VlmflowError(f"{local} already exists", "use another folder (TO=…), or remove it")
+        raise VlmflowError(f"{local} already exists", "name another folder behind the target, or remove it")
     try:
         compared = _Download(_server().Bucket(parts.netloc), key).to(local)
     except (ClientError, BotoCoreError, FileNotFoundError) as error:
