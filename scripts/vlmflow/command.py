@@ -42,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-cluster = typer.Typer(help="The controller of a Kubernetes cluster: push, run, log, stop, get, put, token.")
+cluster = typer.Typer(help="Push, run, log, stop, put, get, token: in Kubernetes.")
 app.add_typer(cluster, name="cluster", no_args_is_help=True)
 
 
@@ -51,12 +51,8 @@ class PassesOn(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep Snakemake's words apart, and parse the others."""
-        takes_value = {
-            name: not getattr(option, "is_flag", False)
-            for option in self.get_params(ctx)
-            for name in option.opts
-            if name[0] == "-"
-        }
+        options = [option for option in self.get_params(ctx) if option.param_type_name == "option"]
+        takes_value = {name: not getattr(option, "is_flag", False) for option in options for name in option.opts}
         number = 0
         while number < len(args):
             name, given, _ = args[number].partition("=")
@@ -108,14 +104,14 @@ def run(
     targets: Targets = None,
     also: Also = None,
 ) -> None:
-    """Make the verified weights of a configuration, or a target; all options of Snakemake follow.
+    """Make the verified weights of a run, or a target.
 
-    vlmflow run my-run.yaml -n                               what it would do, and why
+    All options of Snakemake follow, from the first that this command does not know.
 
-    vlmflow run my-run.yaml                                  all of it
-
-    vlmflow run my-run.yaml reports/eval-my-run.html         is it better than its base?
-
+    \b
+    vlmflow run my-run.yaml -n                          what it would do, and why
+    vlmflow run my-run.yaml                             all of it
+    vlmflow run my-run.yaml reports/eval-my-run.html    is it better than its base?
     vlmflow run my-run.yaml --also fast.yaml --directory runs/fast --cores 8
     """
     become_snakemake([file, *(also or [])], targets or [], ctx.obj)
@@ -123,7 +119,7 @@ def run(
 
 @app.command(cls=PassesOn)
 def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
-    """Run the whole workflow on a generated sample and a tiny model, on the CPU."""
+    """Run all of it on generated rows and a tiny model."""
     from vlmflow.tools import make_sample, make_tiny_model
 
     sample, model = directory / "sample", directory / "tiny-model"
@@ -140,9 +136,9 @@ def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
 
 @app.command()
 def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new one, or your repository")]) -> None:
-    """Begin a folder for runs of your own: my-run.yaml, which runs as it is, a profile and a README.
+    """Begin a folder for your own runs.
 
-    vlmflow init runs
+    It gets my-run.yaml, which runs as it is, a profile for Snakemake, and a README: vlmflow init runs
     """
     from vlmflow.tools import init_folder
 
@@ -151,7 +147,10 @@ def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new on
 
 @app.command()
 def check(file: File, also: Also = None, as_json: Json = False) -> None:
-    """Check a configuration, without Snakemake: every fault with its key, value and what is allowed."""
+    """Check a configuration, without Snakemake.
+
+    It names every fault with its key, value and what is allowed: vlmflow check my-run.yaml
+    """
     from vlmflow.tools import check_config
 
     check_config.main([file, *(also or [])], as_json)
@@ -159,9 +158,9 @@ def check(file: File, also: Also = None, as_json: Json = False) -> None:
 
 @app.command(cls=PassesOn)
 def estimate(ctx: typer.Context, file: File, name: Run = "", also: Also = None, as_json: Json = False) -> None:
-    """Say what a run needs before it asks for a GPU: memory, hours, price.
+    """Say what a run needs: memory, hours, price.
 
-    vlmflow estimate my-run.yaml
+    It makes what the estimate needs, but requests no GPU: vlmflow estimate my-run.yaml
     """
     files = [file, *(also or [])]
     name = run_of(files, name)
@@ -175,7 +174,10 @@ def estimate(ctx: typer.Context, file: File, name: Run = "", also: Also = None, 
 
 @app.command("refresh-pictures", cls=PassesOn)
 def refresh_pictures(ctx: typer.Context, file: File, dataset: str, also: Also = None) -> None:
-    """Look again for the pictures of a data set: those that were added to its folders are used."""
+    """Look again for the pictures of a data set.
+
+    Those that were added to its folders are used: vlmflow refresh-pictures my-run.yaml my-rows
+    """
     become_snakemake([file, *(also or [])], [f"data/{dataset}/stats.json", "--forcerun", "resolve_images"], ctx.obj)
 
 
@@ -189,9 +191,9 @@ def try_run(
     directory: Directory = Path(),
     configfile: Configured = None,
 ) -> None:
-    """Ask base and tuned model the same, see both answers side by side, then give feedback.
+    """Ask base and tuned model, and give feedback.
 
-    vlmflow try my-run --picture cat.jpg --ask "What is the cat doing?"
+    Both answers stand side by side: vlmflow try my-run --picture cat.jpg --ask "What is the cat doing?"
     """
     from vlmflow.tools import try_run
 
@@ -207,11 +209,13 @@ def serve(
     gpus: Annotated[int, typer.Option(help="that share the model", show_default="those that trained it")] = 0,
     directory: Directory = Path(),
 ) -> None:
-    """Serve a run's weights on this machine alone, by an OpenAI-compatible API, until Ctrl-C.
+    """Serve a run's weights by an OpenAI-compatible API.
 
+    On this machine alone, until Ctrl-C.
+
+    \b
     vlmflow serve my-run --port 8000
-
-    vlmflow serve my-run --what adapter                      base and adapter, without the merge
+    vlmflow serve my-run --what adapter    base and adapter, without the merge
 
     transformers serves a run that was trained on the CPU; vLLM, if this environment has it, one that was trained on
     GPUs (its command is printed in any case). The server asks for a key: that of VLMFLOW_ANSWER_KEY, or one that is
@@ -229,11 +233,11 @@ def verify(
     directory: Directory = Path(),
     as_json: Json = False,
 ) -> None:
-    """Check published weights against everything that they were made of, as far as it is here.
+    """Check weights against what they were made of.
 
+    \b
     vlmflow verify my-run
-
-    vlmflow verify --copy /mnt/weights/my-run                on any machine
+    vlmflow verify --copy /mnt/weights/my-run    on any machine
 
     Each link from the raw files to the weights is ok, not here, or DIFFERS. It ends with 0 only if nothing differs.
     """
@@ -254,9 +258,9 @@ def track(
     directory: Directory = Path(),
     configfile: Configured = None,
 ) -> None:
-    """Send a finished run to trackers: those named here, or those of runs.RUN.track in the configuration.
+    """Send a finished run to trackers.
 
-    vlmflow track my-run --mlflow sqlite:///mlflow.db
+    To those named here, or to those of runs.RUN.track: vlmflow track my-run --mlflow sqlite:///mlflow.db
 
     It needs the environment of `vlmflow env track`. A second call sends nothing twice.
     """
@@ -276,9 +280,9 @@ def publish(
     yes: Yes = False,
     directory: Directory = Path(),
 ) -> None:
-    """Send a run's verified weights, or its adapter, to a repository on the hub: shows what, asks, compares digests.
+    """Send verified weights, or an adapter, to the hub.
 
-    vlmflow publish my-run --to OWNER/NAME
+    It shows what would be sent, asks, and compares digests: vlmflow publish my-run --to OWNER/NAME
     """
     from vlmflow.tools import publish_run
 
@@ -292,9 +296,9 @@ def rows(
     directory: Directory = Path(),
     configfile: Configured = None,
 ) -> None:
-    """Show which rows the full training of a run took in a step: rank, id, tokens, source and first words.
+    """Show which rows a training took in a step.
 
-    vlmflow rows my-run --step 1200
+    With rank, id, tokens, source and first words: vlmflow rows my-run --step 1200
     """
     from vlmflow.tools import rows_of_step
 
@@ -303,7 +307,7 @@ def rows(
 
 @app.command()
 def index(file: MaybeFile = None, also: Also = None, directory: Directory = Path()) -> None:
-    """Write reports/index.html: all runs of a working directory, with what each has made and its pages."""
+    """Write a page of all runs: reports/index.html."""
     from vlmflow.tools import index_page
 
     index_page.main(layers(file, also), directory)
@@ -311,7 +315,7 @@ def index(file: MaybeFile = None, also: Also = None, directory: Directory = Path
 
 @app.command()
 def board(file: MaybeFile = None, also: Also = None, port: Port = 0, directory: Directory = Path()) -> None:
-    """Show TensorBoard over all trainings of a working directory, on this machine alone, until Ctrl-C."""
+    """Show TensorBoard over all trainings, until Ctrl-C."""
     from vlmflow.tools import board
 
     board.main(layers(file, also), directory, port)
@@ -319,9 +323,9 @@ def board(file: MaybeFile = None, also: Also = None, port: Port = 0, directory: 
 
 @app.command()
 def clean(file: MaybeFile = None, also: Also = None, yes: Yes = False, directory: Directory = Path()) -> None:
-    """List what finished runs no longer need, ask, and delete it.
+    """Delete what finished runs no longer need.
 
-    vlmflow clean my-run.yaml
+    It lists all of it and asks first: vlmflow clean my-run.yaml
 
     Never listed: the adapter, the proof and the weights of a finished run, any training of an unfinished one, fetched
     pictures, and stores outside of the working directory. Models, rows and pictures are listed only with FILE, which
@@ -334,7 +338,10 @@ def clean(file: MaybeFile = None, also: Also = None, yes: Yes = False, directory
 
 @app.command()
 def pins() -> None:
-    """Fill in the empty values of pins.yaml: ask the hub for commit, size and digest of every row."""
+    """Fill in pins.yaml, from the hub.
+
+    With commit, size and digest of every row that lacks them.
+    """
     from vlmflow.tools import make_pins
 
     make_pins.main()
@@ -348,7 +355,10 @@ def status(
     directory: Directory = Path(),
     as_json: Json = False,
 ) -> None:
-    """Show what trains here and what runs in Slurm and Kubernetes, with its progress or what it waits for."""
+    """Show what trains here, in Slurm and in Kubernetes.
+
+    Each with its progress, or with what it waits for.
+    """
     from vlmflow.tools import status
 
     status.main(layers(file, also), directory, namespace, as_json)
@@ -367,7 +377,12 @@ def doctor(
     directory: Directory = Path(),
     as_json: Json = False,
 ) -> None:
-    """Check what a cluster has and lacks for the runs of a configuration."""
+    """Check what a cluster lacks for your runs.
+
+    \b
+    vlmflow doctor my-run.yaml
+    vlmflow doctor my-run.yaml --on slurm --profile profiles/my-slurm
+    """
     files = layers(file, also)
     if on == "slurm":
         from vlmflow.remote.slurm import doctor as slurm
@@ -380,9 +395,9 @@ def doctor(
 
 @app.command("env")
 def environment(name: Annotated[Literal["track", "search"], typer.Argument(help="what needs it")]) -> None:
-    """Install the packages of trackers or of searches, in an environment of their own.
+    """Install the packages of trackers or searches.
 
-    vlmflow env search
+    In an environment of their own, in your cache: vlmflow env search
     """
     from vlmflow.core.child_programs import installed_environment
     from vlmflow.core.errors import VlmflowError
@@ -402,7 +417,10 @@ def environment(name: Annotated[Literal["track", "search"], typer.Argument(help=
 
 @app.command()
 def notebook(name: Run = "", port: Port = 0, directory: Directory = Path()) -> None:
-    """Look at a run in JupyterLab, on this machine alone (it needs envs/jupyter.lock)."""
+    """Look at a run in JupyterLab.
+
+    It needs the packages of envs/jupyter.lock.
+    """
     os.environ |= {"VLMFLOW_FOLDER": str(directory.absolute()), "VLMFLOW_RUN": finished(directory, name)}
     os.chdir(CHECKOUT / "notebooks")
     words = ["jupyter", "lab", *([f"--port={port}"] if port else []), "look.ipynb"]
@@ -419,9 +437,9 @@ def push(namespace: Namespace = "vlmflow") -> None:
 def run_there(
     ctx: typer.Context, file: File, targets: Targets = None, also: Also = None, namespace: Namespace = "vlmflow"
 ) -> None:
-    """Push, and run Snakemake in the controller, with profiles/kubernetes; follow it.
+    """Push, run Snakemake in the controller, and follow it.
 
-    vlmflow cluster run my-run.yaml merged/my-run
+    With profiles/kubernetes: vlmflow cluster run my-run.yaml merged/my-run
     """
     from vlmflow.core.errors import VlmflowError
 
@@ -440,21 +458,24 @@ def log(namespace: Namespace = "vlmflow") -> None:
 
 @cluster.command()
 def stop(namespace: Namespace = "vlmflow") -> None:
-    """Stop the run in the controller; trainers save a checkpoint first."""
+    """Stop the run; trainers save a checkpoint first."""
     in_cluster(namespace, "stop")
 
 
 @cluster.command()
 def token(namespace: Namespace = "vlmflow") -> None:
-    """Make the Secret with the hub's token from the line HF_TOKEN=… of .env."""
+    """Make the Secret with the hub's token, from .env.
+
+    From its line HF_TOKEN=…
+    """
     in_cluster(namespace, "token")
 
 
 @cluster.command()
 def put(source: Path, to: str, namespace: Namespace = "vlmflow") -> None:
-    """Copy files to a volume of the cluster, compared with their digests.
+    """Copy files to a volume of the cluster.
 
-    vlmflow cluster put /data/pictures /cache/image-roots/mine
+    Compared with their digests: vlmflow cluster put /data/pictures /cache/image-roots/mine
     """
     in_cluster(namespace, "put", source, to)
 
@@ -468,7 +489,9 @@ def get(
 ) -> None:
     """Fetch a target, compared with its digests.
 
+    \b
     vlmflow cluster get merged/my-run
+    vlmflow cluster get merged/my-run weights --from s3://BUCKET
     """
     if not bucket:
         return in_cluster(namespace, "get", target, to or target)
@@ -514,7 +537,9 @@ def only(name: str, runs: list[str], of: str) -> str:
     from vlmflow.core.errors import VlmflowError
 
     if not name and len(runs) != 1:
-        raise VlmflowError(f"{of} has {len(runs) or 'no'} runs: {', '.join(runs)}".rstrip(": "), "name the run")
+        if not runs:
+            raise VlmflowError(f"{of} has no run", "make one, or name the file or folder that has one (--help)")
+        raise VlmflowError(f"{of} has {len(runs)} runs: {', '.join(runs)}", "name the run")
     return name or runs[0]
 
 
