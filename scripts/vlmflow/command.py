@@ -20,8 +20,8 @@ from vlmflow import CHECKOUT, SCRIPTS
 
 Directory = Annotated[Path, typer.Option("--directory", metavar="FOLDER", help="the working directory")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="your configuration, over config.yaml")]
-MaybeFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="your configuration, over config.yaml")]
-Targets = Annotated[list[str] | None, typer.Argument(metavar="[TARGET]", help="without: the weights and pages")]
+MaybeFile = Annotated[Path | None, typer.Argument(metavar="FILE", help="your configuration, over config.yaml")]
+Targets = Annotated[list[str] | None, typer.Argument(metavar="TARGET", help="without: the weights and pages")]
 Also = Annotated[
     list[Path] | None, typer.Option("--also", metavar="FILE", help="a further configuration; takes precedence")
 ]
@@ -29,7 +29,7 @@ Configured = Annotated[
     list[Path] | None,
     typer.Option("--configfile", metavar="FILE", help="a configuration; a later one takes precedence"),
 ]
-Run = Annotated[str, typer.Argument(metavar="[RUN]", help="the run; without it the only one", show_default=False)]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="the run; without it the only one", show_default=False)]
 Port = Annotated[int, typer.Option(help="a port of this machine", show_default="a free one")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for programs")]
 Yes = Annotated[bool, typer.Option("--yes", help="do it without asking")]
