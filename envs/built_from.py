@@ -1,5 +1,6 @@
-"""Writes the commit of a wheel, for provenance, at its build: hatchling calls it (pyproject.toml)."""
+"""What a wheel has that a clone has not: hatchling calls it at the build (pyproject.toml)."""
 
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,22 @@ NAME = "built_from.txt"
 
 
 class BuiltFrom(BuildHookInterface):
-    """Adds the file to an sdist and to a wheel, also to one that is built from an sdist."""
+    """Adds the commit, for provenance, and the package's second `__init__.py` (see there)."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Write it. An editable installation reads its commit from the clone."""
+        """Add them to a wheel, also to one that is built from an sdist; that has the commit. A clone needs neither."""
         if version == "editable":
             return
-        root = Path(self.root)
+        root, added = Path(self.root), build_data["force_include"]
         if not (file := root / NAME).is_file():
             call = ["git", "-C", str(root), "describe", "--always", "--dirty=+changes", "--abbrev=40", "--exclude=*"]
             file = Path(self.directory) / NAME
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(subprocess.run(call, capture_output=True, text=True, check=True).stdout)
-        build_data["force_include"][str(file)] = NAME if self.target_name == "sdist" else f"vlmflow/workflow/{NAME}"
+        if self.target_name == "sdist":
+            added[str(file)] = NAME
+            return
+        added[str(file)] = f"vlmflow/workflow/{NAME}"
+        again = Path(self.directory) / "again.py"  # under its own name hatchling would take it only once
+        shutil.copyfile(root / "scripts/vlmflow/__init__.py", again)
+        added[str(again)] = "vlmflow/workflow/scripts/vlmflow/__init__.py"
