@@ -19,15 +19,20 @@ class BuiltFrom(BuildHookInterface):
         if version == "editable":
             return
         root, added = Path(self.root), build_data["force_include"]
+        scratch = Path(self.directory) / "scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
         if not (file := root / NAME).is_file():
             call = ["git", "-C", str(root), "describe", "--always", "--dirty=+changes", "--abbrev=40", "--exclude=*"]
-            file = Path(self.directory) / NAME
-            file.parent.mkdir(parents=True, exist_ok=True)
+            file = scratch / NAME
             file.write_text(subprocess.run(call, capture_output=True, text=True, check=True).stdout)
         if self.target_name == "sdist":
             added[str(file)] = NAME
             return
         added[str(file)] = f"vlmflow/workflow/{NAME}"
-        again = Path(self.directory) / "again.py"  # under its own name hatchling would take it only once
+        again = scratch / "again.py"  # under its own name hatchling would take it only once
         shutil.copyfile(root / "scripts/vlmflow/__init__.py", again)
         added[str(again)] = "vlmflow/workflow/scripts/vlmflow/__init__.py"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was written for it."""
+        shutil.rmtree(Path(self.directory) / "scratch", ignore_errors=True)
