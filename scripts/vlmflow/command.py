@@ -555,3 +555,7 @@ def main() -> None:
         app()
     except VlmflowError as error:
         sys.exit(printable_lines(str(error)))
+
+
+if __name__ == "__main__":
+    main()

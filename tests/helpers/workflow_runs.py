@@ -52,6 +52,11 @@ def program(name: str) -> Path:
     return file
 
 
+def vlmflow(*words: object) -> list[str]:
+    """Return a call of the command `vlmflow`."""
+    return [sys.executable, "-m", "vlmflow.command", *map(str, words)]
+
+
 def script(name: str, **values: object) -> None:
     """Run one of the project's scripts, as from a shell."""
     words = [word for key, value in values.items() for word in (f"--{key.replace('_', '-')}", str(value))]

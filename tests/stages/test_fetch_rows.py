@@ -97,9 +97,9 @@ def test_a_damaged_store_is_repaired(server: HubServer, place: Place):
 
 
 def test_unpinned_sources_are_not_fetched(server: HubServer, place: Place):
-    with pytest.raises(VlmflowError, match=r"pins\.yaml: hf://.*/train\.json has no revision\n.*`make pins`"):
+    with pytest.raises(VlmflowError, match=r"pins\.yaml: hf://.*/train\.json has no revision\n.*`vlmflow pins`"):
         place.fetch(revision=None)
-    with pytest.raises(VlmflowError, match=r"is not in pins\.yaml\n.*add a line 'hf://.*`make pins`"):
+    with pytest.raises(VlmflowError, match=r"is not in pins\.yaml\n.*add a line 'hf://.*`vlmflow pins`"):
         fetch_rows.main(raw=place.raw, account=place.account, source=SOURCE, store=place.store)
     assert not server.requests
     assert not place.raw.exists()

@@ -251,7 +251,7 @@ def test_a_step_without_a_finite_number_ends_the_training_before_it_is_saved(
     rows = {number: [row for batch in batches for row in batch] for number, batches in rows_of_step(folder, 4).items()}
     to_blame = rows[rank] if what == "loss" else rows[0] + rows[1]
     assert f"rows {', '.join(f'line {row + 1}' for row in sorted(to_blame))};" in error.cause
-    assert "lower runs.NAME.train.learning_rate; or correct the rows (make rows RUN=r STEP=4 shows" in error.next_step
+    assert "lower runs.NAME.train.learning_rate; or correct the rows (vlmflow rows r --step 4 shows" in error.next_step
     before = (folder / "progress.jsonl").read_text()
     assert str(refused(training, runs)) == str(error)
     assert (folder / "progress.jsonl").read_text() == before, "nothing is trained again"

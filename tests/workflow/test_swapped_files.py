@@ -217,7 +217,7 @@ def picture(folder: Path, rewritten: bool = False) -> Path:
 
 
 RAW = "raw/fire/FIRE-train-100K.json"
-REFRESH = "make refresh-pictures DATASET=fire"
+REFRESH = "vlmflow refresh-pictures FILE fire"
 OTHER_ROWS = r"records other digests for these rows"
 
 

@@ -1,12 +1,5 @@
-"""The configuration as one model: the keys, their meaning and their defaults.
+"""The configuration as one model: the keys, their meaning and their defaults."""
 
-What the command lines of tools have in common: configuration, working directory, and how an error ends them.
-"""
-
-import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +22,7 @@ from vlmflow.config.source import NO_COUNT, HubSource, base_run, parse_source, r
 from vlmflow.config.tables import PictureSource
 from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import Integrity
-from vlmflow.core.errors import VlmflowError, printable_lines
+from vlmflow.core.errors import VlmflowError
 
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\*?$")]
 """The name of an environment variable, or the beginning of names before a `*`."""
@@ -382,40 +375,9 @@ def _names(known: dict[str, Any]) -> str:
 CONFIG = CHECKOUT / "config.yaml"
 
 
-def tool_parser(text: str | None, *, run: str | None = None, configured: bool = True) -> argparse.ArgumentParser:
-    """Return a parser of a tool's command line, with --directory.
-
-    text: the tool's docstring. run: the folder or key under which the run stands that --run names; None: no --run.
-    configured: whether it takes --configfile (`settings_of`).
-    """
-    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
-    if run:
-        parser.add_argument("--run", required=True, help=f"its name under {run}")
-    if configured:
-        words = "as for snakemake; later files take precedence"
-        parser.add_argument("--configfile", nargs="+", type=Path, default=[], metavar="FILE", help=words)
-    parser.add_argument("--directory", type=Path, default=Path(), help="the working directory, as for snakemake")
-    return parser
-
-
 def settings_of(files: list[Path]) -> Config:
     """Return the configuration of config.yaml and `files`, of which later ones take precedence.
 
     Raises VlmflowError with a line per fault: file, line and column, or key and value, and what is allowed.
     """
     return check_config(read_layers([CONFIG, *files]), [CONFIG, *files])
-
-
-@contextmanager
-def errors_in_words(interrupted: int = 130) -> Iterator[None]:
-    """End the process with the cause and the next step of an error that is not a bug, and on Ctrl-C without words.
-
-    interrupted: the exit code after Ctrl-C; 0 for what nothing else ends.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        print()
-        sys.exit(interrupted)
-    except VlmflowError as error:
-        sys.exit(printable_lines(str(error)))

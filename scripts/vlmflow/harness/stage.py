@@ -140,10 +140,12 @@ def _completed(match: re.Match[str]) -> str:
     forced = f"{call} --forcerun {rule}".strip()
     if targets and not targets.startswith(IN_S3):
         return f"vlmflow cluster run {also or 'FILE'} {target} {forced}"
-    if also and match["dataset"]:
+    if targets or not also:
+        snakemake = WITHOUT_CONTROLLER if targets else ".venv/bin/snakemake"
+        return f"{snakemake} {f'--configfile {files} ' if files else ''}{forced} -- {target}"
+    if match["dataset"]:
         return f"vlmflow refresh-pictures {also} {match['dataset']} {call}".strip()
-    snakemake = WITHOUT_CONTROLLER if targets else ".venv/bin/snakemake"
-    return f"{snakemake} {f'--configfile {files} ' if files else ''}{forced} -- {target}"
+    return f"vlmflow run {also} {target} {forced}"
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"

@@ -84,8 +84,10 @@ def _options(workflow: Any) -> list[str]:
 
 
 def _shown(workflow: Any, path: Path) -> str:
+    """Return a path as a command has it: absolute, since a person may stand anywhere, unless this works in the clone."""
     root = Path(workflow.basedir)
-    return str(path.relative_to(root) if path.is_relative_to(root) else path)
+    below = path.is_relative_to(root) and (workflow.remote_exec or Path.cwd().samefile(root))
+    return str(path.relative_to(root) if below else path)
 
 
 EXECUTORS = {"kubernetes": "vlmflow.remote.kubernetes.executor", "slurm": "vlmflow.remote.slurm.executor"}

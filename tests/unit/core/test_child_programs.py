@@ -175,5 +175,5 @@ def test_a_missing_environment_names_its_command(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("VLMFLOW_VENV_TRACK", str(tmp_path / "away"))
     with pytest.raises(VlmflowError) as caught:
         python_of("track")
-    assert caught.value.next_step == "make env-track"
+    assert caught.value.next_step == "vlmflow env track"
     assert json.dumps(str(tmp_path / "away"))[1:-1] in caught.value.cause

@@ -1,5 +1,6 @@
 """What people read while the workflow runs: messages of stages, notes of a plan, and a sign of life every minute."""
 
+import json
 import logging
 import os
 import re
@@ -21,7 +22,7 @@ from vlmflow.harness import screen
 from vlmflow.harness.plan import notes
 from vlmflow.harness.stage import complete_commands
 from vlmflow.harness.start import tell_stages
-from workflow_runs import ROOT, program
+from workflow_runs import ROOT, vlmflow
 
 ABOUT_ITSELF = (
     "Assuming unrestricted",
@@ -75,16 +76,21 @@ def test_what_is_said_of_ctrl_c_and_sigterm_is_shown() -> None:
 
 FILES = [ROOT / "profiles/kubernetes/stores.yaml", Path("/home/ann/my run.yaml")]
 GIVEN = "profiles/kubernetes/stores.yaml '/home/ann/my run.yaml'"
+OVER = GIVEN.replace(" '", " --also '")
 CALL = f"--configfile {GIVEN}"
-REFRESH = "make refresh-pictures DATASET=fire"
+REFRESH = "vlmflow refresh-pictures FILE fire"
 FIT = "fit them again: snakemake --forcerun fit_rows -- "
 
 
 def told(
-    monkeypatch: pytest.MonkeyPatch, prefix: str | None, files: list[Path] = FILES, config: list[str] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str | None,
+    files: list[Path] = FILES,
+    config: list[str] | None = None,
+    folder: Path = ROOT,
 ) -> None:
     """Tell stages about a call. prefix: the storage prefix, if the stage runs in a pod."""
-    monkeypatch.chdir(ROOT)
+    monkeypatch.chdir(folder)
     for name in ("INTEGRITY", "RECORDS", "CONFIG", "CALL", "TARGETS", "LOCAL"):
         monkeypatch.setenv(f"VLMFLOW_{name}", "left from elsewhere")
     workflow = SimpleNamespace(
@@ -105,28 +111,32 @@ def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "relative:/theirs")
     told(monkeypatch, None)
     assert os.environ["PYTHONPATH"] == f"{ROOT / 'scripts'}:/theirs", "a stage finds the packages beside its folder"
-    assert complete_commands(f"x: {REFRESH}") == f'x: {REFRESH} CONFIG="{GIVEN}"'
-    assert (
-        complete_commands(f"{FIT}fitted/a")
-        == f"fit them again: .venv/bin/snakemake {CALL} --forcerun fit_rows -- fitted/a"
-    )
+    assert complete_commands(f"x: {REFRESH}") == f"x: vlmflow refresh-pictures {OVER} fire"
+    assert complete_commands(f"{FIT}fitted/a") == f"fit them again: vlmflow run {OVER} fitted/a --forcerun fit_rows"
     told(monkeypatch, None, [])
-    assert (
-        complete_commands(f"{REFRESH}; {FIT}fitted/a")
-        == f"{REFRESH}; {FIT.replace('snakemake', '.venv/bin/snakemake')}fitted/a"
+    snakemake = ".venv/bin/snakemake --forcerun"
+    assert complete_commands(f"{REFRESH}; {FIT}fitted/a") == (
+        f"{snakemake} resolve_images -- data/fire/stats.json; fit them again: {snakemake} fit_rows -- fitted/a"
     )
+
+
+def test_in_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A person stands there, or names it: the paths of the command are those of both."""
+    told(monkeypatch, None, folder=tmp_path)
+    over = OVER.replace("profiles/", f"{ROOT}/profiles/")
+    assert complete_commands(REFRESH) == f"vlmflow refresh-pictures {over} fire --directory {tmp_path}"
+    monkeypatch.chdir(ROOT / "profiles")
+    told(monkeypatch, None, folder=ROOT / "profiles")
+    assert complete_commands(REFRESH) == f"vlmflow refresh-pictures {over} fire --directory {ROOT / 'profiles'}"
 
 
 def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pod and its folder are gone when somebody reads the message; targets are on the volume."""
     told(monkeypatch, "/outputs/targets")
-    assert complete_commands(REFRESH) == (
-        f'make cluster-run TARGET=data/fire/stats.json CONFIG="{GIVEN}" ARGS="--forcerun resolve_images"'
-    )
+    assert complete_commands(REFRESH) == (f"vlmflow cluster run {OVER} data/fire/stats.json --forcerun resolve_images")
     seen = "/outputs/.pods/p1/fs/outputs/targets/fitted/a"
     assert complete_commands(f"{seen}: {FIT}{seen}") == (
-        "/outputs/targets/fitted/a: fit them again: "
-        f'make cluster-run TARGET=fitted/a CONFIG="{GIVEN}" ARGS="--forcerun fit_rows"'
+        f"/outputs/targets/fitted/a: fit them again: vlmflow cluster run {OVER} fitted/a --forcerun fit_rows"
     )
 
 
@@ -143,13 +153,17 @@ def test_in_a_pod_that_a_laptop_created(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_controller_takes_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It is given a call of Snakemake that checks the pictures again, with the first call's options."""
-    mine = tmp_path / "my run.yaml"
-    mine.write_text(f"datasets: {{fire: {{image_roots: ['{tmp_path}']}}}}")
-    told(monkeypatch, "/outputs/targets", [FILES[0], mine], ['models={"a": {"source": "/m", "model_type": "qwen3"}}'])
-    words = shlex.split(complete_commands(REFRESH))
-    done = subprocess.run([words[0], "--dry-run", *words[1:]], cwd=ROOT, capture_output=True, text=True, check=True)
-    *_, said = done.stdout.splitlines()[-1].partition("vlmflow.remote.cluster.controller --namespace vlmflow run -- ")
-    call = [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "-n", *shlex.split(said)]
+    files = [ROOT / "config.yaml", FILES[0]]
+    told(monkeypatch, "/outputs/targets", files, [f'datasets={{"fire": {{"image_roots": ["{tmp_path}"]}}}}'])
+    name, *words = shlex.split(complete_commands(REFRESH))
+    assert name == "vlmflow"
+    code = (
+        "import json; from vlmflow.remote.cluster import controller; from vlmflow.command import main; "
+        "controller.run = lambda cluster, *words: print(json.dumps(words)); main()"
+    )
+    environment = os.environ | {"KUBECTL": "/bin/true"}
+    said = subprocess.run([sys.executable, "-c", code, *words], env=environment, capture_output=True, check=True).stdout
+    call = [sys.executable, "-m", "snakemake", "--directory", str(tmp_path), "-n", *json.loads(said)]
     planned = called(call, ROOT)
     assert planned.returncode == 0, planned.stderr[-2000:]
     assert "Checking the pictures that the train split of fire names" in planned.stdout + planned.stderr
@@ -229,16 +243,15 @@ def test_silence_is_broken_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "does"),
-    [("track_run", "odd�[31m/merged/mine"), ("check_provenance", "take a folder that vlmflow published")],
+    ("command", "does"),
+    [("track", "odd�[31m/merged/mine"), ("verify", "take a folder that vlmflow published")],
 )
-def test_cause_and_next_step_steer_no_terminal(script: str, does: str, tmp_path: Path) -> None:
+def test_cause_and_next_step_steer_no_terminal(command: str, does: str, tmp_path: Path) -> None:
     folder = tmp_path / "odd\x1b[31m"
     provenance = folder / "merged" / "mine" / "provenance.json"
     provenance.parent.mkdir(parents=True)
     provenance.write_text("{}")
-    words = [sys.executable, str(program(script)), "--run", "mine", "--directory", str(folder)]
-    run = subprocess.run(words, capture_output=True, text=True, check=False)
+    run = subprocess.run(vlmflow(command, "mine", "--directory", folder), capture_output=True, text=True, check=False)
     assert run.returncode == 1
     cause, step = run.stderr.splitlines()
     assert "odd�[31m/merged/mine/provenance.json: " in cause

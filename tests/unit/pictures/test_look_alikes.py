@@ -155,7 +155,7 @@ def test_a_picture_that_changed_since_is_an_error(store: Path, content: bytes | 
     picture.unlink()
     if content is not None:
         picture.write_bytes(content)
-    with pytest.raises(VlmflowError, match=rf"1 of 40 pictures {said}: 5\.img\n.*make refresh-pictures DATASET=store"):
+    with pytest.raises(VlmflowError, match=rf"1 of 40 pictures {said}: 5\.img\n.*vlmflow refresh-pictures FILE store"):
         hash_pictures(store / "train.jsonl", store / "out.jsonl", store / "store", 1)
     assert not (store / "out.jsonl").exists()
 

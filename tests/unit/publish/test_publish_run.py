@@ -13,13 +13,14 @@ import huggingface_hub
 import pytest
 
 from finished_runs import ADAPTER, MERGED, RUN, finished_run, rights
-from hub_server import TOKEN, HubServer, Repo, command, served_hub, sha256
+from hub_server import TOKEN, HubServer, Repo, served_hub, sha256
 from made_accounts import some_provenance
 from vlmflow.core.errors import VlmflowError
 from vlmflow.publish.package import rights_of
 from vlmflow.reports.licences import LicenceOfSource, StatedLicences
 from vlmflow.reports.provenance import BaseModelFiles, Fp8Files
 from vlmflow.tools import publish_run
+from workflow_runs import vlmflow
 
 TO = "ann/mine"
 FIRST, SECOND = (sha256(MERGED[f"model-0000{number}-of-00002.safetensors"]) for number in (1, 2))
@@ -90,7 +91,7 @@ def test_a_killed_upload_sends_only_the_rest(tmp_path: Path, hub: HubServer) -> 
         return body
 
     hub.on_upload = wait
-    words = [*command("publish_run", run=RUN, to=TO, directory=tmp_path), "--yes"]
+    words = vlmflow("publish", RUN, "--to", TO, "--directory", tmp_path, "--yes")
     client = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     while not second.wait(0.05):
         assert client.poll() is None, client.communicate()[0].decode()

@@ -310,7 +310,7 @@ def test_pictures_that_are_not_those_of_the_account_are_refused(tmp_path: Path) 
     (manifest,) = one.manifests
     text = manifest.read_text()
     manifest.write_text(text.replace(hashlib.sha256(b"1").hexdigest(), "0" * 64))
-    with pytest.raises(VlmflowError, match=r"records other digests .*\n.*make refresh-pictures DATASET=a"):
+    with pytest.raises(VlmflowError, match=r"records other digests .*\n.*vlmflow refresh-pictures FILE a"):
         mixed(tmp_path, Member("a", "all", one.folder, one.stats, one.manifests))
     manifest.write_text(text.splitlines()[0])
     with pytest.raises(VlmflowError, match=r"no image manifest has picture '2\.png'"):

@@ -14,7 +14,7 @@ from vlmflow.in_trainer.messages import STATE, Begin, End, Event, Log, as_line
 from vlmflow.supervisor.progress import Newest, doing, local_runs, report_line
 from vlmflow.supervisor.run_folder import RunFolder
 from vlmflow.supervisor.watch import end_of_whole_lines
-from workflow_runs import ROOT
+from workflow_runs import ROOT, vlmflow
 
 SCRIPTS = ROOT / "scripts"
 
@@ -213,7 +213,7 @@ def test_a_damaged_job_file_hides_no_training(folder: RunFolder, tmp_path: Path,
 @pytest.mark.lengthy
 def test_status_shows_them_on_a_machine_without_a_cluster(folder: RunFolder, tmp_path: Path) -> None:
     def status() -> str:
-        words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", tmp_path]
+        words = vlmflow("status", "--directory", tmp_path)
         environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "PATH": str(tmp_path)}  # no squeue either
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")

@@ -282,4 +282,4 @@ def test_a_picture_in_no_manifest_is_named_with_its_row(tmp_path: Path) -> None:
     with pytest.raises(VlmflowError, match=r"val\.jsonl, row row-0: picture a\.png is in no image manifest") as caught:
         traces_of_val(folder)
     assert str(manifest) in caught.value.cause
-    assert caught.value.next_step == "check the pictures again: make refresh-pictures DATASET=fire"
+    assert caught.value.next_step == "check the pictures again: vlmflow refresh-pictures FILE fire"

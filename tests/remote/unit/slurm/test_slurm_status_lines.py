@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from vlmflow.remote.job import LINES, last_lines, newest_progress
 from vlmflow.remote.slurm.queue import QueuedJob, ask
 from vlmflow.remote.slurm.waiting import UNTIL_SAID, News, reason_in_words, starts_by_itself, will_not_start
 from vlmflow.remote.status import has_slurm, of_slurm
-from workflow_runs import ROOT
+from workflow_runs import vlmflow
 
 REASONS = Path(__file__).with_name("reasons.txt").read_text().split()
 """All words of Slurm's documentation of 24.11, and of the library of 22.05."""
@@ -266,7 +265,7 @@ def test_odd_texts_reach_no_terminal_and_need_no_cluster_of_kubernetes(slurm: Sl
     queue += f"3|PENDING|A reason with \x1b[1m||z|never|{COMMENT}|x"
     folder = slurm(queue=queue, places="1|\x1b|FOLDER/\x1b[3J\nnonsense\n")
     (folder / "logs dir" / "1.log").write_bytes(b"\xff\x1b[2J\rmine \x1b[5m step 4/10 \xc2\xb7 0:12 left\n")
-    words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", folder]
+    words = vlmflow("status", "--directory", folder)
     environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none")}
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
