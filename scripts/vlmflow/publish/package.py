@@ -182,7 +182,7 @@ def adapter_package(merged: Path, full: Path, facts: Provenance) -> Package:
     if not tuner_of(facts.training.tuner).trains_adapter:
         raise VlmflowError(
             f"run {facts.run}: tuner {facts.training.tuner} trains the weights themselves, so there is no adapter",
-            "publish its merged weights: leave ADAPTER out",
+            "publish its merged weights: leave --adapter out",
         )
     report: TrainingReport = read_release(full)
     if report.digests != facts.training.digests:

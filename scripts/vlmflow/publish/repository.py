@@ -76,7 +76,7 @@ def refuse_unless_fits(name: str, repo: Repository | None, package: Package, pub
     """
     if repo and not repo.private and not public:
         raise VlmflowError(
-            f"{name} exists and is public", "give another repository; or say that everybody may have it: PUBLIC=1"
+            f"{name} exists and is public", "give another repository; or say that everybody may have it: --public"
         )
     if others := sorted(repo.files.keys() - package.files.keys() - {OF_THE_HUB} if repo else ()):
         raise VlmflowError(
@@ -176,7 +176,9 @@ def _in_our_words(name: str) -> Iterator[None]:
     except VlmflowError:
         raise
     except HFValidationError:
-        raise VlmflowError(f"{printable(name)!r} is no name of a repository on the hub", "give TO=OWNER/NAME") from None
+        raise VlmflowError(
+            f"{printable(name)!r} is no name of a repository on the hub", "write: --to OWNER/NAME"
+        ) from None
     except OfflineModeIsEnabled:
         raise VlmflowError(f"{name}: HF_HUB_OFFLINE forbids access to the hub", "unset it for this command") from None
     except Exception as error:

@@ -48,7 +48,9 @@ def asked_in_val(rows: Path, picture_store: Path) -> Asked:
     """
     file = rows / "val.jsonl"
     if not file.is_file() or not (first := first_rows(file, 1)):
-        raise VlmflowError(f"{file}: has no row to ask about", "ask about your own picture: PICTURE=… ASK=…")
+        raise VlmflowError(
+            f"{file}: has no row to ask about", "ask about your own picture: --picture FILE --ask QUESTION"
+        )
     (row,) = first
     index = next(number for number, turn in enumerate(row.conversations) if turn.speaker == "human")
     feedback = next((turn.value for turn in row.conversations[index + 1 :] if turn.speaker == "human"), None)
@@ -75,7 +77,7 @@ def opened(file: Path) -> Image.Image:
     picture = content if isinstance(content, Unusable) else plain_picture(content, AT_USE)
     if isinstance(picture, Unusable):
         why = f"{picture.reason}: {picture.detail}"
-        raise VlmflowError(f"{file}: cannot be read as a picture: {why}", "name a PNG or JPEG: PICTURE=…")
+        raise VlmflowError(f"{file}: cannot be read as a picture: {why}", "name a PNG or JPEG by --picture")
     return picture
 
 

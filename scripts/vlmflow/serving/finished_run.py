@@ -86,7 +86,7 @@ class FinishedRun:
         if not tuner_of(self.tuner).trains_adapter:
             raise VlmflowError(
                 f"run {self.name}: tuner {self.tuner} trains the weights themselves, so there is no adapter",
-                "use its merged weights: leave ADAPTER out",
+                "serve its merged weights: vlmflow serve without --what adapter",
             )
         full = self.folder / "checkpoints" / self.name / "full"
         read_release(full)
@@ -107,8 +107,6 @@ def finished_run(folder: Path, name: str) -> FinishedRun:
 
 def refuse_no_name(name: str) -> None:
     """Raise VlmflowError if a text that a person gave is no name of a run, which becomes part of a path."""
-    if not name:
-        raise VlmflowError("no run is named", "name the run as under runs in your configuration")
     if not is_name(name):
         raise VlmflowError(f"{name!r} is no name of a run", "name it as under runs in your configuration")
 

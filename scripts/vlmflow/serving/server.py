@@ -181,7 +181,7 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], port: int, limit: floa
         if process.poll() is not None:
             end = end_of(log)
             if PORT_TAKEN in end.lower():
-                raise PortTakenError(f"port {port} is in use", "choose another port: PORT=…, or none for a free one")
+                raise PortTakenError(f"port {port} is in use", "choose another --port, or none for a free one")
             raise VlmflowError(
                 f"the server of {model} ended with code {process.returncode} before it answered",
                 f"read the end of its output, {log}:\n{end}",

@@ -82,7 +82,7 @@ def trained_rows(run_folder: Path, rows: Path, step: int) -> list[TrainedRow]:
     if not of_ranks:
         reached = last_step_begun(run_folder)
         raise VlmflowError(
-            f"{run_folder}: step {step} has not begun; the last step that began is {reached}", f"STEP=1 to {reached}"
+            f"{run_folder}: step {step} has not begun; the last step that began is {reached}", f"--step 1 to {reached}"
         )
     digests = fitted_rows(rows).digests
     trained_on = read_account(run_folder / JOB, _Job).data.digest
