@@ -86,10 +86,11 @@ fire-demo: env ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-t
 	  --directory runs/fire-demo
 
 # What `vlmflow` does now, by its former name here.
-override FORMER := run:run%FILE check-config:check%FILE estimate:estimate%FILE refresh-pictures:refresh-pictures%FILE \
-  clean-runs:clean board:board index:index notebook:notebook rows:rows%--step%N try:try serve:serve verify:verify \
-  track:track publish:publish%--to%OWNER/NAME pins:pins doctor:doctor status:status $(foreach \
-  word,push run get put log stop token,cluster-$(word):cluster%$(word))
+override FORMER := run:run%FILE check-config:check%FILE estimate:estimate%FILE board:board index:index try:try \
+  refresh-pictures:refresh-pictures%FILE%DATASET clean-runs:clean notebook:notebook rows:rows%--step%N serve:serve \
+  verify:verify track:track publish:publish%--to%OWNER/NAME pins:pins doctor:doctor status:status \
+  cluster-run:cluster%run%FILE cluster-get:cluster%get%TARGET cluster-put:cluster%put%SOURCE%TO \
+  $(foreach name,push log stop token,cluster-$(name):cluster%$(name))
 override NAMES_BEFORE := $(foreach pair,$(FORMER),$(firstword $(subst :, ,$(pair))))
 .PHONY: $(NAMES_BEFORE)
 $(NAMES_BEFORE):

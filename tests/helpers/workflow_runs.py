@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,29 @@ def program(name: str) -> Path:
 def vlmflow(*words: object) -> list[str]:
     """Return a call of the command `vlmflow`."""
     return [sys.executable, "-m", "vlmflow.command", *map(str, words)]
+
+
+def refusal(words: Sequence[str]) -> str:
+    """Return why `vlmflow` cannot take some words: the command, an option, or the number of arguments; "" if it can.
+
+    Options of commands that pass them on to Snakemake are Snakemake's to judge.
+    """
+    from typer.core import TyperGroup
+    from typer.main import get_command
+
+    from vlmflow.command import app
+
+    command, rest = get_command(app), list(words)
+    while isinstance(command, TyperGroup):
+        name = rest.pop(0) if rest else ""
+        if name not in command.commands:
+            return f"no such command: {name}"
+        command = command.commands[name]
+    try:
+        command.make_context("vlmflow", rest)
+    except Exception as error:
+        return str(error) or type(error).__name__
+    return ""
 
 
 def script(name: str, **values: object) -> None:

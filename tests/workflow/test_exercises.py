@@ -20,7 +20,7 @@ FILES = {"new-executor": 5, "new-family": 3, "new-form": 5, "new-stage": 9, "new
 FORGOTTEN = {
     "new-executor": [
         "tests/remote/unit/test_borders.py::test_all_that_it_uses_of_the_project_comes_through_one_module",
-        "tests/remote/unit/test_borders.py::test_two_files_outside_know_it_and_none_of_the_library",
+        "tests/remote/unit/test_borders.py::test_three_files_outside_know_it_and_none_of_the_library",
     ],
     "new-family": [
         "tests/stages/test_families.py",

@@ -84,7 +84,7 @@ def _options(workflow: Any) -> list[str]:
 
 
 def _shown(workflow: Any, path: Path) -> str:
-    """Return a path as a command has it: absolute, since a person may stand anywhere, unless it is in the clone."""
+    """Return a path for a command: relative for whoever stands in the clone, or for a pod; for others absolute."""
     root = Path(workflow.basedir)
     below = path.is_relative_to(root) and (workflow.remote_exec or Path.cwd().samefile(root))
     return str(path.relative_to(root) if below else path)

@@ -19,7 +19,7 @@ from vlmflow.remote.kubernetes import inside, needs, objects
 from vlmflow.remote.kubernetes.inside import Answer
 from vlmflow.remote.kubernetes.needs import Need, jobs_of
 from vlmflow.remote.kubernetes.templates import template_in
-from workflow_runs import ROOT
+from workflow_runs import ROOT, vlmflow
 
 TEMPLATES = {
     file.stem: template_in(yaml.safe_load(file.read_text()))
@@ -395,13 +395,7 @@ def test_table_and_json_say_whether_it_is_ready(capsys: pytest.CaptureFixture[st
 def test_a_configuration_that_is_not_yaml_is_refused_with_line_and_column(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("runs:\n  r: {model: m\n  b: [\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "vlmflow.remote.kubernetes.doctor", "--configfile", str(file)],
-        cwd=ROOT / "scripts",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = subprocess.run(vlmflow("doctor", file), capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"{file}, line 3, column 4: expected ',' or '}}', but got ':' while parsing")
     assert "begun in line 2, column 6; the line is: b: [\n  what to do: " in done.stderr

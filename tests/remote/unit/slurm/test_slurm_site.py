@@ -2,7 +2,6 @@
 
 import fcntl
 import tempfile
-from argparse import Namespace
 from pathlib import Path
 
 import msgspec
@@ -315,7 +314,7 @@ def test_bad_input_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("PATH", path)
     with pytest.raises(VlmflowError) as refusal:
-        doctor.main(Namespace(configfile=DEMO, profile=PROFILE, run=[run], directory=Path(folder)))
+        doctor.main(DEMO, [run], PROFILE, Path(folder), 180, as_json=False)
     assert said in refusal.value.cause
     assert "\n" not in refusal.value.cause
 

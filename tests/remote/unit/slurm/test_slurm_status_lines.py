@@ -214,7 +214,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 def test_each_job_of_ours_is_shown_with_its_progress_or_why_it_waits(slurm: Slurm) -> None:
     submitted = (datetime.now() - timedelta(hours=1)).isoformat(timespec="seconds")
-    shown = [line.split("  ") for line in of_slurm(slurm(queue=QUEUE.replace("SUBMITTED", submitted)))]
+    shown = [line.split("  ") for line in of_slurm(slurm(queue=QUEUE.replace("SUBMITTED", submitted))).lines]
     rows = {cells[0]: [cell.strip() for cell in cells[1:] if cell.strip()] for cells in shown}
     numbers = [cells[3] for cells in rows.values()]
     assert numbers == ["10", "1", "7", "19", "2", "3"], "the oldest first; none that has ended, or is somebody else's"
@@ -234,9 +234,9 @@ def test_each_job_of_ours_is_shown_with_its_progress_or_why_it_waits(slurm: Slur
 
 
 def test_no_job_and_no_answer_are_a_line(slurm: Slurm) -> None:
-    assert of_slurm(slurm(queue="")) == ["Slurm has no job of vlmflow"]
-    assert of_slurm(slurm(fails=OUTAGE)) == [f"Slurm does not answer: squeue: {OUTAGE}"]
-    assert of_slurm(slurm(fails="\x1b]0;title\x07 error")) == ["Slurm does not answer: squeue: �]0;title� error"]
+    assert of_slurm(slurm(queue="")).lines == ["Slurm has no job of vlmflow"]
+    assert of_slurm(slurm(fails=OUTAGE)).lines == [f"Slurm does not answer: squeue: {OUTAGE}"]
+    assert of_slurm(slurm(fails="\x1b]0;title\x07 error")).lines == ["Slurm does not answer: squeue: �]0;title� error"]
 
 
 def test_what_a_person_lets_squeue_show_hides_no_job(
@@ -254,7 +254,7 @@ def test_what_a_person_lets_squeue_show_hides_no_job(
 def test_a_controller_that_is_lost_meanwhile_is_one_line(slurm: Slurm, tmp_path: Path) -> None:
     folder = slurm()
     (tmp_path / "bin" / "scontrol").write_text(f'#!/bin/sh\necho "{OUTAGE}" >&2\nexit 1\n')
-    assert of_slurm(folder) == [f"Slurm does not answer: scontrol: {OUTAGE}"]
+    assert of_slurm(folder).lines == [f"Slurm does not answer: scontrol: {OUTAGE}"]
 
 
 @pytest.mark.lengthy
