@@ -193,7 +193,7 @@ def test_swift_args_that_change_the_text_are_known() -> None:
 
 def test_the_tables_of_ms_swifts_names_are_those_of_the_installed_one() -> None:
     assert (names(), model_types()) == (installed_names(), installed_types()), (
-        "run .venv/bin/python scripts/tools/make_swift_names.py, and look at what changed"
+        "run .venv/bin/python scripts/vlmflow/tools/make_swift_names.py, and look at what changed"
     )
 
 

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +26,7 @@ from vlmflow.serving.finished_run import finished_run, link_served
 from vlmflow.serving.loaded import LoadedModel
 from vlmflow.tools.serve import main as serve
 from vlmflow.tools.try_run import main as try_run
-from workflow_runs import ROOT, RUN, copy_folder
+from workflow_runs import RUN, copy_folder, vlmflow
 
 TOKENS = 24
 
@@ -42,18 +41,10 @@ def picture(tmp_path: Path) -> Path:
 
 @contextmanager
 def served(folder: Path, *words: str) -> Iterator[tuple[str, str, str, subprocess.Popen[str]]]:
-    """Start tools/serve.py; yield the server's address, its model's name, its key, and the script's process."""
-    script = [
-        sys.executable,
-        str(ROOT / "scripts" / "vlmflow" / "tools" / "serve.py"),
-        "--run",
-        RUN,
-        "--directory",
-        str(folder),
-        *words,
-    ]
+    """Start `vlmflow serve`; yield the server's address, its model's name, its key, and the command's process."""
+    command = vlmflow("serve", RUN, "--directory", folder, *words)
     given = {**os.environ, "HF_TOKEN": "secret", "TMPDIR": str(folder)}
-    process = subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=given)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=given)
     try:
         assert process.stdout
         first, *others = (process.stdout.readline() for _ in range(3))

@@ -1,20 +1,19 @@
-"""`make verify` on a finished run: the whole chain from the raw file to the tensors."""
+"""`vlmflow verify` on a finished run: the whole chain from the raw file to the tensors."""
 
+import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from vlmflow.core.files import sha256_of
-from workflow_runs import ROOT, RUN, copy_folder
+from workflow_runs import RUN, copy_folder, vlmflow
 
 
 def verify(*words: object) -> subprocess.CompletedProcess[str]:
-    script = [sys.executable, str(ROOT / "scripts" / "vlmflow" / "tools" / "check_provenance.py"), *map(str, words)]
-    return subprocess.run(script, capture_output=True, text=True, check=False)
+    return subprocess.run(vlmflow("verify", *words), capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def folder(demo_run: Path, tmp_path: Path) -> Path:
 
 
 def test_the_whole_chain_holds_and_a_changed_number_breaks_it(folder: Path) -> None:
-    whole = verify("--run", RUN, "--directory", folder)
+    whole = verify(RUN, "--directory", folder)
     assert whole.returncode == 0, whole.stdout + whole.stderr
     lines = whole.stdout.splitlines()
     assert [line[:8].strip() for line in lines] == ["ok"] * 9
@@ -45,12 +44,14 @@ def test_the_whole_chain_holds_and_a_changed_number_breaks_it(folder: Path) -> N
         last = file.read(1)[0]
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
-    changed = verify(folder / "merged" / RUN)
+    changed = verify("--copy", folder / "merged" / RUN, "--json")
     assert changed.returncode == 1
-    assert f"{shard}: expected {recorded}, found {sha256_of(shard)}" in changed.stdout
+    told = json.loads(changed.stdout)
+    assert not told["good"]
+    assert f"{shard}: expected {recorded}, found {sha256_of(shard)}" in str(told["links"])
 
     provenance = folder / "merged" / RUN / "provenance.json"
     provenance.write_text(provenance.read_text().replace(recorded, sha256_of(shard)))
-    forged = verify(folder / "merged" / RUN)
+    forged = verify("--copy", folder / "merged" / RUN)
     assert forged.returncode == 1, "who also changes the recorded digest is found by the tensors"
     assert forged.stdout.splitlines()[-2].startswith("DIFFERS   tensors: base + training = weights")

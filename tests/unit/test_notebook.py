@@ -77,7 +77,7 @@ def test_it_is_stored_without_outputs() -> None:
 
 
 def test_its_environment_has_the_versions_of_the_others() -> None:
-    """`make notebook` installs it into the same .venv, and the image above the data environment."""
+    """envs/jupyter.lock is installed into the same .venv, and the image above the data environment."""
     locked = {
         name: set(re.findall(r"^([A-Za-z0-9._-]+)==([^ ;\\]+)", (ROOT / f"envs/{name}.lock").read_text(), re.MULTILINE))
         for name in ("data", "dev", "jupyter")

@@ -12,6 +12,7 @@ do. Takes twelve minutes.
 """
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,9 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests" / "helpers")]
 
 from bulk_rows import write_volcano_rows  # noqa: E402
 
-MAKE = ["make", "--no-print-directory", "--old-file=.venv/train.stamp"]
+MAKE = ["make", "--no-print-directory", "--old-file=.venv/train.stamp", "--old-file=.venv/command.stamp"]
+"""It installs nothing of the clone into the environment of this checkout."""
+
 RUN = "qwen3vl-fire"
 TARGETS = [f"merged/{RUN}", "reports/data-fire.html", f"reports/lengths-{RUN}.html"]
 VOLCANO_ROWS = 240
@@ -116,7 +119,8 @@ def _snakemake(clone: Path, *words: str) -> str:
 
 
 def _run(folder: Path, *words: str) -> str:
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    ours = os.environ | {"PYTHONPATH": str(folder / "scripts")}  # `vlmflow` is installed from this checkout
+    done = subprocess.run(words, cwd=folder, env=ours, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(words)} failed:\n{(done.stdout + done.stderr)[-6000:]}")
     return done.stdout + done.stderr

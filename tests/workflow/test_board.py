@@ -1,11 +1,10 @@
-"""TensorBoard over all trainings, as `make board` starts it."""
+"""TensorBoard over all trainings, as `vlmflow board` starts it."""
 
 import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,9 @@ from typing import Any
 import httpx
 
 from vlmflow.track.send import EventFolders
-from workflow_runs import ROOT, RUN
+from workflow_runs import RUN, vlmflow
 
-BOARD = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "board.py"]
+BOARD = vlmflow("board")
 
 
 @contextmanager
@@ -66,7 +65,7 @@ def test_all_trainings_are_shown_by_name_and_ctrl_c_ends_it(demo_run: Path, tmp_
         shutil.copytree(next((runs / RUN).glob("full/*")), runs / RUN / "full" / "earlier")
         shown(address, {f"{RUN}/smoke", f"{RUN}/full", f"{RUN}/full-earlier"})
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(30) == 130
         assert not list(scratch.glob("vlmflow-*")), "it leaves no links"
 
 

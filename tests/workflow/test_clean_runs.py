@@ -1,34 +1,24 @@
-"""What `make clean-runs` lists and deletes in a finished demo folder, and what it never touches."""
+"""What `vlmflow clean` lists and deletes in a finished demo folder, and what it never touches."""
 
 import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from vlmflow.supervisor.run_folder import RunFolder
-from workflow_runs import ROOT, RUN, copy_folder, stale_rules
+from workflow_runs import ROOT, RUN, copy_folder, stale_rules, vlmflow
 
 OTHER = "0123456789abcdef"
 FILES = [str(ROOT / "profiles" / "demo" / "run.yaml"), "quick.yaml"]
 
 
 def clean(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Call the script as make does, without a terminal."""
-    call = [
-        sys.executable,
-        str(ROOT / "scripts" / "vlmflow" / "tools" / "clean_runs.py"),
-        "--directory",
-        str(folder),
-        "--configfile",
-    ]
-    files = [FILES[0], str(folder / FILES[1])]
-    return subprocess.run(
-        [*call, *files, *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    """Call it without a terminal."""
+    call = vlmflow("clean", FILES[0], "--also", folder / FILES[1], "--directory", folder, *words)
+    return subprocess.run(call, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
 def digest_of(folder: Path, stage: str) -> str:
@@ -91,7 +81,7 @@ def test_leftovers_are_listed_and_deleted_and_nothing_else(folder: Path) -> None
         assert f"  {place.relative_to(folder)}\n" in listed.stdout
         assert os.path.lexists(place)
     assert f"total: {len(left)}," in listed.stdout
-    assert "there is no terminal to ask on; add --yes to ARGS" in listed.stdout
+    assert "there is no terminal to ask on; add --yes to delete" in listed.stdout
     deleted = clean(folder, "--yes")
     assert deleted.returncode == 0, deleted.stderr
     assert everything_in(folder) == before

@@ -126,7 +126,7 @@ def test_a_missing_environment_is_said_by_a_dry_run(folder: Path, monkeypatch: p
     monkeypatch.setenv("VLMFLOW_VENV_SEARCH", str(folder / "no-venv"))
     said = planned(folder, "search/s/best.yaml", code=1)
     assert "the environment `search` is not installed" in said
-    assert "make env-search" in said
+    assert "vlmflow env search" in said
 
 
 def test_that_no_tracker_can_be_told_is_said_by_a_dry_run_and_refuses_nothing(
@@ -136,7 +136,7 @@ def test_that_no_tracker_can_be_told_is_said_by_a_dry_run_and_refuses_nothing(
     said = planned(folder, run={"track": {"mlflow": "sqlite:///mlflow.db"}})
     assert jobs(said)["track"] == 1
     assert "the rule track will fail, and nothing else: " in said
-    assert "make env-track" in said
+    assert "vlmflow env track" in said
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def test_two_forms_of_one_source_never_share_a_file(finished: Checkout) -> None:
 
 
 def test_pictures_added_to_a_root_are_used_on_request(checkout: Checkout) -> None:
-    """`make refresh-pictures`: 81,000 files are not watched, so the rule is forced; training follows."""
+    """`vlmflow refresh-pictures`: 81,000 files are not watched, so the rule is forced; training follows."""
     manifest = ["images/fire/train.jsonl", "images/fire/test.jsonl"]
     entries = read_picture_manifest(checkout.folder / manifest[0])
     picture = checkout.folder / "sample" / "pictures" / next(e.path for e in entries if e.reason == "missing")

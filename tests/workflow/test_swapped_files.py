@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import shutil
-import sys
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from vlmflow.core.errors import VlmflowError
 from vlmflow.merging.proof import PROOF
 from vlmflow.pictures.manifest import read_picture_manifest
 from vlmflow.rows.training_data import first_rows
-from workflow_runs import ROOT, RUN, command, copy_folder, snakemake, validation
+from workflow_runs import ROOT, RUN, command, copy_folder, snakemake, validation, vlmflow
 
 SETTINGS = {
     "max_steps": 6,
@@ -432,14 +432,11 @@ def test_the_command_in_a_refusal_checks_the_picture_again(place: Path) -> None:
     said = failed.stdout + failed.stderr
     assert failed.returncode != 0
     assert "1 of " in said
-    named = re.search(r'make refresh-pictures DATASET=fire CONFIG="([^"]+)" ARGS="([^"]+)"', said)
+    named = re.search(r"check them again: vlmflow (refresh-pictures .*)", said)
     assert named, said[-3000:]
-    assert shlex.split(named[2]) == ["--directory", str(folder)]
-    assert named[1].startswith("profiles/demo/run.yaml ")
-    recipe = re.search(r"(?m)^refresh-pictures: .*\n\t.*\$\${ARGS\[@\]}\" (.*)", (ROOT / "Makefile").read_text())
-    assert recipe
-    words = [*shlex.split(f"--configfile {named[1]} {named[2]}"), *shlex.split(recipe[1].replace("$$DATASET", "fire"))]
-    done = called([sys.executable, "-m", "snakemake", *words], ROOT)
+    words = shlex.split(named[1])
+    assert words[-3:] == ["fire", "--directory", str(folder)]
+    done = subprocess.run(vlmflow(*words), cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     after = found_of_train(folder)
     assert {name for name in before if before[name] != after[name]} == {

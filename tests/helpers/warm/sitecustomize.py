@@ -15,10 +15,10 @@ HANDED_OVER = re.compile(
     r"|vlmflow\.swift\.(encoded_rows|export|row_counter)|vlmflow\.evaluation\.answer_losses"
     r"|vlmflow\.search\.study_program|vlmflow\.track\.to_mlflow"
     r"|.*\b(make_tiny_model|train_smoke|train_model|trial|merge_weights|verify_tensors|verify_merged)\.py"
-    r"|.*\b(check_provenance|samplers|trainer_inputs)\.py"
+    r"|vlmflow\.command verify|.*\b(samplers|trainer_inputs)\.py"
     r"|(?s:\s*import .*\bfrom (swift|vlmflow\.swift\.encoded_rows) import.*)"
 )
-"""The programs: modules, scripts, and code (`-c`)."""
+"""The programs: modules, scripts, and code (`-c`); of `vlmflow` one command."""
 
 
 def program(words):
@@ -77,7 +77,8 @@ def hand_over(folder):
     os._exit(code)
 
 
-NAME = (program(sys.orig_argv) or [""])[0]
+WORDS = program(sys.orig_argv) or [""]
+NAME = " ".join(WORDS[: 2 if WORDS[0] == "vlmflow.command" else 1])
 if "VLMFLOW_WARM" in os.environ and HANDED_OVER.fullmatch(NAME) and os.environ.get("VLMFLOW_FRESH") != NAME:
     try:
         hand_over(os.environ["VLMFLOW_WARM"])

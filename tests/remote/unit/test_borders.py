@@ -45,7 +45,7 @@ def test_all_that_it_uses_of_the_project_comes_through_one_module() -> None:
             given = {name.rpartition(".")[2] for name in outside}
         else:
             assert outside == set(), file
-            taken |= {name.rpartition(".")[2] for name in names if name.startswith("vlmflow.remote.library.")}
+            taken |= {name.split(".")[3] for name in names if name.startswith("vlmflow.remote.library.")}
     assert given == taken, "it names what another module of the package uses, and nothing else"
 
 

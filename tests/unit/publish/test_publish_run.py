@@ -1,4 +1,4 @@
-"""`make publish` against the tests' hub: what is sent, what licences and others forbid, and what is read back."""
+"""`vlmflow publish` against the tests' hub: what is sent, what licences and others forbid, and what is read back."""
 
 import json
 import os

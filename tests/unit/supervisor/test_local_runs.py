@@ -1,4 +1,4 @@
-"""The trainings that run on this machine: folders, newest figures, and `make status` without a cluster."""
+"""The trainings that run on this machine: folders, newest figures, and `vlmflow status` without a cluster."""
 
 import os
 import subprocess
