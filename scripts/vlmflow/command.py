@@ -439,7 +439,10 @@ def run_there(
 ) -> None:
     """Push, run Snakemake in the controller, and follow it.
 
-    With profiles/kubernetes: vlmflow cluster run my-run.yaml merged/my-run
+    With profiles/kubernetes, whose stores come first:
+
+    \b
+    vlmflow cluster run profiles/kubernetes/stores.yaml --also my-run.yaml merged/my-run
     """
     from vlmflow.core.errors import VlmflowError
 

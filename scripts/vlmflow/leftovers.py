@@ -71,9 +71,7 @@ def find_leftovers(
             leftovers += of_trials(folder, store / run)
     leftovers += _unfinished(folder)
     if not stores:
-        notes.append(
-            "models, raw files and pictures: kept; name the configuration that uses them (--configfile) to include them"
-        )
+        notes.append("models, raw files and pictures: kept; to include them, name what uses them: vlmflow clean FILE")
         return leftovers, list(dict.fromkeys(notes))
     if store := _own_store(folder, settings.stores.models, "models", notes):
         leftovers += _of_models(folder, store, settings, pins)
