@@ -60,8 +60,9 @@ def vlmflow(*words: object) -> list[str]:
 def refusal(words: Sequence[str]) -> str:
     """Return why `vlmflow` cannot take some words: the command, an option, or the number of arguments; "" if it can.
 
-    Options of commands that pass them on to Snakemake are Snakemake's to judge.
+    It does not judge values, nor what commands pass on to Snakemake.
     """
+    from typer import BadParameter
     from typer.core import TyperGroup
     from typer.main import get_command
 
@@ -76,7 +77,7 @@ def refusal(words: Sequence[str]) -> str:
     try:
         command.make_context("vlmflow", rest)
     except Exception as error:
-        return str(error) or type(error).__name__
+        return "" if type(error) is BadParameter else str(error) or type(error).__name__
     return ""
 
 
