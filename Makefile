@@ -58,8 +58,8 @@ override SITE_PACKAGES := $(BIN)/python -c 'import sysconfig; print(sysconfig.ge
 	$(BIN)/uv pip install --quiet --python .venv-$*/bin/python --require-hashes --compile-bytecode -r $<
 	@touch $@
 
-env: .venv/command.stamp ## install all of it, and the command `vlmflow`, in .venv
-.venv/command.stamp: .venv/train.stamp envs/build.lock pyproject.toml
+env: .venv/train.stamp .venv/command.stamp ## install all of it, and the command `vlmflow`, in .venv
+.venv/command.stamp: .venv/data.stamp envs/build.lock pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --build-constraints envs/build.lock --editable .
 	@touch $@
 

@@ -21,7 +21,7 @@ track       a finished run to MLflow, Weights & Biases, OpenTelemetry
 demo        a generated sample with faults, and a tiny model
 harness     what ties the rules to the library: with remote the only code that knows Snakemake
 remote      jobs and targets elsewhere: Kubernetes, Slurm, S3
-tools       the programs that `make` calls
+tools       the work behind the words of `vlmflow` (command.py)
 """
 
 from pathlib import Path

@@ -245,7 +245,8 @@ def verify(
     from vlmflow.tools import check_provenance
 
     folder = copy or published(directory, finished(directory, name))
-    raise typer.Exit(not check_provenance.main(folder, None if copy else directory, as_json))
+    here = None if copy and directory == Path() else directory
+    raise typer.Exit(not check_provenance.main(folder, here, as_json))
 
 
 @app.command()
@@ -442,14 +443,15 @@ def run_there(
     With profiles/kubernetes, whose stores come first:
 
     \b
-    vlmflow cluster run profiles/kubernetes/stores.yaml --also my-run.yaml merged/my-run
+    vlmflow cluster run my-run.yaml merged/my-run
     """
     from vlmflow.core.errors import VlmflowError
 
     files = [file.absolute() for file in layers(file, also)]
     if outside := [path for path in files if not path.is_relative_to(CHECKOUT)]:
         raise VlmflowError(f"{outside[0]} is not in {CHECKOUT}, which is pushed", "move the file into the clone")
-    names = [str(path.relative_to(CHECKOUT)) for path in files]
+    stores = "profiles/kubernetes/stores.yaml"  # of the profile, whose files those on a command line replace
+    names = list(dict.fromkeys([stores, *(str(path.relative_to(CHECKOUT)) for path in files)]))
     in_cluster(namespace, "run", "--configfile", *names, *ctx.obj, "--", *(targets or [f"merged/{run_of(files, '')}"]))
 
 

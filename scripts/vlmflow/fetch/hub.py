@@ -189,7 +189,7 @@ def _refusal(error: errors.HfHubHTTPError, name: str, revision: str | None) -> V
     if isinstance(error, errors.GatedRepoError) or status == 403:
         return VlmflowError(
             f"{name} is gated, and its owner has not granted access ({status})",
-            "accept its terms on its page on the hub, then set your token: HF_TOKEN or `.venv/bin/hf auth login`",
+            "accept its terms on its page on the hub, then set your token: HF_TOKEN or `hf auth login`",
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return VlmflowError(f"{name}: there is no commit {revision}", "check the revision in pins.yaml")
@@ -198,7 +198,7 @@ def _refusal(error: errors.HfHubHTTPError, name: str, revision: str | None) -> V
     if isinstance(error, errors.RepositoryNotFoundError) or status in (401, 404):
         return VlmflowError(
             f"{name}: the hub does not have it, or not for this token ({status})",
-            "check the address; if it is private or gated, set a token for it: HF_TOKEN or `.venv/bin/hf auth login`",
+            "check the address; if it is private or gated, set a token for it: HF_TOKEN or `hf auth login`",
         )
     if status in PASSING_STATUS:
         return PassingFault(f"{host_of(constants.ENDPOINT)} answers {status}", asked_wait(error.response.headers))

@@ -120,7 +120,7 @@ COMMAND = re.compile(
 
 IN_S3 = "s3://"
 
-WITHOUT_CONTROLLER = ".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes"
+WITHOUT_CONTROLLER = "snakemake --profile profiles/kubernetes-s3 --executor kubernetes"
 """With targets in S3, Snakemake runs on a laptop (docs/kubernetes.md)."""
 
 
@@ -141,7 +141,7 @@ def _completed(match: re.Match[str]) -> str:
     if targets and not targets.startswith(IN_S3):
         return f"vlmflow cluster run {also or 'FILE'} {target} {forced}"
     if targets or not also:
-        snakemake = WITHOUT_CONTROLLER if targets else ".venv/bin/snakemake"
+        snakemake = WITHOUT_CONTROLLER if targets else "snakemake"
         return f"{snakemake} {f'--configfile {files} ' if files else ''}{forced} -- {target}"
     if match["dataset"]:
         return f"vlmflow refresh-pictures {also} {match['dataset']} {call}".strip()

@@ -59,7 +59,7 @@ def look_at(name: str) -> Repository | None:
         if get_token() is None:
             raise VlmflowError(
                 f"{name}: there is no token for the hub",
-                "make one that may write to this repository alone, and set it: HF_TOKEN or `.venv/bin/hf auth login`",
+                "make one that may write to this repository alone, and set it: HF_TOKEN or `hf auth login`",
             )
         try:
             return _read(name, None)
@@ -195,7 +195,7 @@ def _refusal(name: str, error: BaseException) -> VlmflowError:
         if status in (401, 403, 404):
             return VlmflowError(
                 f"{name}: {host} does not let this token write there ({status})",
-                "check the name and its owner, and set a token that may write: HF_TOKEN or `.venv/bin/hf auth login`",
+                "check the name and its owner, and set a token that may write: HF_TOKEN or `hf auth login`",
             )
         if status in (409, 412):
             return PassingError(

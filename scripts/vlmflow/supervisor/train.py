@@ -204,7 +204,7 @@ def refuse_slow_torch(version: str) -> None:
     if version.startswith("2.9."):
         raise VlmflowError(
             f"torch {version} runs Qwen3-VL's vision tower 10 to 20 times slower than other versions",
-            "install the pinned environment: rm .venv/train.stamp && make .venv/train.stamp",
+            "install the pinned packages: envs/train.lock, in a clone by rm .venv/train.stamp && make env",
         )
 
 

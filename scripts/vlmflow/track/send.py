@@ -99,7 +99,7 @@ def row_traces(
     if not rows.is_file():
         raise VlmflowError(
             f"{rows}: is missing; traces show its rows",
-            f"make it: .venv/bin/snakemake … -- data/{report.dataset}/{rows.name}; or leave otlp out",
+            f"make it: vlmflow run … data/{report.dataset}/{rows.name}; or leave otlp out",
         )
     if sha256_of(rows) != report.rows_digest:
         raise VlmflowError(

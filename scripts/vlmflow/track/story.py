@@ -137,7 +137,7 @@ def story_of(full: Path, merged: Path, evaluated: Sequence[Path], answered: Sequ
     if facts.training.digests != report.digests:
         raise VlmflowError(
             f"{merged}: its weights come from another training than {full}",
-            f"make them again: .venv/bin/snakemake … -- merged/{facts.run}",
+            f"make them again: vlmflow run … merged/{facts.run}",
         )
     again = f"remove {full}, and make it again"
     try:
@@ -201,7 +201,7 @@ def _refuse_other_names(facts: Provenance, merged: Path) -> None:
     if facts.run != (name := merged.absolute().name):
         raise VlmflowError(
             f"{file}: run is {facts.run!r}, but its folder is {name!r}",
-            f"rename the folder as its run, or remove it and make it again: .venv/bin/snakemake … -- merged/{name}",
+            f"rename the folder as its run, or remove it and make it again: vlmflow run … merged/{name}",
         )
     if not is_name(facts.data.dataset):
         raise VlmflowError(
