@@ -72,7 +72,7 @@ def test_vlmflow_has_every_command_and_option_that_a_message_names() -> None:
     assert len(found) > 40
     assert {name[0] for _, name, _ in found} > OF_VLMFLOW | {"run", "cluster", "doctor", "env"}
     for place, name, words in found:
-        if name[0] not in OF_VLMFLOW:
+        if name[0] not in OF_VLMFLOW and "harness/stage.py" not in place:  # test_screen.py looks at those
             said = refusal([*name, *words])
             assert said == "" or (not words and "Missing" in said), (
                 f"{place}: vlmflow {' '.join([*name, *words])}: {said}"
