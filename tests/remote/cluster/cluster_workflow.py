@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +57,7 @@ class ClusterWorkflow:
         return self.volumes / "outputs" / "targets"
 
     def bring(self, demo: Path) -> None:
-        """Put a demo folder (workflow_runs.make_demo_folder) onto the cache volume, and its settings beside it."""
+        """Put a demo folder (workflow_runs.make_demo_folder) onto the cache volume, its settings into the checkout."""
         place = self.volumes / "cache" / "demo"
         copy_folder(demo, place)
         settings = yaml.safe_load((ROOT / "profiles" / "demo" / "run.yaml").read_text())
@@ -65,19 +65,19 @@ class ClusterWorkflow:
         for dataset in settings["datasets"].values():
             dataset |= {split: f"{DEMO}/{dataset[split]}" for split in ("train", "test")}
             dataset["image_roots"] = [f"{DEMO}/{root}" for root in dataset["image_roots"]]
-        (place / "run.yaml").write_text(yaml.safe_dump(settings))
-        (place / "quick.yaml").write_text(QUICK)
+        (self.checkout / "run.yaml").write_text(yaml.safe_dump(settings))
+        (self.checkout / "quick.yaml").write_text(QUICK)
         for file in [place, *place.rglob("*")]:
             os.chown(file, PODS_USER, PODS_USER, follow_symlinks=False)
 
-    def words(self, *more: str) -> list[str]:
-        """Return Snakemake's arguments for the demo, with its settings."""
-        files = ["profiles/kubernetes/stores.yaml", f"{DEMO}/run.yaml", f"{DEMO}/quick.yaml"]
-        return ["--configfile", *files, *THREADS, *more, "--", f"merged/{RUN}"]
+    def words(self, *more: str, targets: Sequence[str] = (f"merged/{RUN}",)) -> list[str]:
+        """Return the words of `vlmflow cluster run` for the demo. more: options of Snakemake."""
+        settings, quick = (str(self.checkout / name) for name in ("run.yaml", "quick.yaml"))
+        return [settings, *targets, "--also", quick, *THREADS, *more]
 
-    def ask(self, *action: str) -> list[str]:
-        """Return the command line of `make cluster-run` and its like; it needs our `environment`."""
-        return [sys.executable, "-m", "vlmflow.remote.cluster.controller", "--namespace", self.namespace, *action]
+    def ask(self, action: str, *words: str) -> list[str]:
+        """Return the command line of `vlmflow cluster` ACTION; it needs our `environment`."""
+        return [sys.executable, "-m", "vlmflow.command", "cluster", action, "--namespace", self.namespace, *words]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -93,7 +93,7 @@ class ClusterWorkflow:
         """
         with self.watched():
             done = subprocess.run(
-                self.ask("run", "--", *words), capture_output=True, text=True, env=self.environment, check=False
+                self.ask("run", *words), capture_output=True, text=True, env=self.environment, check=False
             )
         said = done.stdout + done.stderr
         assert (done.returncode == 0) == ends_well, said[-8000:]
@@ -152,11 +152,10 @@ TWO_NODES = f"runs={{{RUN}: {{nodes: 2, processes: 1, {TRAIN}}}}}"
 def begin(project: ClusterWorkflow, shown: Path) -> subprocess.Popen:
     """Start the full training, after a finished run. shown: the file for Snakemake's output."""
     start_dns(project.cluster)
-    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
     only = ["--config", TWO_NODES, "--allowed-rules", "train_model"]
-    words = [*files, *only, "--", f"checkpoints/{RUN}/full"]
+    words = project.words(*only, targets=[f"checkpoints/{RUN}/full"])
     with shown.open("wb") as output:
-        return subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
+        return subprocess.Popen(project.ask("run", *words), env=project.environment, stdout=output)
 
 
 def steps(project: ClusterWorkflow) -> list[int]:

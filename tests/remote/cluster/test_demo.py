@@ -106,9 +106,9 @@ def test_targets_are_downloaded_and_files_are_uploaded(finished: ClusterWorkflow
         subprocess.run(finished.ask(*map(str, words)), env=finished.environment, check=True)
 
     here, there = tmp_path / "merged", finished.targets / "merged" / RUN
-    copy("get", "--", f"merged/{RUN}", here)
-    copy("put", "--", here, "/cache/brought")
-    copy("get", "--", "/cache/brought", tmp_path / "again")
+    copy("get", f"merged/{RUN}", here)
+    copy("put", here, "/cache/brought")
+    copy("get", "/cache/brought", tmp_path / "again")
     names = {file.name for file in there.iterdir()} - {".snakemake_timestamp"}
     for folder in (here, tmp_path / "again"):
         assert {file.name: sha256_of(file) for file in folder.iterdir()} == {
@@ -126,8 +126,7 @@ def test_a_second_call_finds_nothing_to_do_and_a_changed_option_reruns_what_is_s
 
 @pytest.mark.slow
 def test_the_run_is_evaluated_in_a_pod(finished: ClusterWorkflow) -> None:
-    words = [word for word in finished.words() if word != f"merged/{RUN}"]
-    said = finished.run(*words, f"eval/{RUN}/test", f"reports/eval-{RUN}.html")
+    said = finished.run(*finished.words(targets=[f"eval/{RUN}/test", f"reports/eval-{RUN}.html"]))
     assert "rule train_model" not in said
     report = read_account(finished.targets / "eval" / RUN / "test" / "report.json", EvaluationReport)
     assert report.looks == 1
@@ -144,7 +143,7 @@ def test_the_run_is_tracked_in_a_pod(finished: ClusterWorkflow, tmp_path: Path) 
     objects = in_namespace(cluster, namespace, finished.volumes, overlay=overlay)
     cluster.apply([one for one in objects if one["metadata"]["name"] in ("track", "track-reaches-trackers")])
     block = {"track": {"mlflow": "sqlite:////outputs/mlflow.db", "wandb": "demo"}}
-    words = [*finished.words("--config", f"runs={json.dumps({RUN: block})}")[:-1], f"tracked/{RUN}.json"]
+    words = finished.words("--config", f"runs={json.dumps({RUN: block})}", targets=[f"tracked/{RUN}.json"])
     assert "rule train_model" not in finished.run(*words)
     assert (finished.targets / "tracked" / f"{RUN}.json").is_file()
     outputs = finished.volumes / "outputs"
@@ -164,9 +163,10 @@ def test_two_trials_of_a_search_train_side_by_side(finished: ClusterWorkflow) ->
     choice = finished.targets / "chosen" / RUN / "val" / "account.json"  # of a val too small to recommend a trial
     choice.write_text(json.dumps(json.loads(choice.read_text()) | {"all_groups": 100}))
     search = {"rates": {"run": RUN, "space": {"learning_rate": [0.01, 0.003]}, "rounds": 1, "together": 1}}
-    words = finished.words("--config", f"search={json.dumps(search)}")[:-1]
+    targets = ["search/rates/best.yaml", "reports/search-rates.html"]
+    words = finished.words("--config", f"search={json.dumps(search)}", targets=targets)
     at = words.index("--set-threads") + 1
-    said = finished.run(*words[:at], "trial=1", *words[at:], "search/rates/best.yaml", "reports/search-rates.html")
+    said = finished.run(*words[:at], "trial=1", *words[at:])
     assert "rule train_model" not in said
     best = yaml.safe_load((finished.targets / "search" / "rates" / "best.yaml").read_text())
     assert best["runs"][RUN]["train"]["learning_rate"] in (0.01, 0.003)

@@ -67,8 +67,7 @@ def test_each_pod_has_a_node_of_its_own(training: Training, project: ClusterWork
 @pytest.mark.slow
 def test_the_smoke_run_has_the_same_nodes(training: Training, project: ClusterWorkflow) -> None:
     project.forget_pods()
-    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    project.run(*files, "--config", TWO_NODES, "--", f"checkpoints/{RUN}/smoke")
+    project.run(*project.words("--config", TWO_NODES, targets=[f"checkpoints/{RUN}/smoke"]))
     gate = json.loads((project.targets / "checkpoints" / RUN / "smoke" / "gate.json").read_text())
     (together,) = (check for check in gate["checks"] if "train together" in check["check"])
     assert together == {"check": "2 processes train together", "passed": True, "detail": "DISTRIBUTED"}

@@ -80,10 +80,9 @@ def training(finished: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory
     """A training whose pod is deleted, and whose controller is killed later; a follower sees all output."""
     project, shown = finished, tmp_path_factory.mktemp("shown") / "output"
     in_namespace = f"--namespace={project.namespace}"
-    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
-    words = [*files, "--config", LONG, "--allowed-rules", "train_model", "--", f"checkpoints/{RUN}/full"]
+    words = project.words("--config", LONG, "--allowed-rules", "train_model", targets=[f"checkpoints/{RUN}/full"])
     with shown.open("wb") as output:
-        asked = subprocess.Popen(project.ask("run", "--", *words), env=project.environment, stdout=output)
+        asked = subprocess.Popen(project.ask("run", *words), env=project.environment, stdout=output)
     first = trainer(project)
     with another_trainer(project, first) as another:
         before = len(steps(project))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.addons import S3, start_s3
-from cluster.cluster_workflow import DEMO, THREADS, ClusterWorkflow
+from cluster.cluster_workflow import THREADS, ClusterWorkflow
 from vlmflow.core.files import sha256_of
 from workflow_runs import RUN, checkout
 
@@ -49,7 +49,7 @@ def laptop(project: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -
     bucket.mkdir()
     laptops = checkout(tmp_path_factory.mktemp("laptop") / "checkout")
     for name, target in (("run.yaml", "my-run.yaml"), ("quick.yaml", "quick.yaml")):
-        (laptops / target).write_bytes((project.volumes / "cache" / Path(DEMO).name / name).read_bytes())
+        (laptops / target).write_bytes((project.checkout / name).read_bytes())
     keys = {
         "VLMFLOW_BUCKET": BUCKET,
         "SNAKEMAKE_STORAGE_S3_ENDPOINT_URL": server.endpoint,

@@ -26,7 +26,7 @@ from vlmflow.remote.kubernetes.templates import templates_of
 
 ROOT = Path(__file__).parents[3]
 NAMESPACE = "vlmflow-doctor"
-DOCTOR = [sys.executable, "-m", "vlmflow.remote.kubernetes.doctor"]
+DOCTOR = [sys.executable, "-m", "vlmflow.command", "doctor"]
 GIVEN = {"ResourceQuota", "LimitRange"}
 """Objects that a namespace gets from the cluster's administrators, like the namespace itself."""
 
@@ -90,7 +90,7 @@ def doctor(cluster: Kubectl, *options: object, namespace: str = NAMESPACE) -> tu
 
 def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volumes: Path) -> None:
     controller_stands(ready, NAMESPACE)
-    code, checks = doctor(ready, "--configfile", cpu_run, "--run", "qwen3vl-fire", "--max-threads", 2)
+    code, checks = doctor(ready, cpu_run, "--run", "qwen3vl-fire", "--max-threads", 2)
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
     assert {check["state"] for check in checks.values()} <= {"ok", "warn"}
     assert checks["volume /outputs"]["found"] == "writable as user 1000, with locks, links and renamed folders"
@@ -131,7 +131,7 @@ def test_a_namespace_administrator_is_ready_too(
         grantable = [without_podtemplates(one) for one in objects if one["kind"] not in GIVEN]
         researcher.apply(grantable)
         controller_stands(researcher, namespace)
-        code, checks = doctor(researcher, "--configfile", cpu_run, "--run", "qwen3vl-fire", namespace=namespace)
+        code, checks = doctor(researcher, cpu_run, "--run", "qwen3vl-fire", namespace=namespace)
     assert code == 0, [check for check in checks.values() if check["state"] == "fail"]
     assert "you have no right to read it" in checks["GPUs"]["found"]
     assert checks["rights, controller"]["found"].startswith(f"all {len(EXECUTOR)} that the executor uses")

@@ -53,9 +53,8 @@ def training(
     for done in (project.targets / "checkpoints" / RUN, project.volumes / "outputs" / "runs" / RUN):
         shutil.rmtree(done, ignore_errors=True)
     project.forget_pods()
-    files = [word for word in project.words() if word != f"merged/{RUN}"][:-1]
     config = [TWO_NODES, f"cluster={{multi_node: {kind.name}}}"]
-    project.run(*files, "--config", *config, "--", f"checkpoints/{RUN}/full")
+    project.run(*project.words("--config", *config, targets=[f"checkpoints/{RUN}/full"]))
     return Training(kind, project.rules()["train_model"])
 
 

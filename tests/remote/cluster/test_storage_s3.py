@@ -219,15 +219,15 @@ def test_a_kill_in_the_middle_of_a_store(server: Server, merged: S3Object, tmp_p
 def test_a_killed_download_is_resumed(
     server: Server, merged: S3Object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What `make cluster-get FROM=s3://…` calls."""
+    """`vlmflow cluster get … --from s3://…`."""
     files = {f"{number}.safetensors": os.urandom(40_000_000) for number in range(4)}
     write(merged, files)
     merged.store_object()
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS))
-    address, to = f"s3://{tmp_path.name.replace('_', '-')}/run/merged/x", tmp_path / "to"
-    command = [sys.executable, "-m", "vlmflow.remote.storage.s3_get", address, to]
+    bucket, to = f"s3://{tmp_path.name.replace('_', '-')}", tmp_path / "to"
+    command = [sys.executable, "-m", "vlmflow.command", "cluster", "get", "run/merged/x", to, "--from", bucket]
     first, second = (tmp_path / "to.part" / f"{number}.safetensors" for number in (0, 1))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while not second.exists():

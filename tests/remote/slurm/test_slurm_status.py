@@ -97,8 +97,9 @@ def work(tmp_path: Path) -> Path:
 
 def call(work: Path, *words: str) -> list[str]:
     files = [str(ROOT / "profiles/demo/run.yaml"), str(work / "changes.yaml")]
-    own = ["--json", "--profile", str(work / "mine"), "--directory", str(work), "--run", "qwen3vl-fire"]
-    return [sys.executable, "-m", "vlmflow.remote.slurm.doctor", *own, "--configfile", *files, *words]
+    own = ["--on", "slurm", "--json", "--profile", str(work / "mine"), "--directory", str(work)]
+    also = ["--also", files[1], "--run", "qwen3vl-fire"]
+    return [sys.executable, "-m", "vlmflow.command", "doctor", files[0], *also, *own, *words]
 
 
 def environment(cluster: SlurmCluster) -> dict[str, str]:
