@@ -62,7 +62,7 @@ def test_make_has_every_target_and_variable_that_a_message_names() -> None:
             assert re.search(rf"\$\(?\$?{name}\b", makefile), f"{place}: make {target} {variable}: no recipe reads it"
 
 
-VLMFLOW = r"\bvlmflow ((?:cluster )?[a-z-]+)((?: (?:-[\w-]+|VALUE|[A-Z]+|…|[\w:]*/[\w/]+|[\w-]+\.yaml))*)"
+VLMFLOW = r"\bvlmflow ((?:cluster )?[a-z-]+)((?: (?:-[\w-]+(?: \w+)?|[A-Z]+|…|[\w:]*/[\w/]+|[\w-]+\.yaml))*)"
 OF_VLMFLOW = {"did", "may", "published", "training", "writes", "wrote"}
 """What stands behind "vlmflow" where it is no command."""
 

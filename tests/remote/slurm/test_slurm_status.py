@@ -1,4 +1,4 @@
-"""`make status` and `make doctor ON=slurm` on a login node."""
+"""`vlmflow status` and `vlmflow doctor --on slurm` on a login node."""
 
 import json
 import signal
