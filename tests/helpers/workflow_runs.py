@@ -60,8 +60,9 @@ def vlmflow(*words: object) -> list[str]:
 def refusal(words: Sequence[str]) -> str:
     """Return why `vlmflow` cannot take some words: the command, an option, or the number of arguments; "" if it can.
 
-    It does not judge values, nor what commands pass on to Snakemake.
+    It does not judge values; of what a command passes on to Snakemake it judges the options.
     """
+    from snakemake.cli import get_argument_parser
     from typer import BadParameter
     from typer.core import TyperGroup
     from typer.main import get_command
@@ -71,11 +72,16 @@ def refusal(words: Sequence[str]) -> str:
     command, rest = get_command(app), list(words)
     while isinstance(command, TyperGroup):
         name = rest.pop(0) if rest else ""
+        if name == "--help":
+            return ""
         if name not in command.commands:
             return f"no such command: {name}"
         command = command.commands[name]
     try:
-        command.make_context("vlmflow", rest)
+        passed_on = command.make_context("vlmflow", rest).obj or []
+        get_argument_parser().parse_args(passed_on)
+    except SystemExit:
+        return f"snakemake does not understand {passed_on}"
     except Exception as error:
         return "" if type(error) is BadParameter else str(error) or type(error).__name__
     return ""
