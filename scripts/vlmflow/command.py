@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from vlmflow import CHECKOUT, SCRIPTS
+from vlmflow import CHECKOUT, PACKAGE
 
 Directory = Annotated[Path, typer.Option("--directory", metavar="FOLDER", help="the working directory")]
 File = Annotated[Path, typer.Argument(metavar="FILE", help="your configuration, over config.yaml")]
@@ -89,10 +89,10 @@ def snakemake_call(files: Sequence[Path], words: Sequence[str], more: Sequence[s
     return [program, *words, "--snakefile", str(CHECKOUT / "Snakefile"), *configured, *more]
 
 
-def folder_of(words: Sequence[str]) -> Path:
-    """Return the working directory of a call of Snakemake with some words."""
+def folder_of(words: Sequence[str], otherwise: Path = Path()) -> Path:
+    """Return the working directory that words of a call of Snakemake name, or the other one."""
     parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--directory", "-d", type=Path, default=Path())
+    parser.add_argument("--directory", "-d", type=Path, default=otherwise)
     folder: Path = parser.parse_known_args(words)[0].directory
     return folder
 
@@ -122,8 +122,9 @@ def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
     """Run all of it on generated rows and a tiny model."""
     from vlmflow.tools import make_sample, make_tiny_model
 
+    directory = folder_of(ctx.obj, directory)
     sample, model = directory / "sample", directory / "tiny-model"
-    changed = max(file.stat().st_mtime for file in (SCRIPTS / "vlmflow" / "demo").glob("*.py"))
+    changed = max(file.stat().st_mtime for file in (PACKAGE / "demo").glob("*.py"))
     if not (made := model / "config.json").is_file() or made.stat().st_mtime < changed:
         print("The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures.")
         make_sample.main(folder=sample)
@@ -532,9 +533,10 @@ def run_of(files: list[Path], name: str) -> str:
 
 def finished(folder: Path, name: str) -> str:
     """Return the run that a person named, or the only finished one of a working directory; raises as `run_of`."""
-    return only(
-        name, sorted(each.name for each in (folder / "merged").glob("*") if each.is_dir()), str(folder / "merged")
-    )
+    from vlmflow.config.settings import is_name
+
+    made = [each.name for each in (folder / "merged").glob("*") if each.is_dir() and is_name(each.name)]
+    return only(name, sorted(made), str(folder / "merged"))
 
 
 def only(name: str, runs: list[str], of: str) -> str:

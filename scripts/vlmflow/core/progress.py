@@ -159,9 +159,9 @@ def clock(seconds: float) -> str:
 
 
 def agrees(question: str) -> bool:
-    """Return whether the person answers yes; Enter, Ctrl-C and the end of the input are a no."""
+    """Return whether the person answers yes; Enter and the end of the input are a no."""
     try:
         return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-    except (EOFError, KeyboardInterrupt):
+    except EOFError:
         print()
         return False
