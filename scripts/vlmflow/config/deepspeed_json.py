@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, TypeAdapter, ValidationError
 
-from vlmflow.config.settings import allowed, shown
+from vlmflow.config.settings import allowed
+from vlmflow.config.yaml_file import shown
 
 AUTO = (
     *("train_batch_size", "train_micro_batch_size_per_gpu"),

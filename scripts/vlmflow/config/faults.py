@@ -7,8 +7,8 @@ from typing import Any
 
 import pydantic
 
-from vlmflow.config.settings import Schema, allowed, shown
-from vlmflow.config.yaml_file import read_yaml
+from vlmflow.config.settings import Schema, allowed
+from vlmflow.config.yaml_file import read_yaml, shown
 
 COMMAND_LINE = "--config"
 """The source of a value, for messages, if none of the files has it."""

@@ -13,8 +13,9 @@ import pydantic
 from pydantic import Field
 
 from vlmflow.config.run_settings import ROWS_OF_A_STEP, RunSettings, TrainSettings
-from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings, shown
+from vlmflow.config.settings import EXPONENT_FORM, Name, Number, Positive, Seed, Settings
 from vlmflow.config.strategies import tuner_of
+from vlmflow.config.yaml_file import shown
 
 DATA = "trials would not train on the same rows"
 SCHEDULE = "rungs stop trials at the same share of one schedule; set it in the run"

@@ -7,7 +7,6 @@ Checks the address of a server in the configuration: an address alone, without a
 The settings of rows and pictures, for the stages that check them.
 """
 
-import json
 import re
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_type_hints
@@ -162,16 +161,6 @@ def is_name(text: str) -> bool:
 
 
 Schema = dict[str, Any]
-
-SHOWN = 500
-"""Characters of a value that a message shows."""
-
-
-def shown(value: Any, most: int = SHOWN) -> str:
-    """Return a value for a message, cut after `most` characters."""
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    return text if len(text) <= most else f"{text[:most]}…"
-
 
 TYPES = {
     "integer": "a whole number",

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vlmflow.config.settings import shown
 from vlmflow.config.strategies import DEEPSPEED, FSDP2, STRATEGIES, TUNERS, arguments_of
+from vlmflow.config.yaml_file import shown
 from vlmflow.core.files import read_json
 
 TABLE = Path(__file__).with_name("swift_names.json")
