@@ -120,12 +120,12 @@ def run(
 @app.command(cls=PassesOn)
 def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
     """Run all of it on generated rows and a tiny model."""
-    from vlmflow.tools import make_sample, make_tiny_model
-
     directory = folder_of(ctx.obj, directory)
     sample, model = directory / "sample", directory / "tiny-model"
     changed = max(file.stat().st_mtime for file in (PACKAGE / "demo").glob("*.py"))
     if not (made := model / "config.json").is_file() or made.stat().st_mtime < changed:
+        from vlmflow.tools import make_sample, make_tiny_model
+
         print("The sample is damaged on purpose: the workflow finds, counts and rejects broken rows and pictures.")
         make_sample.main(folder=sample)
         make_tiny_model.main(folder=model, text=[sample / "FIRE-train-100K.json"])
