@@ -102,13 +102,12 @@ def test_a_target_that_is_also_a_file_is_a_target(folder: Path) -> None:
     assert printed == f"snakemake raw/x/rows.jsonl --snakefile {ROOT / 'Snakefile'} {files} -n --version"
 
 
-OPTIONS = {"--also", "--help", "-h"}
-"""Those of `vlmflow run`."""
-
+RUN = get_command(command.app).commands["run"]  # type: ignore[attr-defined]
+OPTIONS = {"-h", "--help", *(name for param in RUN.params if param.param_type_name == "option" for name in param.opts)}
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 known = st.one_of(
     texts.filter(lambda text: not text.startswith("-")).map(lambda text: [text]),
-    texts.map(lambda text: ["--also", text]),
+    st.one_of(texts, texts.map("-{}".format)).map(lambda text: ["--also", text]),
     texts.filter(bool).map(lambda text: [f"--also={text}"]),
 )
 unknown = st.one_of(texts.map("-{}".format), texts.map("--{}".format), st.sampled_from(["--", "-n", "--also-not=1"]))
@@ -125,20 +124,11 @@ unknown = st.one_of(texts.map("-{}".format), texts.map("--{}".format), st.sample
 )
 def test_words_from_the_first_unknown_option_on_go_on_unchanged(before: list[list[str]], after: list[str]) -> None:
     words = ["mine.yaml", *(word for part in before for word in part)]
-    context = get_command(command.app).commands["run"].make_context("run", [*words, *after])  # type: ignore[attr-defined]
+    context = RUN.make_context("run", [*words, *after])
     assert context.obj == after
-    given_targets = [part[0] for part in before if not part[0].startswith("--also")]
-    assert list(context.params["targets"]) == given_targets
-    also = [
-        part[-1].removeprefix("--also=") if len(part) == 1 else part[1] for part in before if part[0][:6] == "--also"
-    ]
-    assert context.params["also"] == tuple(map(Path, also)) or list(context.params["also"]) == list(map(Path, also))
-
-
-def test_options_of_run_are_its_own(folder: Path) -> None:
-    """Those that it takes itself stand before Snakemake's; more of them would be lost in a new version."""
-    found = {name for param in options_of(get_command(command.app).commands["run"]) for name in param.opts}  # type: ignore[attr-defined]
-    assert found | {"-h", "--help"} == OPTIONS
+    files = [part[-1].removeprefix("--also=") for part in before if part[0].startswith("--also")]
+    assert list(context.params["also"] or ()) == list(map(Path, files))
+    assert list(context.params["targets"]) == [part[0] for part in before if not part[0].startswith("--also")]
 
 
 @pytest.mark.parametrize("word", ["--configfile", "--configfiles", "--configfile=b.yaml", "--configf"])
