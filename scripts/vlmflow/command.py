@@ -344,9 +344,13 @@ def pins() -> None:
 
     With commit, size and digest of every row that lacks them.
     """
+    from vlmflow.core.errors import VlmflowError
     from vlmflow.tools import make_pins
 
-    make_pins.main()
+    table = CHECKOUT / "pins.yaml"
+    if CHECKOUT.is_relative_to(PACKAGE):
+        raise VlmflowError(f"{table} is part of the package", "write commits into addresses (…@COMMIT), or use a clone")
+    make_pins.main(pins=table)
 
 
 @app.command()
