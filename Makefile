@@ -70,9 +70,11 @@ lock: .venv/bin/uv ## resolve the environments again: data, train, dev and jupyt
 	$(BIN)/uv lock
 	for group in data train dev jupyter; do \
 	  $(BIN)/uv export --quiet --frozen --only-group $$group --no-emit-index-url --no-header -o envs/$$group.lock; done
-	for alone in track search build; do \
+	for alone in track search; do \
 	  $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	    --no-header envs/$$alone.in -o envs/$$alone.lock; done
+	echo hatchling | $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header - -o envs/build.lock
 
 # --- the pipeline -----------------------------------------------------------------------------------------------
 
@@ -80,7 +82,7 @@ demo: env ## the whole pipeline on a generated sample and a tiny model, on the C
 	@$(BIN)/vlmflow demo
 
 fire-demo: env ## the same on real FIRE rows: make fire-demo FIRE=FOLDER (FIRE-train-100K.json, FIRE-test.json, images/)
-	@$(TOOL).make_fire_demo --fire "$$FIRE" --folder runs/fire-demo
+	@$(TOOL).begin_folder --fire "$$FIRE" --folder runs/fire-demo
 	@$(BIN)/vlmflow run profiles/demo/run.yaml --also profiles/demo/real-rows.yaml --also runs/fire-demo/my-run.yaml \
 	  merged/qwen3vl-fire reports/data-fire.html reports/lengths-qwen3vl-fire.html reports/run-qwen3vl-fire.html \
 	  --directory runs/fire-demo

@@ -139,11 +139,11 @@ def demo(ctx: typer.Context, directory: Directory = Path("runs/demo")) -> None:
 def init(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="a new one, or your repository")]) -> None:
     """Begin a folder for your own runs.
 
-    It gets my-run.yaml, which runs as it is, a profile for Snakemake, and a README: vlmflow init runs
+    It gets my-run.yaml, which runs as it is, a profile of Snakemake, and a README: vlmflow init runs
     """
-    from vlmflow.tools import init_folder
+    from vlmflow.tools import begin_folder
 
-    init_folder.main(folder)
+    begin_folder.init(folder)
 
 
 @app.command()
@@ -310,9 +310,9 @@ def rows(
 @app.command()
 def index(file: MaybeFile = None, also: Also = None, directory: Directory = Path()) -> None:
     """Write a page of all runs: reports/index.html."""
-    from vlmflow.tools import index_page
+    from vlmflow.reports.overview import write_index
 
-    index_page.main(layers(file, also), directory)
+    write_index(layers(file, also), directory)
 
 
 @app.command()

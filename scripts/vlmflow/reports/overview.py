@@ -5,6 +5,7 @@ line, and ends nothing.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,16 +13,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from vlmflow.config.model import settings_of
 from vlmflow.config.settings import is_name
+from vlmflow.config.yaml_file import read_layers
 from vlmflow.core.account import read_account
-from vlmflow.core.errors import VlmflowError, printable
+from vlmflow.core.errors import VlmflowError, counted, printable
+from vlmflow.core.files import write_text
 from vlmflow.evaluation.report import AnswerReport, EvaluationReport
 from vlmflow.evaluation.verdict import REPORT
 from vlmflow.fetch.placed import PROVENANCE, model_with
 from vlmflow.lengths.summary import FittedRows, LengthSummary
 from vlmflow.merging.proof import PROOF, Proof
 from vlmflow.reports.eval_figures import colour_of
-from vlmflow.reports.former_trainings import MadeOf, former_trainings, trained
+from vlmflow.reports.former_trainings import MadeOf, former_trainings, to_train, trained
 from vlmflow.reports.page import ENVIRONMENT, render
 from vlmflow.reports.provenance import Provenance, proven_weights, published_weights
 from vlmflow.rows.stats import Stats
@@ -40,6 +44,31 @@ SPLITS = ("val", "test")
 
 NEVER_WRITTEN = (ArithmeticError, LookupError, ValueError)
 """What a figure that no stage writes may raise when it is shown."""
+
+
+def write_index(files: list[Path], folder: Path) -> Path:
+    """Write the page of all runs of a working directory, reports/index.html, and return its place.
+
+    files: configurations over config.yaml; the runs that they name are listed also before they have begun.
+
+    Raises VlmflowError if the configuration is refused, or the folder does not exist.
+    """
+    if not folder.is_dir():
+        raise VlmflowError(f"{folder} is not a folder", "name the working directory by --directory")
+    settings = settings_of(files)
+    named = read_layers(files).get("runs", {})
+    configured = {
+        name: to_train(settings.models[run.model].source, run.dataset, run)
+        for name, run in settings.runs.items()
+        if name in named
+    }
+    page = folder / "reports" / "index.html"
+    now = time.strftime("%Y-%m-%d %H:%M:%S %Z")
+    html, runs = index_page(folder, folder / settings.stores.runs, page, configured, now)
+    write_text(page, html)
+    none = "; name the working directory by --directory" if not runs else ""
+    print(f"{page}: {counted(runs, 'run')}{none}")
+    return page
 
 
 def index_page(folder: Path, store: Path, page: Path, configured: Mapping[str, MadeOf], now: str) -> tuple[str, int]:

@@ -27,8 +27,8 @@ from vlmflow.fetch.placed import ModelManifest
 from vlmflow.lengths.summary import LengthSummary, MaxLengths, MeasuredFiles
 from vlmflow.merging.proof import Proof, proven_digest
 from vlmflow.reports.overview import index_page
+from vlmflow.reports.overview import write_index as main
 from vlmflow.supervisor.report import Check
-from vlmflow.tools.index_page import main
 
 HOSTILE = "<script>document.title='taken'</script>"
 
