@@ -114,7 +114,7 @@ def test_on_one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete_commands(f"x: {REFRESH}") == f"x: vlmflow refresh-pictures {OVER} fire"
     assert complete_commands(f"{FIT}fitted/a") == f"fit them again: vlmflow run {OVER} fitted/a --forcerun fit_rows"
     told(monkeypatch, None, [])
-    snakemake = ".venv/bin/snakemake --forcerun"
+    snakemake = "snakemake --forcerun"
     assert complete_commands(f"{REFRESH}; {FIT}fitted/a") == (
         f"{snakemake} resolve_images -- data/fire/stats.json; fit them again: {snakemake} fit_rows -- fitted/a"
     )
@@ -143,7 +143,7 @@ def test_in_a_pod_of_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_in_a_pod_that_a_laptop_created(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no controller."""
     told(monkeypatch, "s3://bucket")
-    snakemake = f".venv/bin/snakemake --profile profiles/kubernetes-s3 --executor kubernetes {CALL} --forcerun"
+    snakemake = f"snakemake --profile profiles/kubernetes-s3 --executor kubernetes {CALL} --forcerun"
     assert complete_commands(REFRESH) == f"{snakemake} resolve_images -- data/fire/stats.json"
     seen = "/outputs/.pods/p1/s3/bucket/fitted/a"
     assert complete_commands(f"{seen}: {FIT}{seen}") == (
