@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from forked_snakemake import called
 from vlmflow.config.yaml_file import read_layers
-from workflow_runs import ROOT, RUN, copy_folder
+from workflow_runs import ROOT, RUN, copy_folder, vlmflow
 
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
 
@@ -81,11 +81,10 @@ def test_the_readme_s_run_of_sixty_rows_is_planned(tmp_path: Path) -> None:
     model.mkdir(parents=True)
     for name in ("config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"):
         (model / name).write_text("{}")  # a plan does not read weights
-    call = next(line for line in readme_block("console", 1).splitlines() if "ARGS=-n" in line)
-    make, run, config, args = call.partition("#")[0].split()
-    assert (make, run, config) == ("make", "run", "CONFIG=my-run.yaml")
-    words = [f"CONFIG={tmp_path}/my-run.yaml", f"{args} --directory {tmp_path}", "--old-file=.venv/train.stamp"]
-    planned = subprocess.run([make, run, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    call = next(line for line in readme_block("console", 1).splitlines() if " -n " in line)
+    name, *words = call.partition("#")[0].split()
+    assert (name, words) == ("vlmflow", ["run", "my-run.yaml", "-n"])
+    planned = subprocess.run(vlmflow(*words), cwd=tmp_path, capture_output=True, text=True, check=False)
     said = planned.stdout + planned.stderr
     assert planned.returncode == 0, said[-4000:]
     jobs = said[said.rindex("Job stats:") :]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from forked_snakemake import called
 from text_run import SWIFT_ARGS
 from tiny_models import write_text_model
-from workflow_runs import ROOT
+from workflow_runs import ROOT, vlmflow
 
 SIZE = {"hidden_size": 16384, "intermediate_size": 49152, "num_attention_heads": 128}
 """Of few and wide layers, written into a tiny model's config.json: the shapes of its weights are not read before the
@@ -61,3 +62,6 @@ def test_a_run_that_does_not_fit_its_gpu_ends_before_the_training(tmp_path: Path
     assert code == 0, said[-4000:]
     code, said = run_snakemake(tmp_path, "estimates/big.json", **full, estimate="ignore")
     assert code == 0, said[-4000:]
+    words = vlmflow("estimate", tmp_path / "mine.yaml", "--json", "--cores", "2", "--directory", tmp_path)
+    told = subprocess.run(words, env=with_a_gpu(tmp_path / "bin"), capture_output=True, text=True, check=True).stdout
+    assert json.loads(told) == json.loads((tmp_path / "estimates" / "big.json").read_text())
