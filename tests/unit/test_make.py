@@ -26,19 +26,8 @@ NAMES = set(re.findall(r"\$[({](\w+)", re.sub(r"\$\$[({]\w+", "", MAKEFILE))) - 
 
 FORMER = (
     *("run", "check-config", "estimate", "refresh-pictures", "clean-runs", "board", "index", "notebook", "rows", "try"),
-    *(
-        "serve",
-        "verify",
-        "track",
-        "publish",
-        "pins",
-        "doctor",
-        "status",
-        "cluster-token",
-        "cluster-push",
-        "cluster-run",
-    ),
-    *("cluster-get", "cluster-put", "cluster-log", "cluster-stop"),
+    *("serve", "verify", "track", "publish", "pins", "doctor", "status", "cluster-token", "cluster-push"),
+    *("cluster-run", "cluster-get", "cluster-put", "cluster-log", "cluster-stop"),
 )
 """Targets that were here before `vlmflow`."""
 
@@ -60,7 +49,11 @@ def checkout(tmp_path: Path) -> Path:
     for name in ("python", "vlmflow", "snakemake", "uv", "ruff", "snakefmt", "mypy"):
         (tmp_path / ".venv" / "bin" / name).write_text(STUB)
         (tmp_path / ".venv" / "bin" / name).chmod(0o755)
-    for stamp in (".venv/train", ".venv/dev", ".venv/command", ".venv-track/whole", ".venv-search/whole"):
+    for stamp in (
+        *(f".venv/{name}" for name in ("data", "train", "dev", "command")),
+        ".venv-track/whole",
+        ".venv-search/whole",
+    ):
         (tmp_path / f"{stamp}.stamp").touch()
     return tmp_path
 

@@ -136,7 +136,7 @@ def test_scripts_of_the_data_image_import_no_package_of_training() -> None:
 @pytest.mark.lengthy
 def test_commands_of_the_data_environment_import_no_package_of_training() -> None:
     """A laptop that uses a cluster has no other environment."""
-    tools = {f"vlmflow.tools.{name}" for name in ("check_config", "index_page", "status", "track_run")}
+    tools = {f"vlmflow.tools.{name}" for name in ("check_config", "status", "track_run")}
     remote = ("kubernetes.doctor", "slurm.doctor", "cluster.controller", "cluster.kubectl", "storage.s3_get")
     import_without_training({"vlmflow.command", *tools, *(f"vlmflow.remote.{name}" for name in remote)})
 
