@@ -253,7 +253,7 @@ def test_a_missing_file_of_rows_is_named(tmp_path: Path) -> None:
     (folder / "data" / "fire" / "val.jsonl").unlink()
     with pytest.raises(VlmflowError, match=r"data/fire/val\.jsonl: is missing") as caught:
         traces_of_val(folder)
-    assert "snakemake … -- data/fire/val.jsonl" in caught.value.next_step
+    assert "vlmflow run … data/fire/val.jsonl" in caught.value.next_step
 
 
 @pytest.mark.parametrize("stage", ["eval", "answers"])
