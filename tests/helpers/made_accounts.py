@@ -5,6 +5,7 @@ from typing import Any
 
 from vlmflow.config.data_settings import RowLimits
 from vlmflow.config.run_settings import TrainSettings
+from vlmflow.config.strategies import strategy_of
 from vlmflow.core.account import write_account
 from vlmflow.evaluation.report import (
     AfterRounds,
@@ -31,7 +32,9 @@ from vlmflow.reports.licences import StatedLicences
 from vlmflow.reports.provenance import BaseModelFiles, Provenance
 from vlmflow.rows.stats import RulesUsed, SplitCounts, Stats
 from vlmflow.rows.strict_rows import Found
+from vlmflow.rows.training_data import TrainingData
 from vlmflow.supervisor.report import Best, FullRun, Gate, PlannedMerge, TrainingDigests, TrainingReport, digests_of
+from vlmflow.swift.arguments import BaseModel, Training
 
 
 def some_stats(**fields: Any) -> Stats:
@@ -118,6 +121,17 @@ def leave_training(stage: Path, name: str, events: list[Event], **train: Any) ->
 def report_of(adapter: Path) -> TrainingReport:
     """Return the report of a training that left this adapter, as the merge requires it beside it."""
     return some_report(digests=TrainingDigests("job", "data", "model", digests_of(adapter), "progress"))
+
+
+TRAINING_DATA = TrainingData(Path("d/train.jsonl"), Path("d/val.jsonl"), Path("pictures/fire"), "data-digest", False)
+
+
+def some_training(
+    device: str = "cuda", processes: int = 4, strategy: str = "ddp", data: Any = TRAINING_DATA, **settings: Any
+) -> Training:
+    """Return a training with nothing of its own. settings: those of `train`."""
+    model = BaseModel(Path("/models/m"), "qwen3_vl", "model-digest")
+    return Training(data, model, TrainSettings(**settings), device, processes, strategy_of(strategy))
 
 
 def some_gate() -> Gate:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from made_accounts import LENGTHS, leave_training, some_evaluation, some_provenance, some_report
-from some_training import job
+from made_accounts import some_training as job
 from vlmflow.core.account import write_account
 from vlmflow.core.errors import VlmflowError
 from vlmflow.evaluation.report import EvaluatedModel

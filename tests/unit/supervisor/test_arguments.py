@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from some_training import DATA, job
+from made_accounts import TRAINING_DATA as DATA
+from made_accounts import some_training as job
 from vlmflow.config.run_settings import TrainSettings
 from vlmflow.config.strategies import STRATEGIES, TUNERS
 from vlmflow.config.swift_args import SET_BY_THE_WORKFLOW

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from browser import Browser
 from made_accounts import MADE_OF, MERGE, some_report
-from some_training import job
+from made_accounts import some_training as job
 from vlmflow.config.run_settings import SmokeSettings
 from vlmflow.config.strategies import QLORA
 from vlmflow.core.account import read_account, write_account
