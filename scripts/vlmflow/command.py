@@ -427,10 +427,17 @@ def notebook(name: Run = "", port: Port = 0, directory: Directory = Path()) -> N
 
     It needs the packages of envs/jupyter.lock.
     """
+    from vlmflow.core.errors import VlmflowError
+
     os.environ |= {"VLMFLOW_FOLDER": str(directory.absolute()), "VLMFLOW_RUN": finished(directory, name)}
+    if not (program := Path(sys.executable).with_name("jupyter")).is_file():
+        lock = CHECKOUT / "envs" / "jupyter.lock"
+        raise VlmflowError(
+            f"{sys.prefix} has no JupyterLab", f"install {lock} (docs/use.md, Look at a run in a notebook)"
+        )
     os.chdir(CHECKOUT / "notebooks")
     words = ["jupyter", "lab", *([f"--port={port}"] if port else []), "look.ipynb"]
-    os.execv(Path(sys.executable).with_name("jupyter"), words)
+    os.execv(program, words)
 
 
 @cluster.command()

@@ -211,6 +211,7 @@ def test_only_the_one_run_there_is_needs_no_name(folder: Path) -> None:
         (["serve", "a", "--what", "all"], 2, "Invalid value for '--what'"),
         (["rows", "a"], 2, "Missing option '--step'"),
         (["try"], 1, "merged has 2 runs: a, b\n  what to do: name the run\n"),
+        (["notebook", "a"], 1, " has no JupyterLab\n  what to do: install "),
     ],
 )
 def test_what_cannot_be_done_is_said_in_words(folder: Path, words: list[str], code: int, message: str) -> None:
