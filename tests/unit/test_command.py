@@ -175,6 +175,28 @@ def test_commands_that_become_snakemake_name_their_targets(folder: Path, monkeyp
     assert not (folder / "runs").exists()
 
 
+def test_the_notebook_needs_jupyterlab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def become(program: Path, words: list[str]) -> None:
+        raise BecomesError(program, Path.cwd(), *words)
+
+    for name in ("VLMFLOW_FOLDER", "VLMFLOW_RUN"):
+        monkeypatch.setenv(name, "of another")
+    monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.chdir(folder)
+    with pytest.raises(VlmflowError, match=r"has no JupyterLab\n.*install .*envs/jupyter\.lock"):
+        command.app(["notebook", "a"], standalone_mode=False)
+    (folder / "jupyter").touch()
+    with pytest.raises(BecomesError) as raised:
+        command.app(["notebook", "a", "--port", "7"], standalone_mode=False)
+    assert raised.value.args == (
+        folder / "jupyter",
+        ROOT / "notebooks",
+        *(["jupyter", "lab", "--port=7", "look.ipynb"]),
+    )
+    assert (os.environ["VLMFLOW_FOLDER"], os.environ["VLMFLOW_RUN"]) == (str(folder), "a")
+
+
 # --- what people type
 
 
@@ -211,7 +233,6 @@ def test_only_the_one_run_there_is_needs_no_name(folder: Path) -> None:
         (["serve", "a", "--what", "all"], 2, "Invalid value for '--what'"),
         (["rows", "a"], 2, "Missing option '--step'"),
         (["try"], 1, "merged has 2 runs: a, b\n  what to do: name the run\n"),
-        (["notebook", "a"], 1, " has no JupyterLab\n  what to do: install "),
     ],
 )
 def test_what_cannot_be_done_is_said_in_words(folder: Path, words: list[str], code: int, message: str) -> None:
