@@ -189,7 +189,7 @@ def test_the_notebook_needs_jupyterlab(folder: Path, monkeypatch: pytest.MonkeyP
     (folder / "jupyter").touch()
     with pytest.raises(BecomesError) as raised:
         command.app(["notebook", "a", "--port", "7"], standalone_mode=False)
-    assert raised.value.args == (
+    assert raised.value.args == (folder / "jupyter", ROOT / "notebooks", "jupyter", "lab", "--port=7", "look.ipynb")
         folder / "jupyter",
         ROOT / "notebooks",
         *(["jupyter", "lab", "--port=7", "look.ipynb"]),
