@@ -22,6 +22,7 @@ from typer.main import get_command
 
 from small_workflow import make_rows
 from vlmflow import command
+from vlmflow.core import child_programs
 from vlmflow.core.errors import VlmflowError
 from workflow_runs import ROOT, vlmflow
 
@@ -289,6 +290,37 @@ def test_status_is_json(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = json.loads(said("status", "--directory", folder, "--json").stdout)
     assert told["here"] == {"jobs": [], "none": f"this machine trains nothing in {folder / 'stores' / 'runs'}"}
     assert told["kubernetes"]["jobs"] == []
+
+
+# --- environments of their own
+
+
+@pytest.mark.lengthy
+def test_an_environment_is_installed_into_the_users_cache_once_for_each_lock(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = folder / "envs" / "search.lock"
+    lock.parent.mkdir()
+    for module in (command, child_programs):
+        monkeypatch.setattr(module, "CHECKOUT", folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.delenv("VLMFLOW_VENV_SEARCH", raising=False)
+    lock.write_text(f"no-such-package @ file://{folder}/none.whl\n")
+    with pytest.raises(VlmflowError, match=r"cache/.*: -m pip install .* failed\n"):
+        command.app(["env", "search"], standalone_mode=False)
+    with pytest.raises(VlmflowError, match=r"is not installed\n.*vlmflow env search"):
+        child_programs.python_of("search")
+
+    lock.write_text("")
+    for _ in range(2):
+        command.app(["env", "search"], standalone_mode=False)
+    python = child_programs.python_of("search")
+    assert python.is_relative_to(folder / "cache")
+    said = subprocess.run([python, "-c", "import sys; print(sys.prefix)"], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == str(python.parents[1])
+    lock.write_text("# another\n")
+    with pytest.raises(VlmflowError, match="is not installed"):
+        child_programs.python_of("search")
 
 
 # --- the command itself

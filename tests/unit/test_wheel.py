@@ -225,6 +225,7 @@ def test_a_run_in_a_bare_environment_ends_with_proven_weights(wheel: Wheel, tmp_
 
     try:
         offline("vlmflow init runs")
+        offline("vlmflow init runs", code=1)
         runs = tmp_path / "runs"
         offline("vlmflow run my-run.yaml --cores 2", runs)
         proof = json.loads((runs / "merged" / "my-run" / "provenance.json").read_text())
