@@ -22,8 +22,10 @@ from typer.main import get_command
 
 from small_workflow import make_rows
 from vlmflow import command
+from vlmflow.config.tables import PINS
 from vlmflow.core import child_programs
 from vlmflow.core.errors import VlmflowError
+from vlmflow.tools import make_pins
 from workflow_runs import ROOT, vlmflow
 
 TARGET = "data/x/stats.json"
@@ -192,6 +194,19 @@ def test_the_notebook_needs_jupyterlab(folder: Path, monkeypatch: pytest.MonkeyP
         command.app(["notebook", "a", "--port", "7"], standalone_mode=False)
     assert raised.value.args == (folder / "jupyter", ROOT / "notebooks", "jupyter", "lab", "--port=7", "look.ipynb")
     assert (os.environ["VLMFLOW_FOLDER"], os.environ["VLMFLOW_RUN"]) == (str(folder), "a")
+
+
+def test_the_table_of_pins_is_the_one_that_the_workflow_reads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From any folder; that of an installed package is not for a person to edit."""
+    filled: list[Path] = []
+    monkeypatch.setattr(make_pins, "main", lambda pins: filled.append(pins))
+    monkeypatch.chdir(folder)
+    command.app(["pins"], standalone_mode=False)
+    assert filled == [PINS]
+    monkeypatch.setattr(command, "CHECKOUT", command.PACKAGE / "workflow")
+    with pytest.raises(VlmflowError, match=r"pins\.yaml is part of the package\n.*@COMMIT"):
+        command.app(["pins"], standalone_mode=False)
+    assert len(filled) == 1
 
 
 # --- what people type

@@ -234,6 +234,7 @@ def test_a_run_in_a_bare_environment_ends_with_proven_weights(wheel: Wheel, tmp_
         told = json.loads(offline("vlmflow verify --json", runs))
         assert told["good"]
         assert "Nothing to be done" in offline("vlmflow run my-run.yaml -n 2>&1", runs)
+        assert "merged/qwen3vl-fire" in offline("vlmflow demo -n")
         shutil.rmtree(runs / "merged")
         (tmp_path / "Snakefile").write_text(OUTER)
         said = offline("snakemake --cores 1 2>&1", code=1)
