@@ -14,7 +14,7 @@ import yaml
 from forked_snakemake import called
 from made_accounts import some_stats
 from vlmflow.core.account import write_account
-from workflow_runs import ROOT
+from workflow_runs import ROOT, vlmflow
 
 
 def call(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -74,36 +74,36 @@ def test_what_snakemake_would_accept_is_refused_by_line(tmp_path: Path, text: st
     assert "Traceback" not in done.stderr
 
 
-def check_config(*files: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "scripts" / "vlmflow" / "tools" / "check_config.py"), *map(str, files)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def check(file: Path, *also: Path, command: str = "check") -> subprocess.CompletedProcess[str]:
+    words = vlmflow(command, file, *(word for other in also for word in ("--also", other)))
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("only", [(), ("--only-yaml",)])
-def test_check_config_names_file_and_line(tmp_path: Path, only: tuple[str]) -> None:
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_broken_yaml_is_refused_with_file_and_line(tmp_path: Path, command: str) -> None:
     file = tmp_path / "my-run.yaml"
     file.write_text("runs:\n  r: {model: m\n  b: [\n")
-    done = check_config(*map(Path, only), file)
+    done = check(file, command=command)
     assert done.returncode == 1
     assert f"{file}, line 3, column 4: " in done.stderr
     assert "; the line is: b: [" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_check_config_names_the_runs_or_every_fault(tmp_path: Path) -> None:
+def test_check_names_the_runs_or_every_fault(tmp_path: Path) -> None:
     right, wrong = tmp_path / "right.json", tmp_path / "wrong.yaml"
     right.write_text('{\n\t"runs": {"mine": {"model": "qwen3-8b", "dataset": "alpaca"}}\n}\n')
-    done = check_config(right)
+    done = check(right)
     assert (done.stdout, done.stderr) == (f"{right}: no errors; runs: mine\n", "")
     other = tmp_path / "other.yaml"
     other.write_text("models: {qwen3-8b: {model_type: seed_oss}}")
-    assert check_config(right, other).stderr.startswith("models.qwen3-8b.model_type: seed_oss: no test has ")
+    assert check(right, other).stderr.startswith("models.qwen3-8b.model_type: seed_oss: no test has ")
     wrong.write_text("runs: {mine: {processes: 0, train: {swift_args: {output_dir: x}}}}")
-    done = check_config(right, wrong)
+    done = check(right, wrong)
     assert done.returncode == 1
     assert f"{wrong}: runs.mine.processes: 0 is not allowed" in done.stderr
     assert f"{wrong}: runs.mine.train.swift_args.output_dir: 'x' is not allowed" in done.stderr
-    assert "qwen3-alpaca" in check_config().stdout
+    assert "qwen3-alpaca" in check(ROOT / "config.yaml").stdout
 
 
 def test_a_former_name_of_a_key_is_told(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_former_name_of_a_key_is_told(tmp_path: Path) -> None:
     file.write_text(yaml.safe_dump({"datasets": {"fire": block}}))
     planned = call(tmp_path, "-n", "--configfile", str(file), "--", "data/fire/stats.json")
     assert planned.returncode == 0, planned.stdout + planned.stderr
-    for said in (planned.stderr, check_config(file).stderr):
+    for said in (planned.stderr, check(file).stderr):
         assert "datasets.fire.mended: is now called fixed_rows; rename the key" in said
 
 
@@ -133,7 +133,7 @@ def test_a_target_that_no_rule_makes_is_refused_with_the_nearest(tmp_path: Path,
     assert f"{target.removeprefix('./')}: no rule makes this target" in output
     assert said in output
     assert "what to do: " in output
-    assert "for those in your own file, name it: CONFIG=FILE" in output
+    assert "for those in your own file, name it: vlmflow run FILE" in output
     assert "Exception" not in output
 
 

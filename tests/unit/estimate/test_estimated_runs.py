@@ -283,14 +283,14 @@ def test_a_recipe_fits_up_to_the_max_length_that_it_names(file: Path, costs: obj
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_a_recipe_is_complete(file: Path) -> None:
-    """Beside config.yaml it needs nothing; its comments name itself and its run."""
+    """Beside config.yaml it needs nothing; its comments name itself."""
     both = yaml.safe_load((ROOT / "config.yaml").read_text())
     recipe = yaml.safe_load(file.read_text())
     merged = {key: both.get(key, {}) | recipe.get(key, {}) for key in both.keys() | recipe.keys()}
     ((name, run),) = recipe["runs"].items()
     settings = check_config(merged, [file]).runs[name]
     assert settings.gpu is not None
-    assert f"RUN={name} CONFIG=recipes/{file.name}" in file.read_text()
+    assert f"vlmflow estimate recipes/{file.name}\n" in file.read_text()
     each = settings.train.per_device_batch_size * settings.train.gradient_accumulation_steps
     assert run["processes"] * each == 32
 
