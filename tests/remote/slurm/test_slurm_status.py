@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import yaml
 from cluster.shell import wait_for
 from slurm.slurm_cluster import SlurmCluster
 from vlmflow.remote.slurm.waiting import will_not_start
-from workflow_runs import ROOT
+from workflow_runs import ROOT, vlmflow
 
 PROGRESS = "mine · step 4/10 · loss 3.000 · 2.00 s/step · 0:12 left"
 OURS = "--comment=vlmflow folder key identity"
@@ -22,10 +21,10 @@ LONG = f"echo '{PROGRESS}'; echo a warning; sleep 60"
 
 def status(slurm: SlurmCluster, folder: Path) -> list[str]:
     """Return what it prints: of this machine, then of Slurm."""
-    words = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", "any", "--directory", folder]
     habits = {"SQUEUE_PARTITION": "urgent", "SLURM_TIME_FORMAT": "relative"}
-    environment = {**slurm.environment, **habits, "KUBECONFIG": str(folder / "none")}
-    done = subprocess.run(words, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    own = {**environment(slurm), **habits, "KUBECONFIG": str(folder / "none")}
+    words = vlmflow("status", "--namespace", "any", "--directory", folder)
+    done = subprocess.run(words, env=own, cwd=folder, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout.splitlines()
 
@@ -99,7 +98,7 @@ def call(work: Path, *words: str) -> list[str]:
     files = [str(ROOT / "profiles/demo/run.yaml"), str(work / "changes.yaml")]
     own = ["--on", "slurm", "--json", "--profile", str(work / "mine"), "--directory", str(work)]
     also = ["--also", files[1], "--run", "qwen3vl-fire"]
-    return [sys.executable, "-m", "vlmflow.command", "doctor", files[0], *also, *own, *words]
+    return vlmflow("doctor", files[0], *also, *own, *words)
 
 
 def environment(cluster: SlurmCluster) -> dict[str, str]:
