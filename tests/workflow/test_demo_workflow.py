@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from vlmflow.reports.provenance import Provenance
 from vlmflow.rows.chat import HARMLESS, LEFT_OUT
 from vlmflow.rows.stats import Stats
 from vlmflow.supervisor.report import Gate, TrainingReport
-from workflow_runs import ROOT, RUN, STEPS, copy_folder, snakemake, stale_rules
+from workflow_runs import RUN, STEPS, copy_folder, snakemake, stale_rules, vlmflow
 
 
 def read(path: Path) -> Any:
@@ -122,17 +121,10 @@ def test_the_trainers_log_has_no_row(demo_run: Path) -> None:
     assert not [log for log in logs if "[INPUT" in log.read_text() or "<|im_start|>user" in log.read_text()]
 
 
-def test_make_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
+def test_rows_shows_what_was_in_a_step(demo_run: Path) -> None:
     """The tokens of all steps are those that the trainers counted, so no row is another one."""
     report = json.loads((demo_run / "checkpoints" / RUN / "full" / "report.json").read_text())
-    call = [
-        sys.executable,
-        str(ROOT / "scripts" / "vlmflow" / "tools" / "rows_of_step.py"),
-        "--run",
-        RUN,
-        "--directory",
-        str(demo_run),
-    ]
+    call = vlmflow("rows", RUN, "--directory", demo_run)
     tokens = 0
     for step in range(1, STEPS + 1):
         done = subprocess.run([*call, "--step", str(step)], capture_output=True, text=True, check=True)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +14,7 @@ from cluster.cluster import Cluster
 from cluster.cluster_workflow import ClusterWorkflow
 from cluster.deployment import PODS_USER, having_given, in_namespace, with_instance
 from cluster.paths import STATE
-from workflow_runs import ROOT, checkout
+from workflow_runs import checkout, vlmflow
 
 NAMESPACE = "vlmflow-shared"
 TARGET = "raw/mine/rows.jsonl"
@@ -89,7 +88,7 @@ def test_two_parallel_runs_use_only_their_own_objects(workflows: list[ClusterWor
 
 def test_each_sees_and_ends_what_is_theirs(workflows: list[ClusterWorkflow]) -> None:
     for workflow in workflows:
-        command = [sys.executable, ROOT / "scripts" / "vlmflow" / "tools" / "status.py", NAMESPACE]
+        command = vlmflow("status", "--namespace", NAMESPACE)
         done = subprocess.run(command, env=workflow.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         status = workflow.in_controller("python", "/opt/controller/controller.py", "status")
