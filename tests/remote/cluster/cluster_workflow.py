@@ -143,8 +143,10 @@ def whole_objects(text: str) -> Iterator[dict]:
             yield found
 
 
-STEPS = 50
-TRAIN = f"train: {{max_steps: {STEPS}, checkpoint_steps: 5, evaluation_steps: 5}}"
+STEPS, BETWEEN = 100, 10
+"""Steps of the trainings that others end: enough for two events in their middle. A checkpoint comes every BETWEEN."""
+
+TRAIN = f"train: {{max_steps: {STEPS}, checkpoint_steps: {BETWEEN}, evaluation_steps: {BETWEEN}}}"
 ONE_NODE = f"runs={{{RUN}: {{nodes: 1, processes: 2, {TRAIN}}}}}"
 TWO_NODES = f"runs={{{RUN}: {{nodes: 2, processes: 1, {TRAIN}}}}}"
 

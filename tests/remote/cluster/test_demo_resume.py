@@ -13,6 +13,8 @@ from cluster.cluster_workflow import ClusterWorkflow
 from cluster.shell import wait_for
 from workflow_runs import RUN
 
+pytestmark = pytest.mark.slow  # test_demo_nodes.py deletes a pod and kills the controller, too
+
 STEPS = 120
 TRAIN = f"max_steps: {STEPS}, checkpoint_steps: 6, evaluation_steps: 6, learning_rate: 5e-3"
 LONG = f"runs={{qwen3vl-fire: {{train: {{{TRAIN}}}}}}}"

@@ -103,6 +103,7 @@ def test_a_cluster_with_everything_is_ready(ready: Kubectl, cpu_run: Path, volum
     assert [job for job in left if "deletionTimestamp" not in job["metadata"]] == []
 
 
+@pytest.mark.slow
 def test_the_trial_runs_on_as_many_nodes_as_a_run(cluster: Cluster, ready: Kubectl) -> None:
     start_dns(cluster)
     cluster.add_node()
@@ -116,6 +117,7 @@ def test_the_trial_runs_on_as_many_nodes_as_a_run(cluster: Cluster, ready: Kubec
     assert check.found.endswith(" GB/s between nodes")
 
 
+@pytest.mark.slow
 def test_a_namespace_administrator_is_ready_too(
     any_cluster: Kubectl, cpu_run: Path, volumes: Path, tmp_path: Path
 ) -> None:

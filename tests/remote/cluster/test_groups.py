@@ -75,6 +75,7 @@ def group() -> dict:
     return made
 
 
+@pytest.mark.slow
 def test_two_pods_on_two_nodes_sum_up_and_connect_only_to_each_other(cluster: Cluster) -> None:
     start_dns(cluster)
     cluster.add_node()
