@@ -1,8 +1,11 @@
-"""Calls of the pages, as they are written there: the recipes, the README's 60 rows, and a run under another name."""
+"""Calls of the pages, as they are written there: recipes, the README's 60 rows, all commands, a run of another name."""
 
 import json
+import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 import yaml
 from PIL import Image, ImageDraw
 
+from cluster.shell import wait_for
 from forked_snakemake import called
 from vlmflow.config.yaml_file import read_layers
 from workflow_runs import ROOT, RUN, copy_folder, vlmflow
@@ -91,6 +95,102 @@ def test_the_readme_s_run_of_sixty_rows_is_planned(tmp_path: Path) -> None:
     for rule in ("convert_rows", "resolve_images", "train_smoke", "train_model", "publish_merged", "data_page"):
         assert re.search(rf"^{rule} +1$", jobs, re.MULTILINE), jobs
     assert "merged/my-run" in said
+
+
+PAGES = [ROOT / name for name in ("README.md", "docs/how-do-i.md", "docs/kubernetes.md", "docs/slurm.md")]
+
+ELSEWHERE = {
+    "vlmflow cluster": "Kubernetes: tests/remote/cluster",
+    "vlmflow doctor": "a cluster: tests/remote",
+    "snakemake --profile": "a cluster: tests/remote",
+    "vlmflow run my-run.yaml merged/my-run --profile": "Slurm: tests/remote/slurm",
+    "vlmflow status my-run.yaml": "Slurm: tests/remote/slurm",
+    "vlmflow run profiles/demo": "the demo in its clone: test_evaluate.py",
+    "vlmflow init": "without a clone: tests/unit/test_wheel.py",
+    "vlmflow pins": "the hub: tests/unit/fetch/test_pins.py",
+    "vlmflow publish": "an account of the hub: tests/unit/publish",
+    "vlmflow env": "a package index: tests/unit/test_command.py",
+    "vlmflow serve my-run --what adapter": "a GPU: tests/stages/test_serving.py",
+}
+"""The commands of the pages that do not run below, by their first words, and what runs them."""
+
+UNTIL_CTRL_C = ("vlmflow serve", "vlmflow board")
+ASKS = {"vlmflow try": "Is that so?\n", "vlmflow clean": "n\n"}
+"""What a person answers."""
+
+TOO_LATE = "vlmflow rows my-run --step 1200"
+"""A step that the small run does not have."""
+
+
+def documented() -> list[str]:
+    """Return each line of the pages' console blocks that starts vlmflow or Snakemake, without its comment, once."""
+    found: dict[str, None] = {}
+    for page in PAGES:
+        for block in re.findall(r"^ *```console\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL):
+            lines = (line.partition(" #")[0].strip() for line in block.replace("\\\n", " ").splitlines())
+            found |= {part: None for line in lines for part in re.split(" *&& *", line)}
+    return [line for line in found if line.startswith(("vlmflow ", "snakemake "))]
+
+
+def elsewhere(line: str) -> list[str]:
+    return [words for words in ELSEWHERE if line.startswith(words)]
+
+
+def test_every_command_of_the_pages_runs_below_or_elsewhere() -> None:
+    lines = documented()
+    assert len(lines) > 40
+    assert {words for line in lines for words in elsewhere(line)} == ELSEWHERE.keys()
+    here = [line for line in lines if not elsewhere(line)]
+    assert len(here) > 20
+    assert all(any(line.startswith(words) for line in here) for words in (*UNTIL_CTRL_C, *ASKS, TOO_LATE))
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_pages_run_as_they_are_written(fresh_demo: Path, tmp_path: Path) -> None:
+    """In their order, with the README's file and what the answers of how-do-i add to it."""
+    write_sixty_rows(tmp_path)
+    copy_folder(fresh_demo / "tiny-model", tmp_path / "runs" / "demo" / "tiny-model")
+    written = yaml.safe_load(readme_block("yaml"))
+    run = written["runs"]["my-run"]
+    run["track"] = {"mlflow": "sqlite:///mlflow.db"}
+    run["evaluate"] = {"splits": ["val", "test"]}
+    written["search"] = {
+        "rates": {"run": "my-run", "space": {"learning_rate": [0.01, 0.003]}, "rounds": 1, "together": 1}
+    }
+    (tmp_path / "my-run.yaml").write_text(yaml.safe_dump(written))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "vlmflow").write_text(f'#!/bin/sh\nexec {shlex.join(vlmflow())} "$@"\n')
+    (programs / "vlmflow").chmod(0o755)
+    output = tmp_path / "output"
+    own = {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "scripts")}
+    for line in documented():
+        if elsewhere(line):
+            continue
+        if "slow" in line:  # from here on the file has several runs
+            written["runs"] |= {name: {key: run[key] for key in run.keys() - {"track"}} for name in ("slow", "fast")}
+            (tmp_path / "my-run.yaml").write_text(yaml.safe_dump(written))
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {line}"],
+                cwd=tmp_path,
+                env=os.environ | own,
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                text=True,
+            )
+        assert process.stdin is not None
+        if line.startswith(UNTIL_CTRL_C):
+            wait_for(f"{line} serves", lambda: "http://" in output.read_text(), 120)
+            process.send_signal(signal.SIGINT)
+        process.communicate(next((answer for words, answer in ASKS.items() if line.startswith(words)), ""))
+        expected = {130, 0} if line.startswith(UNTIL_CTRL_C) else {1} if line.startswith(TOO_LATE) else {0}
+        assert process.returncode in expected, (line, output.read_text()[-6000:])
+    for page in ("data-mine", "lengths-my-run", "eval-slow", "eval-fast", "index", "search-rates", "estimate-my-run"):
+        assert (tmp_path / "reports" / f"{page}.html").is_file(), page
+    for made in ("merged/my-run", "tracked/my-run.json", "search/rates/best.yaml", "eval/my-run/test"):
+        assert (tmp_path / made).exists(), made
 
 
 NEW = "my-run"
