@@ -75,6 +75,10 @@ class ClusterWorkflow:
         settings, quick = (str(self.checkout / name) for name in ("run.yaml", "quick.yaml"))
         return [settings, *targets, "--also", quick, *THREADS, *more]
 
+    def small(self, *words: str) -> list[str]:
+        """Return the words of `vlmflow cluster run` for a target or options alone, without the demo's settings."""
+        return [str(self.checkout / "profiles" / "kubernetes" / "stores.yaml"), *words]
+
     def ask(self, action: str, *words: str) -> list[str]:
         """Return the command line of `vlmflow cluster` ACTION; it needs our `environment`."""
         return [sys.executable, "-m", "vlmflow.command", "cluster", action, "--namespace", self.namespace, *words]

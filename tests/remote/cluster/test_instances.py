@@ -18,12 +18,7 @@ from workflow_runs import checkout, vlmflow
 
 NAMESPACE = "vlmflow-shared"
 TARGET = "raw/mine/rows.jsonl"
-WORDS = [
-    "--config",
-    "datasets={mine: {kind: text, modality: text, prompt: Say., train: /cache/rows.jsonl}}",
-    "--",
-    TARGET,
-]
+DATASET = "datasets={mine: {kind: text, modality: text, prompt: Say., train: /cache/rows.jsonl}}"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +64,7 @@ def versions(cluster: Cluster) -> dict[tuple[str, str], int]:
 
 def test_two_parallel_runs_use_only_their_own_objects(workflows: list[ClusterWorkflow]) -> None:
     with ThreadPoolExecutor() as pool:
-        said = list(pool.map(lambda workflow: workflow.run(*WORDS), workflows))
+        said = list(pool.map(lambda workflow: workflow.run(*workflow.small(TARGET, "--config", DATASET)), workflows))
     for workflow, text in zip(workflows, said, strict=True):
         assert "of another working directory" not in text
         assert (workflow.targets / TARGET).read_bytes() == (workflow.volumes / "cache" / "rows.jsonl").read_bytes()

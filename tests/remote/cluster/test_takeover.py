@@ -23,7 +23,7 @@ NAMESPACE = "vlmflow-takeover"
 
 ROW, TARGET = '{"text": "of mine"}\n', "raw/mine/rows.jsonl"
 DATASET = "{mine: {kind: text, modality: text, prompt: Say., train: /cache/rows.jsonl}}"
-WORDS = ["--config", f"datasets={DATASET}", "--", TARGET]
+WORDS = [TARGET, "--config", f"datasets={DATASET}"]
 
 ATTACK = """
 import json, os
@@ -79,7 +79,7 @@ def workflow(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         workflow = ClusterWorkflow(
             cluster, NAMESPACE, volumes, checkout(tmp_path_factory.mktemp("person") / "checkout")
         )
-        workflow.run("--version")
+        workflow.run(*workflow.small(TARGET, "--version"))
         workflow.in_controller("mkdir", "--parents", ".snakemake/metadata", "/outputs/targets/logs", "/outputs/.pods")
         workflow.in_controller("touch", ".snakemake/metadata/of-a-target")
         yield workflow
@@ -131,7 +131,7 @@ def test_a_jobs_pod_finds_nothing_of_the_controller(workflow: ClusterWorkflow, t
 def test_the_controller_does_its_own_work_and_not_the_attackers(workflow: ClusterWorkflow) -> None:
     attack(workflow, "default")
     before = state_of(workflow)
-    refused = workflow.run(*WORDS, ends_well=False)
+    refused = workflow.run(*workflow.small(*WORDS), ends_well=False)
     assert "/outputs/targets is a link" in refused, refused[-3000:]
     after = state_of(workflow)
     changed = {file for file, digest in before.items() if after.get(file) != digest}
@@ -151,7 +151,7 @@ def test_a_run_continues_once_the_link_is_removed(workflow: ClusterWorkflow) -> 
     for place in (left.parent, left):
         os.chown(place, PODS_USER, PODS_USER)
     assert "Removed the folders of 1 pod that ended while no controller was running: a-pod-that-went" in workflow.run(
-        *WORDS
+        *workflow.small(*WORDS)
     )
     assert list(left.parent.iterdir()) == []
     assert (workflow.targets / TARGET).read_text() == ROW
