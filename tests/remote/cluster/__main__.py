@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from cluster import addons, everything, images, machine, operators
+from cluster import addons, images, machine, operators
 from cluster.cluster import Cluster
 from cluster.paths import KUBECONFIG
 from vlmflow.core.errors import VlmflowError
@@ -34,7 +34,7 @@ def up(asked: argparse.Namespace) -> None:
 def build() -> None:
     """Build everything, unless the machine cannot run the cluster, or KUBECONFIG names another one."""
     if machine.why_not() is None and Path(os.environ.get("KUBECONFIG") or KUBECONFIG) == KUBECONFIG:
-        everything.build()
+        images.build_all()
 
 
 def status() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import everything, machine
+from cluster import images, machine
 from cluster.cluster import Cluster
 from cluster.cluster_workflow import TOKEN, ClusterWorkflow
 from cluster.deployment import deployed_on_first_node
@@ -28,7 +28,7 @@ def cluster() -> Iterator[Cluster]:
     if reason := machine.why_not():
         # In CI, an untested cluster is a failure.
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
-    everything.build()
+    images.build_all()
     own = Cluster()
     ran_before = own.running()
     own.up()

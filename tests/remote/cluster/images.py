@@ -12,9 +12,12 @@ import os
 import shutil
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster import machine
+from cluster.binaries import PROGRAMS, binary
 from cluster.paths import CACHE, PROJECT
 from cluster.shell import alone, run
 
@@ -152,6 +155,19 @@ def project_image(target: str) -> str:
     """
     with alone("images"):
         return _build_if_changed(target, image_name(target))
+
+
+def build_all() -> None:
+    """Build what a full run needs and the cache lacks, programs and images side by side; a second if it lacks none.
+
+    Compilers keep the cores busy while the images' builds wait for downloads and the disk.
+    """
+    machine.prepare()
+    with ThreadPoolExecutor() as pool:
+        programs = pool.submit(lambda: [binary(name) for name in PROGRAMS])
+        built = pool.submit(lambda: [project_image(target) for target in TARGETS])
+        programs.result()
+        built.result()
 
 
 def stored_name(name: str) -> str:
