@@ -7,6 +7,7 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -224,6 +225,8 @@ def serve(
     """
     from vlmflow.tools import serve
 
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
     serve.main(finished(directory, name), directory, port, gpus, what)
 
 

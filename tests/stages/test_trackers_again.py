@@ -121,7 +121,7 @@ def test_a_run_of_the_past_is_sent_without_what_is_of_other_weights(
     assert "answer" not in keys
     [said] = [line for line in caplog.messages if "of other weights" in line]
     assert f"answers/{RUN}/val" in said
-    assert f"snakemake … -- answers/{RUN}/val" in said
+    assert f"vlmflow run … answers/{RUN}/val" in said
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ What = Literal["merged", "adapter", "base"]
 
 
 def main(name: str, folder: Path, port: int, gpus: int, weights: What = "merged") -> None:
-    """Serve until Ctrl-C or SIGTERM.
+    """Serve until Ctrl-C.
 
     name: the run. folder: the working directory. port: on the loopback address; 0: a free one. gpus: those that share
     the model; 0: as many as trained it. weights: merged, the base with the adapter upon it, or the base alone.
@@ -34,8 +34,6 @@ def main(name: str, folder: Path, port: int, gpus: int, weights: What = "merged"
 
     Raises VlmflowError if the run has no weights yet, the server does not start, or vLLM is needed and not installed.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda *_: sys.exit(0))  # so that the server ends with us
     run, key = finished_run(folder, name), key_of(ANSWER_KEY)
     model = run.merged if weights == "merged" else run.base()
     adapter = run.adapter() if weights == "adapter" else None
