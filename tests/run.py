@@ -133,7 +133,7 @@ def parts_of(what: str) -> list[list[Part]]:
     return [
         [
             pytest("stages", 2, tests / "stages", *heavy, "--durations", 20),
-            pytest("unit", 3, tests, *elsewhere, *without, "--durations", 20, light=True),
+            pytest("unit", 2, tests, *elsewhere, *without, "--durations", 20, light=True),
             lint,
         ]
     ]
