@@ -147,8 +147,8 @@ def whole_objects(text: str) -> Iterator[dict]:
             yield found
 
 
-STEPS, BETWEEN = 100, 10
-"""Steps of the trainings that others end: enough for two events in their middle. A checkpoint comes every BETWEEN."""
+STEPS, BETWEEN = 50, 5
+"""Steps of the trainings that others end. A checkpoint comes every BETWEEN."""
 
 TRAIN = f"train: {{max_steps: {STEPS}, checkpoint_steps: {BETWEEN}, evaluation_steps: {BETWEEN}}}"
 ONE_NODE = f"runs={{{RUN}: {{nodes: 1, processes: 2, {TRAIN}}}}}"

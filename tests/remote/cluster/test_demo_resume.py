@@ -13,7 +13,7 @@ from cluster.cluster_workflow import ClusterWorkflow
 from cluster.shell import wait_for
 from workflow_runs import RUN
 
-pytestmark = pytest.mark.slow  # test_demo_nodes.py deletes a pod and kills the controller, too
+pytestmark = pytest.mark.slow  # test_demo_nodes.py deletes a pod, too, and test_executor.py kills a controller
 
 STEPS = 120
 TRAIN = f"max_steps: {STEPS}, checkpoint_steps: 6, evaluation_steps: 6, learning_rate: 5e-3"

@@ -230,6 +230,7 @@ def test_ctrl_c_saves_and_leaves_nothing(workflow: FaultWorkflow) -> None:
     assert saved(workflow) > 0
 
 
+@pytest.mark.slow
 def test_a_stopped_controller_does_the_same(workflow: FaultWorkflow) -> None:
     before = saved(workflow)
     call = workflow.call("terminated", "counts.txt")

@@ -360,6 +360,7 @@ def every_order(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return EveryOrder(server, tmp_path, monkeypatch, tmp_path.name.replace("_", "-"))
 
 
+@pytest.mark.slow  # test_storage_interleavings.py has them without a server
 def test_two_writers_of_one_folder(merged: S3Object, every_order: EveryOrder) -> None:
     """Files of equal names and sizes: in every order, and after every kill, all files are of one writer."""
     versions = {letter: {name: letter.encode() * 8 for name in ("1", "2")} for letter in "ab"}
@@ -374,6 +375,7 @@ def test_two_writers_of_one_folder(merged: S3Object, every_order: EveryOrder) ->
     assert all(end == ["ok", "ok"] for end in ends)
 
 
+@pytest.mark.slow
 def test_a_proven_folder_that_goes_while_it_is_published(
     published: tuple[S3Object, S3Object], every_order: EveryOrder
 ) -> None:
