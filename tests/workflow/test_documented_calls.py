@@ -149,6 +149,7 @@ def test_every_command_of_the_pages_runs_below_or_elsewhere() -> None:
 def test_the_commands_of_the_pages_run_as_they_are_written(fresh_demo: Path, tmp_path: Path) -> None:
     """In their order, with the README's file and what the answers of how-do-i add to it."""
     write_sixty_rows(tmp_path)
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
     copy_folder(fresh_demo / "tiny-model", tmp_path / "runs" / "demo" / "tiny-model")
     written = yaml.safe_load(readme_block("yaml"))
     run = written["runs"]["my-run"]
