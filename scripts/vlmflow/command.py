@@ -565,7 +565,7 @@ def only(name: str, runs: list[str], of: str) -> str:
 
 
 def main() -> None:
-    """Run the command of the command line; it ends the process, on Ctrl-C and after an error in words, too."""
+    """Run what the command line asks for; an error ends the process with its cause and the next step."""
     from vlmflow.core.errors import VlmflowError, printable_lines
 
     for stamp in (CHECKOUT / ".venv").glob("*.stamp"):

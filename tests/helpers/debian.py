@@ -1,4 +1,4 @@
-"""Debian's packages, for tests that need programs of them."""
+"""What a test needs of the machine: Debian's packages, and the end of a test that goes without."""
 
 import os
 import shutil
@@ -6,8 +6,15 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NoReturn
 
+import pytest
 from filelock import FileLock
+
+
+def lacking(reason: str) -> NoReturn:
+    """Skip the test, whose needs this machine lacks; under CI it fails."""
+    (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
 
 
 def is_debian() -> bool:

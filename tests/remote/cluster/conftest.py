@@ -13,6 +13,7 @@ from cluster.cluster_workflow import TOKEN, ClusterWorkflow
 from cluster.deployment import deployed_on_first_node
 from cluster.kubectl import Kubectl
 from cluster.paths import KUBECONFIG, STATE
+from debian import lacking
 from workflow_runs import RUN, checkout
 
 
@@ -26,8 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> Iterator[Cluster]:
     """Return the tests' own cluster, for tests that stop parts of it; one that ran before is left running."""
     if reason := machine.why_not():
-        # In CI, an untested cluster is a failure.
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+        lacking(reason)
     images.build_all()
     own = Cluster()
     ran_before = own.running()

@@ -36,11 +36,6 @@ def start_late_pod(project: ClusterWorkflow, of: dict) -> None:
     project.cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, project.namespace)
 
 
-def controller(project: ClusterWorkflow) -> dict:
-    labels = {"namespace": project.namespace, "labels": "app.kubernetes.io/name=controller"}
-    return project.cluster.get("pods", **labels)["items"][0]
-
-
 @pytest.fixture(scope="module")
 def training(finished: ClusterWorkflow, tmp_path_factory: pytest.TempPathFactory) -> Training:
     """A training in two pods, of which one is deleted."""
@@ -106,6 +101,11 @@ def test_nothing_is_left(training: Training, project: ClusterWorkflow) -> None:
 
     wait_for("pods, Jobs and Services go", lambda: everything() == [], 60)
     assert list((project.volumes / "outputs" / "runs").rglob("launch-*")) == []
+
+
+def controller(project: ClusterWorkflow) -> dict:
+    labels = {"namespace": project.namespace, "labels": "app.kubernetes.io/name=controller"}
+    return project.cluster.get("pods", **labels)["items"][0]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What people read of Slurm's jobs: its reasons in words, the screen of Snakemake, and `vlmflow status`."""
+"""What people read of Slurm's jobs: why they wait, the screen of Snakemake, and `vlmflow status`."""
 
 import os
 import subprocess
